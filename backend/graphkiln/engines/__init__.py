@@ -1,0 +1,1 @@
+"""Graph -> session: one module per runtime, all behind the protocol of `engines.base`."""

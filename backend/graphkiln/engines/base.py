@@ -1,0 +1,111 @@
+"""What every engine module offers.
+
+An engine says whether it can do a step (`probe`), then turns a graph file into a session (`build`). A session answers
+`run`, and tells with `placement` what really ran where, so that nobody has to believe a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.signature import Signature
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One way to run a graph.
+
+    Attributes:
+        engine: Name in the registry.
+        device: `"cpu"` or `"gpu:0"`.
+        threads: Threads inside one operator.
+        spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
+        reason: Why the plan holds this step.
+    """
+
+    engine: str
+    device: str
+    threads: int
+    spin: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Support:
+    """Answer to "can you run this here?"; `reason` says why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """What really ran, read back from the runtime.
+
+    Attributes:
+        nodes: Number of executed nodes by the runtime's own name of the executor.
+        precision: Element type of the arithmetic of the heaviest kind of node: `fp32`, `fp16`, `int8`, ...
+    """
+
+    nodes: Mapping[str, int]
+    precision: str
+
+
+class Session(Protocol):
+    """A graph that is ready to answer. Not thread-safe: one caller at a time."""
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and outputs as the runtime sees them."""
+        ...
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs (all when None).
+
+        Args:
+            feeds: Every input by name; validated by the caller (`Signature.check`). Not changed, not kept.
+            outputs: Names of the outputs to compute.
+
+        Returns:
+            New arrays by output name, in the order asked for.
+
+        Raises:
+            ExecutionError: The runtime failed.
+        """
+        ...
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds once and reads back what ran where. May be called once, before serving."""
+        ...
+
+    def close(self) -> None:
+        """Frees the runtime's memory."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Engine(Protocol):
+    """A runtime."""
+
+    def probe(self, device: str) -> Support:
+        """Whether this engine can run on the device, without building anything."""
+        ...
+
+    def build(self, graph_path: Path, step: Step) -> Session:
+        """Loads a graph file.
+
+        Raises:
+            EngineUnavailable: The runtime cannot run here.
+            LoweringError: The runtime refuses the graph.
+        """
+        ...

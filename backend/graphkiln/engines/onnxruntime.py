@@ -1,0 +1,186 @@
+"""ONNX Runtime: the reference engine, on the CPU.
+
+The one home of `import onnxruntime`. Providers are named explicitly and read back after the build, because ONNX
+Runtime replaces a provider that it cannot start with the CPU and says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from graphkiln.engines.base import Placement, Step, Support
+from graphkiln.graph.dtypes import AnyArray, DType
+from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider"}
+_ERRORS = (
+    native.EngineError,
+    native.EPFail,
+    native.Fail,
+    native.InvalidArgument,
+    native.InvalidGraph,
+    native.InvalidProtobuf,
+    native.NoSuchFile,
+    native.NotImplemented,
+    native.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
+_INTEGER_TYPES = {"int8", "uint8"}
+_TYPE_NAMES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double": "fp64"}
+
+
+class OnnxRuntimeEngine:
+    """ONNX Runtime on the CPU."""
+
+    def probe(self, device: str) -> Support:
+        """Says yes to the CPU."""
+        if device in _PROVIDERS:
+            return Support(ok=True)
+        return Support(ok=False, reason=f"onnxruntime serves {', '.join(_PROVIDERS)}, not {device}")
+
+    def build(self, graph_path: Path, step: Step) -> OnnxRuntimeSession:
+        """Loads a graph with the step's threads.
+
+        Raises:
+            LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
+                graph to another provider than the one asked for.
+        """
+        return _load(graph_path, _options(step), _PROVIDERS[step.device])
+
+    def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
+        """Loads a graph as the reference of the numeric policy: CPU, every graph optimisation off.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return _load(graph_path, options, _PROVIDERS["cpu"])
+
+
+class OnnxRuntimeSession:
+    """A loaded graph; see `engines.base.Session`."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, profile_folder: Any) -> None:
+        self._session = session
+        self._profile_folder = profile_folder
+        self._signature = Signature(
+            inputs=tuple(_spec(node) for node in session.get_inputs()),
+            outputs=tuple(_spec(node) for node in session.get_outputs()),
+        )
+        self._outputs = [spec.name for spec in self._signature.outputs]
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and outputs as ONNX Runtime sees them."""
+        return self._signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`."""
+        names = self._outputs if outputs is None else outputs
+        try:
+            return dict(zip(names, self._session.run(names, feeds), strict=True))
+        except native.InvalidArgument as error:
+            raise SignatureError(
+                "ONNX Runtime refuses the input", expected=str(self._signature.inputs), got=str(error)
+            ) from error
+        except _ERRORS as error:
+            raise ExecutionError(f"ONNX Runtime failed: {error}") from error
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds under ONNX Runtime's profiler and counts the kernels that ran."""
+        try:
+            self.run(feeds)
+        finally:
+            profile = Path(self._session.end_profiling())
+        events = json.loads(profile.read_bytes())
+        self._profile_folder.cleanup()
+        return _placement([event for event in events if event.get("cat") == "Node" and "args" in event])
+
+    def close(self) -> None:
+        """Drops the runtime's session and its profile."""
+        del self._session
+        self._profile_folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _options(step: Step) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = step.threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if step.spin else "0")
+    return options
+
+
+def _load(graph_path: Path, options: onnxruntime.SessionOptions, provider: str) -> OnnxRuntimeSession:
+    profile_folder = tempfile.TemporaryDirectory(prefix="graphkiln-profile-")
+    options.enable_profiling = True
+    options.profile_file_prefix = str(Path(profile_folder.name) / "profile")
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(graph_path), options, providers=[provider])
+    except _ERRORS as error:
+        profile_folder.cleanup()
+        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),)) from error
+    if session.get_providers()[0] != provider:
+        profile_folder.cleanup()
+        raise LoweringError(
+            f"{graph_path} would run elsewhere than asked",
+            attempts=(f"asked for {provider}, ONNX Runtime chose {session.get_providers()}",),
+        )
+    return OnnxRuntimeSession(session, profile_folder)
+
+
+def _spec(node: Any) -> TensorSpec:
+    return TensorSpec(
+        name=node.name,
+        dtype=DType.from_onnxruntime(node.type),
+        shape=tuple(_dim(node.shape, axis) for axis in range(len(node.shape))),
+    )
+
+
+def _dim(shape: Sequence[int | str | None], axis: int) -> Dim:
+    """ONNX Runtime gives None for a dimension without a name; on axis 0 that is the batch."""
+    dim = shape[axis]
+    if dim is None:
+        return BATCH if axis == 0 else f"dim{axis}"
+    return dim
+
+
+def _placement(kernels: list[dict[str, Any]]) -> Placement:
+    ran = [event for event in kernels if event["name"].endswith("_kernel_time")]
+    time_by_precision: Counter[str] = Counter()
+    for event in ran:
+        time_by_precision[_precision(event["args"])] += event["dur"] + 1
+    nodes = Counter(event["args"].get("provider", "unknown") for event in ran)
+    precision = time_by_precision.most_common(1)[0][0] if time_by_precision else "unknown"
+    return Placement(nodes=dict(nodes), precision=precision)
+
+
+def _precision(arguments: dict[str, Any]) -> str:
+    """The narrowest arithmetic type among a kernel's inputs: integer kernels also read float scales."""
+    types = {name for tensor in arguments.get("input_type_shape", []) for name in tensor}
+    if types & _INTEGER_TYPES:
+        return "int8"
+    for name in ("bfloat16", "float16", "float", "double"):
+        if name in types:
+            return _TYPE_NAMES[name]
+    return "integer"

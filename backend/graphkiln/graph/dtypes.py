@@ -1,0 +1,109 @@
+"""The one dtype vocabulary of the project: Triton's names, and their equals in numpy and the runtimes.
+
+Source: KServe v2 protocol, "Tensor Data Types"; `onnx.TensorProto.DataType`; ONNX Runtime's `NodeArg.type`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln.graph.errors import ManifestError
+
+AnyArray = npt.NDArray[np.generic]
+
+
+class DType(enum.StrEnum):
+    """Element type of a tensor, by Triton's name.
+
+    `BF16` has no numpy type: its arrays are carried as `uint16` bit patterns. `BYTES` arrays hold objects
+    (`bytes` or `str`).
+    """
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The numpy dtype that carries this element type."""
+        return _NUMPY[self]
+
+    @property
+    def config_name(self) -> str:
+        """The name in a config.pbtxt: `TYPE_FP32`, and `TYPE_STRING` for BYTES."""
+        return "TYPE_STRING" if self is DType.BYTES else f"TYPE_{self.value}"
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype[np.generic]) -> DType:
+        """Names the element type of an array. Unicode, bytes and object arrays are BYTES.
+
+        Raises:
+            ManifestError: The dtype (complex numbers, dates, ...) cannot travel in a tensor.
+        """
+        if dtype.kind in "OSU":
+            return cls.BYTES
+        for member, numpy_dtype in _NUMPY.items():
+            if numpy_dtype == dtype and member is not cls.BF16:
+                return member
+        raise ManifestError(f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}")
+
+    @classmethod
+    def from_onnxruntime(cls, type_name: str) -> DType:
+        """Names the element type of an ONNX Runtime `NodeArg.type` such as `tensor(float)`.
+
+        Raises:
+            ManifestError: The value is a sequence, a map or an element type that Triton cannot carry.
+        """
+        try:
+            return _ONNXRUNTIME[type_name]
+        except KeyError:
+            raise ManifestError(f"{type_name} is not a tensor that Triton can carry") from None
+
+
+_NUMPY: dict[DType, np.dtype[np.generic]] = {
+    DType.BOOL: np.dtype(np.bool_),
+    DType.UINT8: np.dtype(np.uint8),
+    DType.UINT16: np.dtype(np.uint16),
+    DType.UINT32: np.dtype(np.uint32),
+    DType.UINT64: np.dtype(np.uint64),
+    DType.INT8: np.dtype(np.int8),
+    DType.INT16: np.dtype(np.int16),
+    DType.INT32: np.dtype(np.int32),
+    DType.INT64: np.dtype(np.int64),
+    DType.FP16: np.dtype(np.float16),
+    DType.BF16: np.dtype(np.uint16),
+    DType.FP32: np.dtype(np.float32),
+    DType.FP64: np.dtype(np.float64),
+    DType.BYTES: np.dtype(np.object_),
+}
+
+_ONNXRUNTIME: dict[str, DType] = {
+    "tensor(bool)": DType.BOOL,
+    "tensor(uint8)": DType.UINT8,
+    "tensor(uint16)": DType.UINT16,
+    "tensor(uint32)": DType.UINT32,
+    "tensor(uint64)": DType.UINT64,
+    "tensor(int8)": DType.INT8,
+    "tensor(int16)": DType.INT16,
+    "tensor(int32)": DType.INT32,
+    "tensor(int64)": DType.INT64,
+    "tensor(float16)": DType.FP16,
+    "tensor(bfloat16)": DType.BF16,
+    "tensor(float)": DType.FP32,
+    "tensor(double)": DType.FP64,
+    "tensor(string)": DType.BYTES,
+}

@@ -1,0 +1,1 @@
+"""Same answer or not: the numeric policy, the comparison and the verdict. Pure numpy."""

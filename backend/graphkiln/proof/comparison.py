@@ -1,0 +1,143 @@
+"""Compares a graph's outputs with a reference, output by output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import VerificationError
+from graphkiln.graph.manifest import Verification
+from graphkiln.proof.policy import Limits
+
+_CONTROL_SCALE = 3.0
+"""The negative control is perturbed by this many times the limit: far enough that a working check must fail it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputError:
+    """How far one output is from its reference.
+
+    Attributes:
+        name: The output.
+        relative_l2: `|y - r| / |r|`; infinite when shape, dtype or the places of NaN/Inf differ.
+        worst_element: `max |y - r| / (|r| + RMS(r))`.
+        fault: Why the two cannot be compared, or empty.
+    """
+
+    name: str
+    relative_l2: float
+    worst_element: float
+    fault: str = ""
+
+    def within(self, limits: Limits) -> bool:
+        """Whether the error is inside the limits."""
+        worst_fits = limits.worst_element is None or self.worst_element <= limits.worst_element
+        return not self.fault and self.relative_l2 <= limits.relative_l2 and worst_fits
+
+
+def compare(reference: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray]) -> tuple[OutputError, ...]:
+    """Measures every output of the reference.
+
+    Args:
+        reference: Trusted outputs by name.
+        outputs: Outputs to judge, by name; a missing one is a fault, a surplus one too.
+    """
+    surplus = [_fault(name, "is not in the reference") for name in outputs if name not in reference]
+    return (*(_compare_output(name, reference[name], outputs.get(name)) for name in reference), *surplus)
+
+
+def prove(
+    reference: Mapping[str, AnyArray],
+    outputs: Mapping[str, AnyArray],
+    limits: Limits,
+    *,
+    batch_sizes: tuple[int, ...],
+) -> Verification:
+    """Holds outputs to the policy, and the check itself to a negative control.
+
+    Args:
+        reference: Trusted outputs by name, `[samples, ...]` each.
+        outputs: Outputs to judge.
+        limits: Row of the policy.
+        batch_sizes: Batch sizes at which the outputs were computed; recorded.
+
+    Raises:
+        VerificationError: An output is outside its limits, or a perturbed copy would have passed.
+    """
+    errors = compare(reference, outputs)
+    relative_l2 = max(error.relative_l2 for error in errors)
+    worst_element = max(error.worst_element for error in errors)
+    samples = len(next(iter(reference.values())))
+    failed = [error for error in errors if not error.within(limits)]
+    detail = "; ".join(f"{e.name}: {e.fault or f'relative L2 {e.relative_l2:.2g}'}" for e in failed)
+    verdict = (
+        f"{limits.step}: error {relative_l2:.2g} of signal (limit {limits.relative_l2:.0e}), "
+        f"{samples} samples, batch sizes {', '.join(map(str, batch_sizes))} - {'FAIL' if failed else 'PASS'}"
+    )
+    if failed:
+        raise VerificationError("the answers changed", report=f"{verdict}: {detail}")
+    _check_negative_control(reference, limits)
+    return Verification(
+        step=limits.step,
+        samples=samples,
+        batch_sizes=batch_sizes,
+        relative_l2=relative_l2,
+        relative_l2_limit=limits.relative_l2,
+        worst_element=worst_element,
+        worst_element_limit=limits.worst_element,
+        verdict=verdict,
+    )
+
+
+def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> OutputError:
+    if output is None:
+        return _fault(name, "is missing")
+    if output.shape != reference.shape or output.dtype != reference.dtype:
+        return _fault(name, f"is {output.dtype}{list(output.shape)}, not {reference.dtype}{list(reference.shape)}")
+    if reference.dtype.kind not in "fiub":
+        return OutputError(name=name, relative_l2=0.0, worst_element=0.0, fault=_unequal(reference, output))
+    expected = reference.astype(np.float64)
+    got = output.astype(np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return _fault(name, "has NaN or Inf where the reference has not, or the reverse")
+    difference = np.abs(got[finite] - expected[finite])
+    magnitude = np.abs(expected[finite])
+    rms = float(np.sqrt(np.mean(magnitude**2))) if magnitude.size else 0.0
+    if rms == 0.0:
+        error = 0.0 if not difference.any() else np.inf
+        return OutputError(name=name, relative_l2=error, worst_element=error)
+    return OutputError(
+        name=name,
+        relative_l2=float(np.linalg.norm(difference) / np.linalg.norm(magnitude)),
+        worst_element=float(np.max(difference / (magnitude + rms))),
+    )
+
+
+def _unequal(reference: AnyArray, output: AnyArray) -> str:
+    return "" if np.array_equal(reference, output) else "differs"
+
+
+def _fault(name: str, fault: str) -> OutputError:
+    return OutputError(name=name, relative_l2=np.inf, worst_element=np.inf, fault=fault)
+
+
+def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
+    """Perturbs a copy beyond the limit and sees the same check refuse it."""
+    scale = 1 + _CONTROL_SCALE * limits.relative_l2
+    perturbed = {
+        name: (array.astype(np.float64) * scale).astype(array.dtype) if array.dtype.kind == "f" else array
+        for name, array in reference.items()
+    }
+    floats = [name for name, array in reference.items() if array.dtype.kind == "f" and np.any(array)]
+    errors = {error.name: error for error in compare(reference, perturbed)}
+    passed = [name for name in floats if errors[name].within(limits)]
+    if passed:
+        raise VerificationError(
+            "the check cannot tell a perturbed copy from the reference",
+            report=f"negative control passed on {', '.join(passed)}",
+            hint="report this: the comparison is broken",
+        )

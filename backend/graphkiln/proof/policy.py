@@ -1,0 +1,33 @@
+"""The limits that a saved or lowered graph is held to before it may answer users.
+
+Source: the project's numeric policy; each limit leaves room above what was seen on trained models, and none is set
+to whatever error was observed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """One row of the policy.
+
+    Attributes:
+        step: What changed between the reference and the graph.
+        relative_l2: Most that `|y - r| / |r|` may be.
+        worst_element: Most that `max |y - r| / (|r| + RMS(r))` may be; None for no limit.
+        top1_agreement: Least share of equal decisions, on decisive samples.
+    """
+
+    step: str
+    relative_l2: float
+    worst_element: float | None
+    top1_agreement: float
+
+
+EXPORT = Limits(step="export", relative_l2=1e-5, worst_element=1e-3, top1_agreement=1.0)
+OTHER_ENGINE = Limits(step="other-engine", relative_l2=1e-4, worst_element=1e-2, top1_agreement=1.0)
+FP16 = Limits(step="fp16", relative_l2=1e-2, worst_element=5e-2, top1_agreement=0.995)
+BF16 = Limits(step="bf16", relative_l2=1e-1, worst_element=3e-1, top1_agreement=0.99)
+INT8 = Limits(step="int8", relative_l2=3e-1, worst_element=None, top1_agreement=0.98)

@@ -1,0 +1,96 @@
+"""The temporary folder of one server run: the assembled backend directory, linked stores, and status files.
+
+/tmp/graphkiln-XXXX/
+backends/python/       Triton's Python backend with the stub of the running Python
+backends/graphkiln/    model.py, a shim over graphkiln.triton.model
+stores/0, 1, ...       links to model stores whose paths Triton cannot take
+instances/             status files (graphkiln.triton.instance_status)
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from graphkiln.graph.errors import ServerSetupError
+from graphkiln.server.installation import Installation
+
+_SHIM = '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln.triton.model import TritonPythonModel\n'
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file of ours
+_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+class RunFolder:
+    """The folder; a context manager that removes it, and every shared-memory region of the run, at the end.
+
+    Its path never holds a space: Triton (as of 24.10) starts its stubs through a shell without quoting.
+    """
+
+    def __init__(self) -> None:
+        parent = tempfile.gettempdir()
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="graphkiln-", dir=parent if _SAFE.fullmatch(parent) else "/tmp"))  # noqa: S108
+        except OSError as error:
+            raise ServerSetupError(
+                f"cannot make a temporary folder: {error}", hint="set TMPDIR to a folder that can be written"
+            ) from error
+        self.backends = self.path / "backends"
+        self.instances = self.path / "instances"
+        self.instances.mkdir()
+        self.shared_memory_prefix = f"{self.path.name}-"
+
+    def assemble_backends(self, installation: Installation, extra: Path | None) -> None:
+        """Links the installation's backends (and the user's own), copies its Python backend, and adds ours.
+
+        Copies, because Triton refuses a backend library whose real path lies outside the backend's folder.
+
+        Raises:
+            ServerSetupError: The user's backend folder does not exist.
+        """
+        if extra and not extra.is_dir():
+            raise ServerSetupError(f"--backend-directory {extra} is not a folder")
+        self.backends.mkdir()
+        python = self.backends / "python"
+        python.mkdir()
+        for source in (*(installation.backends / "python").glob("*.*"), installation.stub):
+            shutil.copy2(source, python / source.name)
+        for folder in (extra, installation.backends):
+            for backend in folder.iterdir() if folder else ():
+                link = self.backends / backend.name
+                if not link.exists():
+                    link.symlink_to(backend.absolute())
+        ours = self.backends / "graphkiln"
+        ours.mkdir(exist_ok=True)
+        (ours / "model.py").write_text(_SHIM)
+
+    def link_stores(self, stores: Sequence[Path]) -> list[Path]:
+        """The stores under paths that Triton can take: their own where possible, else links."""
+        linked = []
+        for index, store in enumerate(stores):
+            path = store.absolute()
+            if not _SAFE.fullmatch(str(path)):
+                link = self.path / "stores" / str(index)
+                link.parent.mkdir(exist_ok=True)
+                link.symlink_to(path)
+                path = link
+            linked.append(path)
+        return linked
+
+    def remove(self) -> None:
+        """Removes the folder and what a killed server left in shared memory."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for region in _SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
+            region.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()

@@ -1,0 +1,65 @@
+"""Many requests -> few runs -> one answer each: grouping, one concatenate, and the split back.
+
+Pure numpy, no Triton: `model.py` translates at the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from graphkiln.graph.dtypes import AnyArray
+
+Feeds = Mapping[str, AnyArray]
+
+
+def group_by_shape(requests: Sequence[Feeds]) -> list[list[int]]:
+    """Groups requests that can share one run: equal names and equal shapes but for the first dimension.
+
+    Returns:
+        Indices into `requests`; groups in the order of their first request, requests in order within a group.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, feeds in enumerate(requests):
+        key = tuple((name, array.shape[1:]) for name, array in feeds.items())
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def split_rows(outputs: Feeds, rows: Sequence[int]) -> list[dict[str, AnyArray]]:
+    """Cuts batched outputs back into one dict per request, as views.
+
+    Args:
+        outputs: `[sum(rows), ...]` arrays by name.
+        rows: How many rows each request brought.
+    """
+    ends = np.cumsum(rows)
+    return [
+        {name: array[end - count : end] for name, array in outputs.items()}
+        for end, count in zip(ends, rows, strict=True)
+    ]
+
+
+class Concatenator:
+    """Joins the tensors of several requests along the batch, in buffers that are kept between batches.
+
+    The result is a view of a buffer and is valid until the next call. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, AnyArray] = {}
+
+    def join(self, requests: Sequence[Feeds]) -> Feeds:
+        """Concatenates along the first dimension; a single request is passed through without a copy."""
+        if len(requests) == 1:
+            return requests[0]
+        return {name: self._join_tensor(name, [feeds[name] for feeds in requests]) for name in requests[0]}
+
+    def _join_tensor(self, name: str, arrays: list[AnyArray]) -> AnyArray:
+        rows = sum(len(array) for array in arrays)
+        buffer = self._buffers.get(name)
+        first = arrays[0]
+        if buffer is None or len(buffer) < rows or buffer.shape[1:] != first.shape[1:] or buffer.dtype != first.dtype:
+            buffer = self._buffers[name] = np.empty((rows, *first.shape[1:]), first.dtype)
+        return np.concatenate(arrays, out=buffer[:rows])

@@ -1,0 +1,98 @@
+"""What one model instance tells the supervisor: how it was lowered, and whether it is computing right now.
+
+An instance is a process of its own. It writes one small JSON file when it is ready, and keeps two counters (batches
+begun, batches ended) in a memory-mapped file beside it, so that the supervisor can see from outside, at any time and
+without a message, whether a batch is in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from graphkiln.graph.decoding import decode, encode
+
+RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
+"""Environment variable through which the supervisor names the folder of status files."""
+
+_COUNTERS = struct.Struct("=qq")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceStatus:
+    """How an instance was lowered.
+
+    Attributes:
+        model: Model name.
+        version: Model version.
+        engine: Engine that answers.
+        device: Where it answers.
+        precision: Arithmetic that was read back from the engine.
+        threads: Threads inside one operator.
+        load_ms: Milliseconds from the start of loading until the instance was proven and ready.
+        self_test: Verdict line of the golden samples, or empty.
+    """
+
+    model: str
+    version: int
+    engine: str
+    device: str
+    precision: str
+    threads: int
+    load_ms: float
+    self_test: str
+
+
+class StatusFile:
+    """The instance's side: publishes the status and counts batches. Close it when the instance ends."""
+
+    def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
+        self._status_path = folder / f"{instance}.json"
+        self._counters_path = folder / f"{instance}.counters"
+        self._counters_path.write_bytes(_COUNTERS.pack(0, 0))
+        with self._counters_path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _COUNTERS.size)
+        self._begun = 0
+        # Written last and renamed into place: the supervisor never reads half a status.
+        temporary = self._status_path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(encode(status)))
+        temporary.rename(self._status_path)
+
+    @classmethod
+    def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
+        """Publishes under the supervisor's folder; None when no supervisor started this server."""
+        folder = os.environ.get(RUN_FOLDER_VARIABLE)
+        return cls(Path(folder), instance, status) if folder else None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Marks the time of one batch."""
+        self._begun += 1
+        _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun - 1)
+        try:
+            yield
+        finally:
+            _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun)
+
+    def close(self) -> None:
+        """Removes the files: the instance no longer answers."""
+        self._memory.close()
+        self._status_path.unlink(missing_ok=True)
+        self._counters_path.unlink(missing_ok=True)
+
+
+def read_statuses(folder: Path) -> list[InstanceStatus]:
+    """All instances that are ready, by name."""
+    return [decode(InstanceStatus, json.loads(path.read_bytes())) for path in sorted(folder.glob("*.json"))]
+
+
+def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
+    """Batches `(begun, ended)` by instance; an instance is computing while the two differ."""
+    return {path.stem: _COUNTERS.unpack(path.read_bytes()) for path in sorted(folder.glob("*.counters"))}

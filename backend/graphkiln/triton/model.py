@@ -1,0 +1,145 @@
+"""The model class that Triton's Python stub loads: requests in, one response each out.
+
+Runs inside the stub process only. Everything that can be done without Triton lives elsewhere: lowering in
+`graphkiln.lowering`, grouping in `graphkiln.triton.batching`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from graphkiln.engines.cores import usable_cores
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import GraphkilnError
+from graphkiln.lowering.lower import Lowered, lower
+from graphkiln.lowering.plan import plan
+from graphkiln.repository.version import read_version
+from graphkiln.triton.batching import Concatenator, Feeds, group_by_shape, split_rows
+from graphkiln.triton.instance_status import InstanceStatus, StatusFile
+
+
+class TritonPythonModel:
+    """One instance of one model version.
+
+    Source: Triton Python backend, "Usage" (`initialize`, `execute`, `finalize` and their arguments).
+    """
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads and proves the version's graph.
+
+        Raises:
+            TritonModelException: The version cannot be served; the message holds the full cause.
+        """
+        begun = time.monotonic()
+        config = json.loads(args["model_config"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        try:
+            self._lowered = lower(read_version(folder), plan(cores=usable_cores(), instances=_instances(config)))
+        except GraphkilnError as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
+        self._session = self._lowered.session
+        self._signature = self._session.signature
+        self._input_names = [spec.name for spec in self._signature.inputs]
+        self._batching = config["max_batch_size"] > 0
+        self._concatenator = Concatenator()
+        load_ms = (time.monotonic() - begun) * 1e3
+        self._status = StatusFile.publish(args["model_instance_name"], _status(args, self._lowered, load_ms))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answers every request; an error in one is that one's answer only.
+
+        Args:
+            requests: `pb_utils.InferenceRequest`s of at most `max_batch_size` rows together.
+
+        Returns:
+            One `pb_utils.InferenceResponse` per request, in order.
+        """
+        with self._status.computing() if self._status else nullcontext():
+            responses: list[Any] = [None] * len(requests)
+            accepted: list[int] = []
+            feeds: list[Feeds] = []
+            for index, request in enumerate(requests):
+                try:
+                    feeds.append(self._accept(request))
+                    accepted.append(index)
+                except GraphkilnError as error:
+                    responses[index] = _error_response(error)
+            for group in self._groups(feeds):
+                answers = self._answer([feeds[i] for i in group], [requests[accepted[i]] for i in group])
+                for i, response in zip(group, answers, strict=True):
+                    responses[accepted[i]] = response
+            return responses
+
+    def finalize(self) -> None:
+        """Frees the session; Triton calls it when the version is unloaded."""
+        if self._status:
+            self._status.close()
+        self._session.close()
+
+    def _accept(self, request: Any) -> Feeds:
+        """A request's tensors by name, as views of Triton's shared memory, validated."""
+        if request.is_cancelled():
+            raise _Cancelled("the client cancelled the request before it was computed")
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        feeds = {name: tensors[name].as_numpy() for name in self._input_names if name in tensors}
+        self._signature.check(feeds)
+        return feeds
+
+    def _groups(self, feeds: list[Feeds]) -> list[list[int]]:
+        if self._batching and len(feeds) > 1:
+            return group_by_shape(feeds)
+        return [[index] for index in range(len(feeds))]
+
+    def _answer(self, feeds: list[Feeds], requests: list[Any]) -> list[Any]:
+        """Runs one group; when the run fails, each request alone, so that only the guilty one gets the error."""
+        requested = [list(request.requested_output_names()) for request in requests]
+        wanted = [s.name for s in self._signature.outputs if any(s.name in names for names in requested)]
+        try:
+            outputs = self._session.run(self._concatenator.join(feeds), wanted)
+        except GraphkilnError as error:
+            if len(requests) == 1:
+                return [_error_response(error)]
+            pairs = zip(feeds, requests, strict=True)
+            return [self._answer([alone], [request])[0] for alone, request in pairs]
+        if len(requests) == 1:
+            return [_response(outputs, requested[0])]
+        rows = [len(next(iter(request_feeds.values()))) for request_feeds in feeds]
+        shares = split_rows(outputs, rows)
+        return [_response(share, names) for share, names in zip(shares, requested, strict=True)]
+
+
+class _Cancelled(GraphkilnError):
+    triton_code = "CANCELLED"
+
+
+def _instances(config: dict[str, Any]) -> int:
+    """Instances of the model on this machine: Triton fills in the count of every group."""
+    return max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
+
+
+def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceStatus:
+    return InstanceStatus(
+        model=args["model_name"],
+        version=int(args["model_version"]),
+        engine=lowered.step.engine,
+        device=lowered.step.device,
+        precision=lowered.placement.precision if lowered.placement else "unknown",
+        threads=lowered.step.threads,
+        load_ms=load_ms,
+        self_test=lowered.self_test,
+    )
+
+
+def _response(outputs: dict[str, AnyArray], names: list[str]) -> Any:
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, outputs[name]) for name in names])
+
+
+def _error_response(error: GraphkilnError) -> Any:
+    code = getattr(pb_utils.TritonError, error.triton_code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))

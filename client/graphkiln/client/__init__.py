@@ -1,0 +1,12 @@
+"""The thin client: a picture or tensors in, labelled answers out, over HTTP or gRPC.
+
+from graphkiln.client import Client
+
+with Client("http://localhost:8000") as client:
+print(client.model("digits").classify("seven.png").top)
+"""
+
+from graphkiln.client.api import Client, Model
+from graphkiln.client.results import Classification, Result
+
+__all__ = ["Classification", "Client", "Model", "Result"]

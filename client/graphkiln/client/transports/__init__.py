@@ -1,0 +1,1 @@
+"""How requests travel: one module per protocol, all behind the protocol of `transports.base`."""

@@ -1,0 +1,125 @@
+"""KServe v2 over gRPC, on grpcio and Triton's own protobufs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from graphkiln.client.transports.base import InferRequest, InferResponse, from_bytes, to_bytes
+from graphkiln.graph.dtypes import DType
+from graphkiln.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    Unauthorized,
+)
+
+_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+class GrpcTransport:
+    """One HTTP/2 channel to one gRPC endpoint."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
+        self._stub = GRPCInferenceServiceStub(self._channel)
+
+    def ready(self, timeout_s: float) -> bool:
+        """See `Transport.ready`."""
+        return bool(self._call(self._stub.ServerReady, pb.ServerReadyRequest(), timeout_s).ready)
+
+    def model_metadata(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
+        """See `Transport.model_metadata`."""
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        document = _plain(self._call(self._stub.ModelMetadata, request, timeout_s))
+        for tensor in (*document.get("inputs", []), *document.get("outputs", [])):
+            tensor["shape"] = [int(size) for size in tensor.get("shape", [])]
+        return document
+
+    def model_config(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
+        """See `Transport.model_config`."""
+        request = pb.ModelConfigRequest(name=model, version=version)
+        config: dict[str, Any] = _plain(self._call(self._stub.ModelConfig, request, timeout_s))["config"]
+        return config
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """See `Transport.infer`."""
+        return _decode(self._call(self._stub.ModelInfer, _encode(request), timeout_s))
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._channel.close()
+
+    def _call(self, method: Callable[..., Any], message: Any, timeout_s: float) -> Any:
+        try:
+            return method(message, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._error(error, timeout_s, getattr(message, "id", None)) from error
+
+    def _error(self, error: Any, timeout_s: float, request_id: str | None) -> ClientError:
+        """One table from gRPC status to the error tree."""
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return ConnectionFailed(
+                f"cannot reach grpc://{self._address}: {details}",
+                hint="is the server running? graphkiln health --url URL",
+                status=code.name,
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"no answer from grpc://{self._address} within {timeout_s:g} s", status=code.name)
+        kind = _BY_STATUS.get(code, ServerError)
+        message = f"the server answers {code.name}: {details}"
+        return kind(message, status=code.name, body=details, request_id=request_id)
+
+
+_BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+    grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthorized,
+    grpc.StatusCode.PERMISSION_DENIED: Unauthorized,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.CANCELLED: DeadlineExceeded,
+}
+
+
+def _encode(request: InferRequest) -> Any:
+    message = pb.ModelInferRequest(model_name=request.model, model_version=request.version, id=request.request_id)
+    for name, array in request.inputs.items():
+        message.inputs.add(name=name, datatype=DType.from_numpy(array.dtype).value, shape=array.shape)
+        message.raw_input_contents.append(to_bytes(array))
+    for name, count in request.outputs.items():
+        output = message.outputs.add(name=name)
+        if count:
+            output.parameters["classification"].int64_param = count
+    return message
+
+
+def _decode(message: Any) -> InferResponse:
+    if len(message.outputs) != len(message.raw_output_contents):
+        raise ProtocolError(
+            f"the answer has {len(message.outputs)} outputs and {len(message.raw_output_contents)} contents"
+        )
+    return InferResponse(
+        model=message.model_name,
+        version=message.model_version,
+        outputs={
+            output.name: from_bytes(raw, output.datatype, tuple(output.shape))
+            for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+        },
+    )
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    document: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
+    return document

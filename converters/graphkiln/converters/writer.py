@@ -1,0 +1,154 @@
+"""Proves a graph against its source and writes it as a version of a model repository, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln.engines.base import Session
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.golden import GoldenSamples
+from graphkiln.graph.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    Golden,
+    Manifest,
+    Provenance,
+    Verification,
+    sha256_of,
+)
+from graphkiln.graph.preprocess import Preprocess
+from graphkiln.proof.comparison import prove
+from graphkiln.proof.policy import EXPORT
+from graphkiln.repository.config import config_text
+from graphkiln.repository.version import CONFIG_FILE, GOLDEN_FILE, GRAPH_FILE, LABELS_FILE
+
+_GOLDEN_SAMPLES = 4
+_PROOF_BATCH_SIZES = (1, 3)
+"""Both differ from the exported batch of 2: a batch that was baked in cannot pass."""
+
+_MAX_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a converter knows of its source model.
+
+    Attributes:
+        description: The model and its data, in words.
+        command: The command that repeats the conversion.
+        libraries: Distributions whose versions matter.
+        metrics: What was measured on the source task.
+        samples: Inputs by name, `[samples, ...]`.
+        outputs: The source model's own answers to them, by output name.
+        preprocess: How a picture becomes the input, or None.
+        labels: Class names in the order of the output's last dimension; empty for none.
+    """
+
+    description: str
+    command: str
+    libraries: tuple[str, ...]
+    metrics: Mapping[str, float]
+    samples: Mapping[str, AnyArray]
+    outputs: Mapping[str, AnyArray]
+    preprocess: Preprocess | None
+    labels: Sequence[str]
+
+
+def write_version(graph: Path, source: Source, model_folder: Path, number: int) -> Manifest:
+    """Proves an exported graph and writes `MODEL/NUMBER/`, the labels, and a config.pbtxt where there is none.
+
+    Args:
+        graph: The exported ONNX file; copied.
+        source: What it was made from.
+        model_folder: Folder of the model in its repository; made when missing.
+        number: Version number; must not exist yet.
+
+    Raises:
+        VerificationError: The graph does not answer as its source. Nothing is written.
+        ConversionError: The version exists already.
+    """
+    target = model_folder / str(number)
+    if target.exists():
+        raise ConversionError(f"{target} exists already", hint="choose another version number")
+    engine = OnnxRuntimeEngine()
+    with engine.build_reference(graph) as session:
+        verification = _prove(session, source)
+        golden = _golden(session, source)
+        signature = session.signature
+    model_folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
+        folder = Path(temporary) / "version"
+        folder.mkdir()
+        shutil.copyfile(graph, folder / GRAPH_FILE)
+        golden.write(folder / GOLDEN_FILE)
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            graph_file=GRAPH_FILE,
+            sha256=sha256_of(folder / GRAPH_FILE),
+            signature=signature,
+            preprocess=source.preprocess,
+            labels=LABELS_FILE if source.labels else None,
+            provenance=_provenance(source),
+            verification=(verification,),
+            golden=Golden(file=GOLDEN_FILE, sha256=sha256_of(folder / GOLDEN_FILE), samples=len(_first(golden.inputs))),
+        )
+        manifest.write(folder / MANIFEST_FILE)
+        if source.labels:
+            (model_folder / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
+        if not (model_folder / CONFIG_FILE).exists():
+            text = config_text(
+                model_folder.name,
+                signature,
+                max_batch_size=_MAX_BATCH_SIZE if signature.batchable else 0,
+                preprocess=source.preprocess,
+                labels_file=manifest.labels,
+            )
+            (model_folder / CONFIG_FILE).write_text(text)
+        folder.rename(target)
+    return manifest
+
+
+def _prove(session: Session, source: Source) -> Verification:
+    """Runs every sample in batches of each size, the last one smaller when they do not divide."""
+    verifications = []
+    for size in _PROOF_BATCH_SIZES:
+        outputs = _run_in_batches(session, source.samples, size)
+        verifications.append(prove(source.outputs, outputs, EXPORT, batch_sizes=_PROOF_BATCH_SIZES))
+    return max(verifications, key=lambda verification: verification.relative_l2)
+
+
+def _run_in_batches(session: Session, samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
+    starts = range(0, len(_first(samples)), size)
+    batches = [session.run({name: array[i : i + size] for name, array in samples.items()}) for i in starts]
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _golden(session: Session, source: Source) -> GoldenSamples:
+    inputs = {name: array[:_GOLDEN_SAMPLES] for name, array in source.samples.items()}
+    return GoldenSamples(
+        inputs=inputs,
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in source.outputs.items()},
+        graph_outputs=session.run(inputs),
+    )
+
+
+def _provenance(source: Source) -> Provenance:
+    versions = {name: version(name) for name in source.libraries}
+    versions["python"] = ".".join(map(str, sys.version_info[:3]))
+    return Provenance(
+        source=source.description, command=source.command, versions=versions, metrics=dict(source.metrics)
+    )
+
+
+def _first(arrays: Mapping[str, AnyArray]) -> AnyArray:
+    return next(iter(arrays.values()))

@@ -1,0 +1,1 @@
+"""The `graphkiln` command: one module per verb."""

@@ -1,0 +1,36 @@
+"""The `graphkiln` command: verbs are registered here, their work is done in their own modules."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from graphkiln.cli.classify import classify
+from graphkiln.cli.health import health
+from graphkiln.cli.serve import serve
+from graphkiln.graph.errors import GraphkilnError
+
+app = typer.Typer(
+    name="graphkiln",
+    help="Serve proven static graphs on NVIDIA Triton, and ask them for answers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+# Flags that we do not know are tritonserver's; its own list decides which of them exist.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command()(classify)
+app.command()(health)
+
+
+def main() -> None:
+    """Runs the command; a graphkiln error becomes one line on stderr and its exit code."""
+    try:
+        app()
+    except GraphkilnError as error:
+        typer.echo(f"graphkiln: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
