@@ -22,6 +22,9 @@ from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
 
+# ONNX Runtime 1.31 for Linux reports usage to its vendor unless told not to: a model server must not.
+onnxruntime.disable_telemetry_events()
+
 _PROVIDERS = {"cpu": "CPUExecutionProvider"}
 _ERRORS = (
     native.EngineError,

@@ -37,9 +37,21 @@ def config_text(
         config.output[0].label_filename = labels_file
     if max_batch_size > 0:
         config.dynamic_batching.SetInParent()
+        _add_warmup(config)
     if preprocess:
         config.parameters[PARAMETER].string_value = preprocess.to_json()
     return text_format.MessageToString(config)
+
+
+def _add_warmup(config: pb.ModelConfig) -> None:
+    """Lets Triton send itself one sample before it is ready: the first request is slow all the way through Triton."""
+    if any(dim < 0 for tensor in config.input for dim in tensor.dims):
+        return  # no size is known to be right
+    warmup = config.model_warmup.add(name="one sample", batch_size=1, count=3)
+    for tensor in config.input:
+        warmup.inputs[tensor.name].data_type = tensor.data_type
+        warmup.inputs[tensor.name].dims.extend(tensor.dims)
+        warmup.inputs[tensor.name].zero_data = True
 
 
 def _type(spec: TensorSpec) -> int:

@@ -1,10 +1,12 @@
 """The temporary folder of one server run: the assembled backend directory, linked stores, and status files.
 
-/tmp/graphkiln-XXXX/
-backends/python/       Triton's Python backend with the stub of the running Python
-backends/graphkiln/    model.py, a shim over graphkiln.triton.model
-stores/0, 1, ...       links to model stores whose paths Triton cannot take
-instances/             status files (graphkiln.triton.instance_status)
+In `/tmp/graphkiln-XXXX/`:
+
+- `backends/python/`: Triton's Python backend with the stub of the running Python
+- `backends/graphkiln/`: model.py, a shim over graphkiln.triton.model
+- `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
+- `instances/`: status files (graphkiln.triton.instance_status)
+- `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class RunFolder:
             ) from error
         self.backends = self.path / "backends"
         self.instances = self.path / "instances"
+        self.temporary = self.path / "tmp"
         self.instances.mkdir()
+        self.temporary.mkdir()
         self.shared_memory_prefix = f"{self.path.name}-"
 
     def assemble_backends(self, installation: Installation, extra: Path | None) -> None:

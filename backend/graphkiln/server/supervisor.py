@@ -1,10 +1,10 @@
 """Runs tritonserver as a child: environment, readiness, signals, draining, exit code, and no trace left behind.
 
 Why the supervisor ends a drained server itself: on SIGTERM, Triton (24.10) first waits for every HTTP connection to be
-closed by its client. An idle keep-alive connection never is, so the bare server waits for its whole `--exit-timeout-secs`
-(30 s) and then exits with code 1, although nothing was left to do. Each of our instances counts the batches that it has
-begun and ended; when all have been idle for `_SETTLE_S` after SIGTERM, no request is in flight and the server is ended.
-Models of other backends keep no such count: where one is loaded, Triton's own wait decides.
+closed by its client. An idle keep-alive connection never is, so the bare server waits for all of its
+`--exit-timeout-secs` (30 s) and then exits with code 1, although nothing was left to do. Each of our instances counts
+the batches that it has begun and ended; when all have been idle for `_SETTLE_S` after SIGTERM, no request is in flight
+and the server is ended. Models of other backends keep no such count: where one is loaded, Triton's own wait decides.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def command_line(
     defaults = {"log-info": "false", "cache-directory": str(installation.caches)}
     if not _NVIDIA_DRIVER.exists():
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
-        defaults |= {"allow-gpu-metrics": "false", "pinned-memory-pool-byte-size": "0"}
+        defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
     if "log-verbose" in flags.values:
         del defaults["log-info"]
     return [
@@ -110,6 +110,7 @@ class Supervisor:
             "LD_LIBRARY_PATH": self._installation.library_path,
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+            "TMPDIR": str(folder.temporary),
             RUN_FOLDER_VARIABLE: str(folder.instances),
         }
 

@@ -1,9 +1,6 @@
 """The thin client: a picture or tensors in, labelled answers out, over HTTP or gRPC.
 
-from graphkiln.client import Client
-
-with Client("http://localhost:8000") as client:
-print(client.model("digits").classify("seven.png").top)
+For example `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
 """
 
 from graphkiln.client.api import Client, Model

@@ -1,0 +1,35 @@
+# graphkiln on the CPU, without a GPU image's gigabytes:
+#
+#   docker build --target cpu -t graphkiln .
+#   docker run --rm -p 8000:8000 -p 8001:8001 -p 8002:8002 -v "$PWD/model_repository:/models:ro" graphkiln
+
+FROM debian:bookworm-slim AS python
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3 libpython3.11 \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM python AS build
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv
+COPY pyproject.toml README.md CHANGELOG.md LICENSE /source/
+COPY backend /source/backend
+COPY client /source/client
+COPY converters /source/converters
+COPY scripts /source/scripts
+COPY model_repository /source/model_repository
+RUN python3 -m venv /opt/graphkiln \
+    && /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check "/source[serve]" \
+    && /opt/graphkiln/bin/pip uninstall --yes pip
+
+FROM python AS cpu
+RUN useradd --create-home --uid 1000 graphkiln
+COPY --from=build /opt/graphkiln /opt/graphkiln
+ENV PATH=/opt/graphkiln/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    GRAPHKILN_MODEL_STORE=/models
+USER graphkiln
+WORKDIR /home/graphkiln
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
+CMD ["graphkiln", "serve", "--model-store", "/models"]

@@ -1,0 +1,40 @@
+"""Fixtures for all tests: the checkout, and running servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from running import Server, Serving, StartServer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def digits(repository: Path) -> Path:
+    """The example model's folder."""
+    return repository / "model_repository" / "digits"
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers on free ports; every one is stopped at the end, and must leave nothing behind."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(Serving(tmp_path, *arguments, **options))
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server of the committed model repository, shared by the tests that only ask it."""
+    folder = tmp_path_factory.mktemp("server")
+    with Serving(folder, "--model-store", repository / "model_repository") as running:
+        running.wait_ready()
+        yield running

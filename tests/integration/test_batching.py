@@ -1,0 +1,85 @@
+"""The backend inside the real server: batches, order, and one bad request among good ones."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+from running import Server, StartServer
+
+from graphkiln.client import Client
+from graphkiln.graph.errors import ClientError, InvalidInput
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def lookup(start_server: StartServer, lookup_store: Path) -> Server:
+    server = start_server("--model-store", lookup_store)
+    server.wait_ready()
+    return server
+
+
+def ask_together(url: str, requests: list[list[list[int]]]) -> list[np.ndarray | ClientError]:
+    """Sends all requests at once; the model's queue delay makes one batch of them."""
+    with Client(url) as client, ThreadPoolExecutor(len(requests)) as pool:
+        model = client.model("lookup")
+        futures = [pool.submit(model.infer, {"INDEX": np.array(rows, np.int64)}) for rows in requests]
+        return [error if (error := future.exception()) else future.result()["VALUE"] for future in futures]  # type: ignore[misc]
+
+
+def executions(server: Server) -> int:
+    """How many batches the model has run, by Triton's own statistics."""
+    with urlopen(f"{server.url}/v2/models/lookup/stats") as answer:
+        return int(json.load(answer)["model_stats"][0]["execution_count"])
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_are_batched_and_answered_in_order(lookup: Server, protocol: str) -> None:
+    url = lookup.url if protocol == "http" else lookup.grpc_url
+    requests = [[[i, i + 1]] for i in range(8)]
+    answers = ask_together(url, requests)
+    assert executions(lookup) < len(requests), "nothing was batched"
+    for request, answer in zip(requests, answers, strict=True):
+        np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
+
+
+def test_requests_of_several_rows_get_their_own_rows(lookup: Server) -> None:
+    requests = [[[1], [2], [3]], [[4]], [[5], [6]]]
+    for request, answer in zip(requests, ask_together(lookup.url, requests), strict=True):
+        np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
+
+
+def test_requests_of_different_shapes_are_never_mixed_up(lookup: Server) -> None:
+    requests = [[[1, 2, 3]], [[4]], [[5, 6, 7]], [[8]]]
+    for request, answer in zip(requests, ask_together(lookup.url, requests), strict=True):
+        np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
+
+
+def test_one_bad_request_gets_its_error_and_its_neighbours_their_answers(lookup: Server) -> None:
+    requests = [[[1]], [[10]], [[3]]]  # the table has ten entries
+    first, bad, last = ask_together(lookup.url, requests)
+    assert isinstance(bad, InvalidInput), bad
+    assert "10" in str(bad)
+    np.testing.assert_array_equal(first, [[10.0]])
+    np.testing.assert_array_equal(last, [[30.0]])
+
+
+@pytest.mark.parametrize(
+    ("feeds", "words"),
+    [
+        ({"INDEX": np.zeros((1, 2, 3), np.int64)}, "shape"),
+        ({"INDEX": np.zeros((1, 2), np.float32)}, "data-type"),
+        ({"INDEKS": np.zeros((1, 2), np.int64)}, "INDEKS"),
+        ({"INDEX": np.zeros((9, 2), np.int64)}, "batch-size"),
+    ],
+)
+def test_a_wrong_tensor_is_refused_with_a_reason(lookup: Server, feeds: dict[str, np.ndarray], words: str) -> None:
+    with Client(lookup.url) as client:
+        with pytest.raises(InvalidInput, match=words):
+            client.model("lookup").infer(feeds)
+        np.testing.assert_array_equal(client.model("lookup").infer({"INDEX": np.array([[7]])})["VALUE"], [[70.0]])

@@ -1,0 +1,144 @@
+"""Runs the `graphkiln` command and servers for tests, always on free ports and always stopped."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 120
+COMMAND = (sys.executable, "-m", "graphkiln.cli")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody holds; all are held together, so that none comes twice."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+
+
+def run_command(
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the `graphkiln` command to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@dataclass
+class Server:
+    """A `graphkiln serve` that was started for a test."""
+
+    process: subprocess.Popen[str]
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    log_path: Path
+    temporary: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"grpc://127.0.0.1:{self.grpc_port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def status(self, path: str) -> int | None:
+        """HTTP status of a GET, or None when nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+        try:
+            connection.request("GET", path, headers={"Connection": "close"})
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() < deadline, f"the server did not get there in {timeout_s} s:\n{self.log}"
+            time.sleep(0.05)
+
+    def wait_ready(self) -> None:
+        self.wait_until(lambda: self.status("/v2/health/ready") == 200)
+
+    def stop(self, signum: int = signal.SIGTERM, timeout_s: float = 60) -> tuple[int, float]:
+        """Sends a signal; returns the exit code and the seconds that it took."""
+        begun = time.monotonic()
+        self.process.send_signal(signum)
+        code = self.process.wait(timeout_s)
+        return code, time.monotonic() - begun
+
+
+StartServer = Callable[..., Server]
+
+
+class Serving:
+    """Starts `graphkiln serve` and stops it at the end, when it must have left nothing behind."""
+
+    def __init__(self, folder: Path, *arguments: str | Path, cwd: Path | None = None) -> None:
+        self._folder = folder
+        self._arguments = arguments
+        self._cwd = cwd
+
+    def __enter__(self) -> Server:
+        http_port, grpc_port, metrics_port = free_ports(3)
+        temporary = self._folder / f"tmp{http_port}"
+        temporary.mkdir()
+        log_path = self._folder / f"serve{http_port}.log"
+        with log_path.open("w") as log:
+            process = subprocess.Popen(
+                [
+                    *COMMAND,
+                    "serve",
+                    *map(str, self._arguments),
+                    f"--http-port={http_port}",
+                    f"--grpc-port={grpc_port}",
+                    f"--metrics-port={metrics_port}",
+                ],
+                cwd=self._cwd,
+                env={**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self._server = Server(process, http_port, grpc_port, metrics_port, log_path, temporary)
+        return self._server
+
+    def __exit__(self, *_: object) -> None:
+        process = self._server.process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+        left = list(self._server.temporary.rglob("*"))
+        assert not left, f"serve left temporary files behind: {left}"
