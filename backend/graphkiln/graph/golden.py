@@ -44,10 +44,10 @@ class GoldenSamples:
         """
         groups: dict[str, dict[str, AnyArray]] = {prefix: {} for prefix in _PREFIXES}
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 for key in archive.files:
                     prefix, _, name = key.partition("/")
                     groups[prefix][name] = archive[key]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
         return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])

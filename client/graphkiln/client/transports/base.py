@@ -101,6 +101,8 @@ def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -
         ProtocolError: The bytes are not as many as dtype and shape ask for.
     """
     dtype = dtype_named(datatype)
+    if any(size < 0 for size in shape):
+        raise ProtocolError(f"a tensor of the answer has the shape {list(shape)}")
     try:
         if dtype is DType.BYTES:
             flat: AnyArray = deserialize_bytes_tensor(bytes(raw))

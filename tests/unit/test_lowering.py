@@ -1,0 +1,201 @@
+"""Versions, engines and lowering on the committed example, without a server."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphkiln.engines import cores
+from graphkiln.engines.base import Step
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln.engines.registry import engine_names, load_engine
+from graphkiln.graph.dtypes import DType
+from graphkiln.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
+from graphkiln.graph.golden import GoldenSamples
+from graphkiln.graph.manifest import Manifest, sha256_of
+from graphkiln.lowering.lower import lower
+from graphkiln.lowering.plan import LoweringPlan, plan
+from graphkiln.repository.config import config_text
+from graphkiln.repository.version import read_version
+
+STEP = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+
+
+@pytest.fixture
+def version_folder(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits / "1", tmp_path / "1")
+
+
+class TestVersion:
+    def test_the_example_is_whole(self, digits: Path) -> None:
+        version = read_version(digits / "1")
+        assert version.manifest
+        assert version.golden
+        assert version.manifest.provenance.metrics["test_accuracy"] >= 0.98
+        assert version.graph_path.stat().st_size < 300_000
+
+    def test_a_bare_graph_has_no_manifest(self, version_folder: Path) -> None:
+        (version_folder / "manifest.json").unlink()
+        version = read_version(version_folder)
+        assert (version.manifest, version.golden) == (None, None)
+
+    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
+    def test_a_changed_file_is_refused(self, version_folder: Path, name: str) -> None:
+        content = bytearray((version_folder / name).read_bytes())
+        content[-1] ^= 1
+        (version_folder / name).write_bytes(content)
+        with pytest.raises(RepositoryError, match=rf"{name} is not the file .* expected SHA-256"):
+            read_version(version_folder)
+
+    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
+    def test_a_missing_file_is_named(self, version_folder: Path, name: str) -> None:
+        (version_folder / name).unlink()
+        with pytest.raises(RepositoryError, match=f"there is no {name}"):
+            read_version(version_folder)
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
+            read_version(tmp_path)
+
+    def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
+        manifest = Manifest.read(digits / "1" / "manifest.json")
+        text = config_text(
+            "digits", manifest.signature, max_batch_size=32, preprocess=manifest.preprocess, labels_file="labels.txt"
+        )
+        assert (digits / "config.pbtxt").read_text() == text
+
+
+class TestOnnxRuntime:
+    def test_runs_and_reports_its_signature(self, digits: Path) -> None:
+        with OnnxRuntimeEngine().build(digits / "1" / "model.onnx", STEP) as session:
+            (spec,) = session.signature.inputs
+            assert (spec.name, spec.dtype, spec.shape) == ("INPUT_0", DType.FP32, ("batch", 1, 32, 32))
+            scores = session.run({"INPUT_0": np.zeros((3, 1, 32, 32), np.float32)})["OUTPUT_0"]
+        np.testing.assert_allclose(scores.sum(axis=1), np.ones(3), rtol=1e-5)
+
+    def test_reads_back_what_ran_where(self, digits: Path) -> None:
+        with OnnxRuntimeEngine().build(digits / "1" / "model.onnx", STEP) as session:
+            placement = session.placement({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
+        assert set(placement.nodes) == {"CPUExecutionProvider"}
+        assert placement.nodes["CPUExecutionProvider"] >= 5
+        assert placement.precision == "fp32"
+
+    @pytest.mark.parametrize("content", [b"", b"nonsense", None])
+    def test_a_damaged_graph_is_a_lowering_error(self, version_folder: Path, content: bytes | None) -> None:
+        graph = version_folder / "model.onnx"
+        graph.write_bytes(graph.read_bytes()[:5000] if content is None else content)
+        with pytest.raises(LoweringError, match="cannot load"):
+            OnnxRuntimeEngine().build(graph, STEP)
+
+    def test_a_wrong_input_is_a_signature_error(self, digits: Path) -> None:
+        with (
+            OnnxRuntimeEngine().build(digits / "1" / "model.onnx", STEP) as session,
+            pytest.raises(SignatureError, match="ONNX Runtime refuses"),
+        ):
+            session.run({"INPUT_0": np.zeros((1, 2, 32, 32), np.float32)})
+
+    def test_does_not_claim_other_devices(self) -> None:
+        assert not OnnxRuntimeEngine().probe("gpu:0").ok
+
+
+class TestRegistry:
+    def test_the_built_in_engines_are_entry_points(self) -> None:
+        assert "onnxruntime" in engine_names()
+        assert isinstance(load_engine("onnxruntime"), OnnxRuntimeEngine)
+
+    def test_an_unknown_engine_names_the_nearest(self) -> None:
+        with pytest.raises(EngineUnavailable, match="did you mean 'onnxruntime'"):
+            load_engine("onnxrutime")
+
+
+class TestLower:
+    PLAN = plan(cores=2, instances=1)
+
+    def test_the_example_passes_its_self_test(self, digits: Path) -> None:
+        lowered = lower(read_version(digits / "1"), self.PLAN)
+        with lowered.session:
+            assert lowered.self_test.endswith("PASS")
+            assert lowered.placement is not None
+            assert lowered.placement.precision == "fp32"
+
+    def test_a_graph_that_answers_otherwise_does_not_go_live(self, version_folder: Path) -> None:
+        version = read_version(version_folder)
+        assert version.golden
+        scores = version.golden.graph_outputs["OUTPUT_0"] * np.float32(1.01)
+        golden = GoldenSamples(
+            inputs=version.golden.inputs,
+            source_outputs=version.golden.source_outputs,
+            graph_outputs={"OUTPUT_0": scores},
+        )
+        golden.write(version_folder / "golden.npz")
+        manifest = (version_folder / "manifest.json").read_text()
+        assert version.manifest
+        assert version.manifest.golden
+        (version_folder / "manifest.json").write_text(
+            manifest.replace(version.manifest.golden.sha256, sha256_of(version_folder / "golden.npz"))
+        )
+        with pytest.raises(LoweringError, match="the answers changed"):
+            lower(read_version(version_folder), self.PLAN)
+
+    def test_a_manifest_of_other_tensors_is_refused(self, version_folder: Path) -> None:
+        manifest = version_folder / "manifest.json"
+        manifest.write_text(manifest.read_text().replace("OUTPUT_0", "SCORES"))
+        with pytest.raises(LoweringError, match=r"the manifest's outputs are not the graph's"):
+            lower(read_version(version_folder), self.PLAN)
+
+    def test_says_what_every_attempt_came_to(self, digits: Path) -> None:
+        steps = (
+            Step(engine="nonesuch", device="cpu", threads=1, spin=False, reason="test"),
+            Step(engine="onnxruntime", device="gpu:7", threads=1, spin=False, reason="test"),
+        )
+        with pytest.raises(LoweringError) as caught:
+            lower(read_version(digits / "1"), LoweringPlan(steps=steps))
+        first, second = caught.value.attempts
+        assert "unknown engine 'nonesuch'" in first
+        assert "gpu:7" in second
+
+    def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path) -> None:
+        (version_folder / "manifest.json").unlink()
+        lowered = lower(read_version(version_folder), self.PLAN)
+        with lowered.session:
+            assert lowered.self_test == ""
+            assert lowered.placement is not None
+
+
+class TestPlan:
+    @pytest.mark.parametrize(("available", "instances", "threads"), [(2, 1, 2), (8, 3, 2), (2, 4, 1)])
+    def test_shares_the_cores(self, available: int, instances: int, threads: int) -> None:
+        assert plan(cores=available, instances=instances).steps[0].threads == threads
+
+    def test_explains_itself(self) -> None:
+        text = LoweringPlan(steps=plan(cores=2, instances=2).steps, rejected=("openvino: not installed",)).explain()
+        assert "1. onnxruntime on cpu, 1 threads" in text
+        assert "rejected: openvino: not installed" in text
+
+
+class TestCores:
+    @pytest.mark.parametrize(
+        ("content", "expected"), [("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1), ("9900000 100000", 64)]
+    )
+    def test_the_quota_of_a_container_counts(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, expected: int
+    ) -> None:
+        (tmp_path / "cpu.max").write_text(content + "\n")
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
+        assert cores.usable_cores() == expected
+
+    def test_the_older_files_count_too(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "cpu.cfs_quota_us").write_text("300000\n")
+        (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "none")
+        monkeypatch.setattr(cores, "_CGROUP_V1", tmp_path)
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
+        assert cores.usable_cores() == 3
+
+    def test_the_affinity_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {5})
+        assert cores.usable_cores() == 1
