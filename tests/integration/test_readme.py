@@ -1,0 +1,170 @@
+"""Every command of the README is run here (or in tests/image, for docker); one that is not does not belong there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import Server, free_ports
+
+pytestmark = pytest.mark.server
+
+LABELS = ("three", "four", "seven", "eight", "nine")
+
+
+@pytest.fixture(scope="module")
+def readme(repository: Path) -> str:
+    return (repository / "README.md").read_text()
+
+
+def blocks(readme: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+
+
+def commands(readme: str) -> list[str]:
+    lines = (line for block in blocks(readme, "bash") for line in block.splitlines())
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+def on_ports_of(server: Server, text: str) -> str:
+    """The same command for a server on other ports."""
+    return text.replace("localhost:8000", f"127.0.0.1:{server.http_port}").replace(
+        "localhost:8001", f"127.0.0.1:{server.grpc_port}"
+    )
+
+
+def run(command: str, cwd: Path, server: Server) -> subprocess.CompletedProcess[str]:
+    command = on_ports_of(server, command).replace(".venv/bin/graphkiln", f"'{sys.executable}' -m graphkiln.cli")
+    environment = {**os.environ, "GRAPHKILN_URL": server.url}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
+    here = ("./scripts/quickstart", "./scripts/test", ".venv/bin/graphkiln serve", ".venv/bin/graphkiln classify")
+    elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
+    assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
+    assert len(commands(readme)) == 8
+
+
+def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
+    tested = (repository / "tests" / "image" / "test_image.py").read_text()
+    build, start = (command for command in commands(readme) if command.startswith("docker"))
+    assert "--target cpu" in build
+    assert "--target cpu" in (repository / "scripts" / "test-image").read_text()
+    assert ":/models:ro" in start
+    assert ":/models:ro" in tested
+
+
+def test_the_curl_command(readme: str, server: Server, repository: Path) -> None:
+    (command,) = (c for c in commands(readme) if c.startswith("curl"))
+    finished = run(command, repository, server)
+    assert "200 OK" in finished.stderr, finished.stderr
+
+
+def test_the_classify_commands(readme: str, server: Server, repository: Path) -> None:
+    for command in (c for c in commands(readme) if "graphkiln classify" in c):
+        finished = run(command, repository, server)
+        assert finished.returncode == 0, finished.stderr
+        assert "seven" in finished.stdout
+
+
+def test_the_serve_command_is_the_one_that_the_tests_start(readme: str) -> None:
+    """`running.Serving` starts exactly this, with free ports added."""
+    (command,) = (c for c in commands(readme) if "graphkiln serve" in c)
+    assert command == ".venv/bin/graphkiln serve --model-store model_repository"
+
+
+def test_the_python_example(readme: str, server: Server, repository: Path) -> None:
+    (program,) = blocks(readme, "python")
+    assert len(program.strip().splitlines()) <= 12
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", on_ports_of(server, program)],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "label='seven'" in finished.stdout
+    for label in LABELS:
+        assert re.search(rf"{label}\.png: {label} 0\.\d", finished.stdout)
+
+
+def test_every_named_path_exists(readme: str, repository: Path) -> None:
+    named = re.findall(r"`((?:scripts|model_repository|docs|backend|client|converters|tests)/[\w/-]*)`", readme)
+    assert len(named) > 5
+    assert [path for path in named if not (repository / path).exists()] == []
+
+
+def test_quickstart_from_a_fresh_copy_in_a_path_with_spaces_twice(repository: Path, tmp_path: Path) -> None:
+    """As a newcomer: a copy of the tracked files, another working directory, a new virtual environment."""
+    copy = tmp_path / "a fresh copy"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    for name in filter(None, tracked):
+        if (repository / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repository / name, copy / name)
+    for attempt in range(2):
+        begun = time.monotonic()
+        finished = subprocess.run(
+            [str(copy / "scripts" / "quickstart")],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        print(f"quickstart, attempt {attempt + 1}: {time.monotonic() - begun:.1f} s")
+        assert finished.returncode == 0, finished.stderr
+        for label in LABELS:
+            assert f"{label}.png" in finished.stdout
+        assert "ms" in finished.stdout
+        for words in ("serving model_repository", "waiting until", "classifying", "stopping", "done"):
+            assert words in finished.stderr
+        assert ("making a virtual environment" in finished.stderr) == (attempt == 0)
+
+
+def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp_path: Path) -> None:
+    """`--keep` uses the usual ports, so they are moved for the test."""
+    ports = free_ports(3)
+    script = (repository / "scripts" / "quickstart").read_text()
+    moved = script.replace("ports=(8000 8001 8002)", f"ports=({ports[0]} {ports[1]} {ports[2]})")
+    assert moved != script
+    copy = repository / "scripts" / f".quickstart-{ports[0]}"
+    copy.write_text(moved)
+    copy.chmod(0o755)
+    log = tmp_path / "log"
+    try:
+        with log.open("w") as file:
+            process = subprocess.Popen([str(copy), "--keep"], stdout=file, stderr=file, cwd=tmp_path)
+        deadline = time.monotonic() + 60
+        while "still serving" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+        assert "stopped" in log.read_text()
+    finally:
+        copy.unlink()
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), [(["--help"], 0, "--keep"), (["--kep"], 2, "--kep")])
+def test_quickstart_explains_itself(repository: Path, arguments: list[str], code: int, words: str) -> None:
+    finished = subprocess.run(
+        [str(repository / "scripts" / "quickstart"), *arguments], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == code
+    assert words in finished.stdout + finished.stderr
