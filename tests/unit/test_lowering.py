@@ -18,6 +18,7 @@ from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Manifest, sha256_of
 from graphkiln.lowering.lower import lower
 from graphkiln.lowering.plan import LoweringPlan, plan
+from graphkiln.lowering.settings import Settings
 from graphkiln.repository.config import config_text
 from graphkiln.repository.version import read_version
 
@@ -112,7 +113,7 @@ class TestRegistry:
 
 
 class TestLower:
-    PLAN = plan(cores=2, instances=1)
+    PLAN = plan(Settings(), device="cpu", cores=2, instances=1)
 
     def test_the_example_passes_its_self_test(self, digits: Path) -> None:
         lowered = lower(read_version(digits / "1"), self.PLAN)
@@ -168,10 +169,12 @@ class TestLower:
 class TestPlan:
     @pytest.mark.parametrize(("available", "instances", "threads"), [(2, 1, 2), (8, 3, 2), (2, 4, 1)])
     def test_shares_the_cores(self, available: int, instances: int, threads: int) -> None:
-        assert plan(cores=available, instances=instances).steps[0].threads == threads
+        assert plan(Settings(), device="cpu", cores=available, instances=instances).steps[0].threads == threads
 
     def test_explains_itself(self) -> None:
-        text = LoweringPlan(steps=plan(cores=2, instances=2).steps, rejected=("openvino: not installed",)).explain()
+        text = LoweringPlan(
+            steps=plan(Settings(), device="cpu", cores=2, instances=2).steps, rejected=("openvino: not installed",)
+        ).explain()
         assert "1. onnxruntime on cpu, 1 threads" in text
         assert "rejected: openvino: not installed" in text
 

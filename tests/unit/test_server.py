@@ -134,12 +134,12 @@ class TestRunFolder:
         (extra / "mine").mkdir(parents=True)
         with RunFolder() as folder:
             folder.assemble_backends(installation, extra)
-            assert {path.name for path in folder.backends.iterdir()} == {"python", "graphkiln", "mine"}
+            assert {path.name for path in folder.backends.iterdir()} == {"python", "graphkiln", "onnxruntime", "mine"}
 
     def test_our_defaults_give_way_to_the_users_flags(self, installation: Installation) -> None:
         with RunFolder() as folder:
-            quiet = command_line(installation, folder, [Path("/s")], TritonFlags.parse([], KNOWN))
-            loud = command_line(installation, folder, [], TritonFlags.parse(["--log-verbose=1"], KNOWN))
+            quiet = command_line(installation, folder, [Path("/s")], TritonFlags.parse([], KNOWN), complete=True)
+            loud = command_line(installation, folder, [], TritonFlags.parse(["--log-verbose=1"], KNOWN), complete=False)
         assert "--log-info=false" in quiet
         assert "--model-repository=/s" in quiet
         assert "--log-info=false" not in loud

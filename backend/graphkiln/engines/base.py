@@ -7,13 +7,39 @@ An engine says whether it can do a step (`probe`), then turns a graph file into 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.signature import Signature
+
+GraphLevel = Literal["all", "extended", "basic", "off"]
+"""How far a runtime may rewrite a graph while it loads it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionTuning:
+    """How a runtime runs a graph; none of it changes an answer.
+
+    Attributes:
+        graph_level: Graph optimisations at load.
+        parallel: Whether independent operators run at the same time.
+        inter_threads: Threads for that; 0 for the runtime's default.
+        memory_arena: Whether freed memory is kept for the next run.
+        memory_pattern: Whether allocations are planned from earlier runs of the same shapes.
+        arena_shrinkage: Devices whose arenas shrink after each run, such as `cpu:0`; empty for none.
+        config_entries: The runtime's own `session.*` entries.
+    """
+
+    graph_level: GraphLevel = "all"
+    parallel: bool = False
+    inter_threads: int = 0
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    arena_shrinkage: str = ""
+    config_entries: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +52,7 @@ class Step:
         threads: Threads inside one operator.
         spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
         reason: Why the plan holds this step.
+        tuning: The rest of the session's options.
     """
 
     engine: str
@@ -33,6 +60,7 @@ class Step:
     threads: int
     spin: bool
     reason: str
+    tuning: SessionTuning = field(default_factory=SessionTuning)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

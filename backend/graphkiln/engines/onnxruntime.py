@@ -25,6 +25,12 @@ from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
 # ONNX Runtime 1.31 for Linux reports usage to its vendor unless told not to: a model server must not.
 onnxruntime.disable_telemetry_events()
 
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
 _PROVIDERS = {"cpu": "CPUExecutionProvider"}
 _ERRORS = (
     native.EngineError,
@@ -59,7 +65,7 @@ class OnnxRuntimeEngine:
             LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
                 graph to another provider than the one asked for.
         """
-        return _load(graph_path, _options(step), _PROVIDERS[step.device])
+        return _load(graph_path, _options(step), _PROVIDERS[step.device], shrink=step.tuning.arena_shrinkage)
 
     def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
         """Loads a graph as the reference of the numeric policy: CPU, every graph optimisation off.
@@ -75,8 +81,11 @@ class OnnxRuntimeEngine:
 class OnnxRuntimeSession:
     """A loaded graph; see `engines.base.Session`."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, profile_folder: Any) -> None:
+    def __init__(
+        self, session: onnxruntime.InferenceSession, run_options: onnxruntime.RunOptions, profile_folder: Any
+    ) -> None:
         self._session = session
+        self._run_options = run_options
         self._profile_folder = profile_folder
         self._signature = Signature(
             inputs=tuple(_spec(node) for node in session.get_inputs()),
@@ -93,7 +102,7 @@ class OnnxRuntimeSession:
         """Computes outputs; see `engines.base.Session.run`."""
         names = self._outputs if outputs is None else outputs
         try:
-            return dict(zip(names, self._session.run(names, feeds), strict=True))
+            return dict(zip(names, self._session.run(names, feeds, self._run_options), strict=True))
         except native.InvalidArgument as error:
             raise SignatureError(
                 "ONNX Runtime refuses the input", expected=str(self._signature.inputs), got=str(error)
@@ -126,14 +135,25 @@ class OnnxRuntimeSession:
 
 
 def _options(step: Step) -> onnxruntime.SessionOptions:
+    tuning = step.tuning
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = _LEVELS[tuning.graph_level]
+    options.execution_mode = (
+        onnxruntime.ExecutionMode.ORT_PARALLEL if tuning.parallel else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    )
     options.intra_op_num_threads = step.threads
-    options.inter_op_num_threads = 1
+    options.inter_op_num_threads = tuning.inter_threads or (step.threads if tuning.parallel else 1)
+    options.enable_cpu_mem_arena = tuning.memory_arena
+    options.enable_mem_pattern = tuning.memory_pattern
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if step.spin else "0")
+    for name, value in tuning.config_entries.items():
+        options.add_session_config_entry(name, value)
     return options
 
 
-def _load(graph_path: Path, options: onnxruntime.SessionOptions, provider: str) -> OnnxRuntimeSession:
+def _load(
+    graph_path: Path, options: onnxruntime.SessionOptions, provider: str, *, shrink: str = ""
+) -> OnnxRuntimeSession:
     profile_folder = tempfile.TemporaryDirectory(prefix="graphkiln-profile-")
     options.enable_profiling = True
     options.profile_file_prefix = str(Path(profile_folder.name) / "profile")
@@ -149,7 +169,10 @@ def _load(graph_path: Path, options: onnxruntime.SessionOptions, provider: str) 
             f"{graph_path} would run elsewhere than asked",
             attempts=(f"asked for {provider}, ONNX Runtime chose {session.get_providers()}",),
         )
-    return OnnxRuntimeSession(session, profile_folder)
+    run_options = onnxruntime.RunOptions()
+    if shrink:
+        run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrink)
+    return OnnxRuntimeSession(session, run_options, profile_folder)
 
 
 def _spec(node: Any) -> TensorSpec:

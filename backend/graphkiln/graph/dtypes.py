@@ -73,6 +73,18 @@ class DType(enum.StrEnum):
         except KeyError:
             raise ManifestError(f"{type_name} is not a tensor that Triton can carry") from None
 
+    @classmethod
+    def from_onnx(cls, number: int) -> DType:
+        """Names an `onnx.TensorProto.DataType`.
+
+        Raises:
+            ManifestError: The element type (complex, 4- or 8-bit float, ...) cannot be carried by Triton.
+        """
+        try:
+            return _ONNX[number]
+        except KeyError:
+            raise ManifestError(f"ONNX element type {number} is not one that Triton can carry") from None
+
 
 _NUMPY: dict[DType, np.dtype[np.generic]] = {
     DType.BOOL: np.dtype(np.bool_),
@@ -106,4 +118,21 @@ _ONNXRUNTIME: dict[str, DType] = {
     "tensor(float)": DType.FP32,
     "tensor(double)": DType.FP64,
     "tensor(string)": DType.BYTES,
+}
+
+_ONNX: dict[int, DType] = {
+    1: DType.FP32,
+    2: DType.UINT8,
+    3: DType.INT8,
+    4: DType.UINT16,
+    5: DType.INT16,
+    6: DType.INT32,
+    7: DType.INT64,
+    8: DType.BYTES,
+    9: DType.BOOL,
+    10: DType.FP16,
+    11: DType.FP64,
+    12: DType.UINT32,
+    13: DType.UINT64,
+    16: DType.BF16,
 }

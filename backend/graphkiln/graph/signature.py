@@ -64,6 +64,13 @@ class Signature:
         """Whether every input and output has a first dimension that may vary."""
         return all(spec.batchable for spec in (*self.inputs, *self.outputs))
 
+    @property
+    def fixed_batch(self) -> int | None:
+        """The first dimension that every input and output shares, when it is the same fixed size; else None."""
+        sizes = {spec.shape[0] if spec.shape else None for spec in (*self.inputs, *self.outputs)}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return size if isinstance(size, int) else None
+
     def check(self, feeds: Mapping[str, AnyArray]) -> None:
         """Validates tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
 

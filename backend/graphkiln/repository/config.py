@@ -1,14 +1,41 @@
-"""Writes config.pbtxt with Triton's own protobuf definitions."""
+"""config.pbtxt: read, completed from the graph's signature, and written, with Triton's own protobuf definitions."""
 
 from __future__ import annotations
 
-from google.protobuf import text_format
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from graphkiln.graph.dtypes import DType
+from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.preprocess import PARAMETER, Preprocess
 from graphkiln.graph.signature import Signature, TensorSpec
 
 BACKEND = "graphkiln"
+DROP_IN_BACKEND = "onnxruntime"
+DROP_IN_PLATFORM = "onnxruntime_onnx"
+
+DEFAULT_MAX_BATCH_SIZE = 4
+"""For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`."""
+
+_COMPLETED_FIELDS = ("max_batch_size", "input", "output", "dynamic_batching")
+
+
+def read_config(path: Path) -> pb.ModelConfig:
+    """Parses a config.pbtxt; a missing file is an empty configuration.
+
+    Raises:
+        RepositoryError: The text is not a model configuration; the message holds the line and the field.
+    """
+    config = pb.ModelConfig()
+    if path.exists():
+        try:
+            text_format.Parse(path.read_text(), config)
+        except (text_format.ParseError, UnicodeDecodeError) as error:
+            raise RepositoryError(f"{path} is not a model configuration: {error}") from error
+    return config
 
 
 def config_text(
@@ -29,18 +56,118 @@ def config_text(
         labels_file: File in the model's folder with one class name a line, for the first output.
     """
     config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
-    for spec in signature.inputs:
-        config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, batched=max_batch_size > 0))
-    for spec in signature.outputs:
-        config.output.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, batched=max_batch_size > 0))
-    if labels_file:
-        config.output[0].label_filename = labels_file
+    complete(config, signature, labels_file=labels_file)
     if max_batch_size > 0:
-        config.dynamic_batching.SetInParent()
         _add_warmup(config)
     if preprocess:
         config.parameters[PARAMETER].string_value = preprocess.to_json()
     return text_format.MessageToString(config)
+
+
+def complete(config: pb.ModelConfig, signature: Signature, *, labels_file: str | None) -> None:
+    """Fills in what a configuration leaves out, and checks what it says against the graph.
+
+    Names, dtypes, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying first dimension),
+    dynamic batching, reshapes for scalars, and the labels of the first output.
+
+    Raises:
+        RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
+    """
+    if config.max_batch_size == 0 and signature.batchable and _leaves_out_the_batch(config, signature):
+        config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    batched = config.max_batch_size > 0
+    if batched:
+        _check_batch(config, signature)
+    _complete_tensors(config, config.input, signature.inputs, "input", batched=batched)
+    _complete_tensors(config, config.output, signature.outputs, "output", batched=batched)
+    _check_all_inputs(config, signature)
+    if labels_file and not any(output.label_filename for output in config.output):
+        config.output[0].label_filename = labels_file
+    if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+        config.dynamic_batching.SetInParent()
+
+
+def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_file: str | None) -> None:
+    """`complete` for the live dictionary that Triton hands to a Python backend's auto-completion."""
+    message = json_format.ParseDict(config, pb.ModelConfig(), ignore_unknown_fields=True)
+    complete(message, signature, labels_file=labels_file)
+    completed = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    for field in _COMPLETED_FIELDS:
+        if field in completed:
+            config[field] = completed[field]
+
+
+def _leaves_out_the_batch(config: pb.ModelConfig, signature: Signature) -> bool:
+    """Whether the tensors that the configuration names (if any) have their dims without the batch dimension.
+
+    Source: Triton ONNX Runtime backend, auto-completion of `max_batch_size`.
+    """
+    ranks = {spec.name: len(spec.shape) for spec in (*signature.inputs, *signature.outputs)}
+    named = [tensor for tensor in (*config.input, *config.output) if tensor.dims]
+    return all(len(tensor.dims) == ranks.get(tensor.name, 0) - 1 or ranks.get(tensor.name) == 1 for tensor in named)
+
+
+def _check_batch(config: pb.ModelConfig, signature: Signature) -> None:
+    for spec in (*signature.inputs, *signature.outputs):
+        if not spec.shape:
+            raise RepositoryError(
+                f"max_batch_size is {config.max_batch_size}, but tensor {spec} has no batch dimension",
+                hint="set max_batch_size: 0, or convert the model with a dynamic batch",
+            )
+    if not signature.batchable and signature.fixed_batch is None:
+        shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
+        raise RepositoryError(
+            f"max_batch_size is {config.max_batch_size}, but the graph has no common batch dimension: {shapes}",
+            hint="set max_batch_size: 0 and write dims with all dimensions, or convert with a dynamic batch",
+        )
+
+
+def _complete_tensors(
+    config: pb.ModelConfig, tensors: Any, specs: tuple[TensorSpec, ...], kind: str, *, batched: bool
+) -> None:
+    if not tensors:
+        for spec in specs:
+            tensors.add(name=spec.name)
+    by_name = {spec.name: spec for spec in specs}
+    for tensor in tensors:
+        if tensor.name not in by_name:
+            raise RepositoryError(
+                f"config.pbtxt: {kind} '{tensor.name}' is not in the graph of '{config.name}'",
+                hint=f"the graph has {', '.join(map(str, specs))}",
+            )
+        _complete_tensor(tensor, by_name[tensor.name], kind, batched=batched)
+
+
+def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool) -> None:
+    if tensor.data_type == pb.DataType.TYPE_INVALID:
+        tensor.data_type = _type(spec.dtype)
+    dims = _dims(spec, batched=batched)
+    if not tensor.dims:
+        tensor.dims.extend(dims or [1])
+        if not dims:
+            tensor.reshape.SetInParent()  # Triton has no scalars: [1] outside, [] inside
+    if tensor.data_type != _type(spec.dtype):
+        raise _contradiction(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
+    given = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+    if len(given) != len(dims) or any(model not in (-1, named) for model, named in zip(dims, given, strict=True)):
+        raise _contradiction(tensor, kind, f"dims{' (without the batch)' if batched else ''}", str(dims), str(given))
+
+
+def _contradiction(tensor: Any, kind: str, what: str, expected: str, got: str) -> RepositoryError:
+    return RepositoryError(
+        f"config.pbtxt: {what} of {kind} '{tensor.name}' do not fit the graph: expected {expected}, got {got}",
+        hint=f"correct them, or leave the {kind} out: it is completed from the graph",
+    )
+
+
+def _check_all_inputs(config: pb.ModelConfig, signature: Signature) -> None:
+    given = {tensor.name for tensor in config.input}
+    missing = [str(spec) for spec in signature.inputs if spec.name not in given]
+    if missing:
+        raise RepositoryError(
+            f"config.pbtxt of '{config.name}' leaves out inputs of the graph: {', '.join(missing)}",
+            hint="name all inputs or none",
+        )
 
 
 def _add_warmup(config: pb.ModelConfig) -> None:
@@ -54,8 +181,8 @@ def _add_warmup(config: pb.ModelConfig) -> None:
         warmup.inputs[tensor.name].zero_data = True
 
 
-def _type(spec: TensorSpec) -> int:
-    return int(pb.DataType.Value(spec.dtype.config_name))
+def _type(dtype: DType) -> int:
+    return int(pb.DataType.Value(dtype.config_name))
 
 
 def _dims(spec: TensorSpec, *, batched: bool) -> list[int]:

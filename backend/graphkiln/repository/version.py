@@ -30,17 +30,48 @@ class ModelVersion:
     golden: GoldenSamples | None
 
 
-def read_version(folder: Path) -> ModelVersion:
+def find_graph(folder: Path, default_filename: str = "") -> Path:
+    """The graph file of a version folder: `model.onnx`, another name, or a folder of that name that holds it.
+
+    Args:
+        folder: The version folder.
+        default_filename: `default_model_filename` of the configuration; empty for `model.onnx`.
+
+    Raises:
+        RepositoryError: There is none, or the name leads out of the version folder.
+    """
+    path = folder / (default_filename or GRAPH_FILE)
+    if path.is_dir():
+        path = path / GRAPH_FILE
+    if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
+        raise RepositoryError(f"default_model_filename '{default_filename}' leads out of the version folder")
+    return _existing(path)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a version folder, or None where there is none.
+
+    Raises:
+        ManifestError: The manifest cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    return Manifest.read(path) if path.exists() else None
+
+
+def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
     """Reads a version folder and checks that its files are the ones that the manifest speaks of.
+
+    Args:
+        folder: The version folder.
+        default_filename: As for `find_graph`; a manifest knows better.
 
     Raises:
         RepositoryError: The graph file is missing, or a file's SHA-256 is not the manifest's.
         ManifestError: The manifest or the golden samples cannot be read.
     """
-    manifest_path = folder / MANIFEST_FILE
-    if not manifest_path.exists():
-        return ModelVersion(graph_path=_existing(folder / GRAPH_FILE), manifest=None, golden=None)
-    manifest = Manifest.read(manifest_path)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return ModelVersion(graph_path=find_graph(folder, default_filename), manifest=None, golden=None)
     graph_path = _unchanged(folder / manifest.graph_file, manifest.sha256)
     golden = None
     if manifest.golden:

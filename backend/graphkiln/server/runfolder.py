@@ -3,8 +3,10 @@
 In `/tmp/graphkiln-XXXX/`:
 
 - `backends/python/`: Triton's Python backend with the stub of the running Python
-- `backends/graphkiln/`: model.py, a shim over graphkiln.triton.model
+- `backends/graphkiln/`: model.py, a shim over graphkiln.triton.model; `backends/onnxruntime/`: the same, where no C++
+  backend of that name is installed
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
+- `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln.repository.overlay)
 - `instances/`: status files (graphkiln.triton.instance_status)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 """
@@ -20,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from graphkiln.graph.errors import ServerSetupError
+from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND
 from graphkiln.server.installation import Installation
 
 _SHIM = '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln.triton.model import TritonPythonModel\n'
@@ -43,15 +46,26 @@ class RunFolder:
             ) from error
         self.backends = self.path / "backends"
         self.instances = self.path / "instances"
+        self.overlay = self.path / "overlay"
         self.temporary = self.path / "tmp"
         self.instances.mkdir()
         self.temporary.mkdir()
         self.shared_memory_prefix = f"{self.path.name}-"
 
-    def assemble_backends(self, installation: Installation, extra: Path | None) -> None:
+    def assemble_backends(
+        self, installation: Installation, extra: Path | None, *, replace_onnxruntime: bool = False
+    ) -> frozenset[str]:
         """Links the installation's backends (and the user's own), copies its Python backend, and adds ours.
 
         Copies, because Triton refuses a backend library whose real path lies outside the backend's folder.
+
+        Args:
+            installation: The server to assemble for.
+            extra: The user's own backend folder.
+            replace_onnxruntime: Whether ours stands in for an installed C++ `onnxruntime` backend, too.
+
+        Returns:
+            The names under which our backend is installed.
 
         Raises:
             ServerSetupError: The user's backend folder does not exist.
@@ -63,14 +77,17 @@ class RunFolder:
         python.mkdir()
         for source in (*(installation.backends / "python").glob("*.*"), installation.stub):
             shutil.copy2(source, python / source.name)
-        for folder in (extra, installation.backends):
-            for backend in folder.iterdir() if folder else ():
+        installed = {path.name for folder in filter(None, (extra, installation.backends)) for path in folder.iterdir()}
+        ours = {BACKEND} if DROP_IN_BACKEND in installed and not replace_onnxruntime else {BACKEND, DROP_IN_BACKEND}
+        for name in ours:
+            (self.backends / name).mkdir()
+            (self.backends / name / "model.py").write_text(_SHIM)
+        for folder in filter(None, (extra, installation.backends)):
+            for backend in folder.iterdir():
                 link = self.backends / backend.name
                 if not link.exists():
                     link.symlink_to(backend.absolute())
-        ours = self.backends / "graphkiln"
-        ours.mkdir(exist_ok=True)
-        (ours / "model.py").write_text(_SHIM)
+        return frozenset(ours)
 
     def link_stores(self, stores: Sequence[Path]) -> list[Path]:
         """The stores under paths that Triton can take: their own where possible, else links."""

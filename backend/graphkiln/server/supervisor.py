@@ -17,28 +17,40 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln.repository.overlay import build_overlay
 from graphkiln.server.flags import Endpoint, TritonFlags
 from graphkiln.server.installation import Installation
 from graphkiln.server.probe import ModelState, is_live, model_states
 from graphkiln.server.runfolder import RunFolder
-from graphkiln.triton.instance_status import RUN_FOLDER_VARIABLE, read_counters
+from graphkiln.triton.environment import to_environment
+from graphkiln.triton.instance_status import read_counters
 
 _POLL_S = 0.05
 _SETTLE_S = 2.0
 """Longer than the time between a request's last byte and its batch; short enough to end within 5 s."""
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 
+_COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 def command_line(
-    installation: Installation, folder: RunFolder, stores: Sequence[Path], flags: TritonFlags
+    installation: Installation, folder: RunFolder, stores: Sequence[Path], flags: TritonFlags, *, complete: bool
 ) -> list[str]:
-    """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none."""
+    """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none.
+
+    Args:
+        installation: The server to run.
+        folder: The run's folder, backends assembled.
+        stores: Model stores, or their mirrors.
+        flags: The user's flags.
+        complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
+    """
     defaults = {"log-info": "false", "cache-directory": str(installation.caches)}
     if not _NVIDIA_DRIVER.exists():
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
@@ -51,8 +63,22 @@ def command_line(
         f"--backend-directory={folder.backends}",
         f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
         *(f"--{name}={value}" for name, value in defaults.items() if name not in flags.values),
+        *(("--disable-auto-complete-config",) if complete else ()),
         *flags.arguments,
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """What `graphkiln serve` was asked for beyond tritonserver's own flags.
+
+    Attributes:
+        engines: Model name -> engine that the command line asks for.
+        replace_onnxruntime: Whether our backend stands in for an installed C++ `onnxruntime` backend.
+    """
+
+    engines: Mapping[str, str] = field(default_factory=dict)
+    replace_onnxruntime: bool = False
 
 
 class Supervisor:
@@ -62,6 +88,7 @@ class Supervisor:
         installation: The server to run.
         stores: Model stores.
         flags: The user's flags.
+        options: What else was asked for.
         on_live: Called once with the state of every model, when the server answers.
         say: Called with one line at each event that a user should know of.
     """
@@ -71,6 +98,7 @@ class Supervisor:
         installation: Installation,
         stores: Sequence[Path],
         flags: TritonFlags,
+        options: ServeOptions,
         *,
         on_live: Callable[[list[ModelState]], None],
         say: Callable[[str], None],
@@ -78,6 +106,7 @@ class Supervisor:
         self._installation = installation
         self._stores = stores
         self._flags = flags
+        self._options = options
         self._on_live = on_live
         self._say = say
         self._http = flags.endpoint("http")
@@ -90,10 +119,13 @@ class Supervisor:
             The server's exit code; 0 when it was ended after a complete drain; 128 + N when signal N killed it.
         """
         with RunFolder() as folder, _signals_to(self._on_signal) as wake:
-            folder.assemble_backends(self._installation, self._flags.backends)
+            ours = folder.assemble_backends(
+                self._installation, self._flags.backends, replace_onnxruntime=self._options.replace_onnxruntime
+            )
             stores = folder.link_stores(self._stores)
+            mirrors = build_overlay(stores, folder.overlay, ours) if self._may_complete() else None
             with subprocess.Popen(
-                command_line(self._installation, folder, stores, self._flags),
+                command_line(self._installation, folder, mirrors or stores, self._flags, complete=bool(mirrors)),
                 env=self._environment(folder),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -104,6 +136,11 @@ class Supervisor:
                 finally:
                     _kill_group(server)
 
+    def _may_complete(self) -> bool:
+        """Whether the stores can be mirrored: not while they may change, and not against the user's own flags."""
+        control = self._flags.values.get("model-control-mode", "none")
+        return control == "none" and not _COMPLETION_FLAGS & self._flags.values.keys()
+
     def _environment(self, folder: RunFolder) -> dict[str, str]:
         return {
             **os.environ,
@@ -111,7 +148,7 @@ class Supervisor:
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
-            RUN_FOLDER_VARIABLE: str(folder.instances),
+            **to_environment(folder.instances, self._options.engines),
         }
 
     def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, wake: socket.socket) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from graphkiln.graph.decoding import decode, encode
-
-RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
-"""Environment variable through which the supervisor names the folder of status files."""
+from graphkiln.triton.environment import instances_folder
 
 _COUNTERS = struct.Struct("=qq")
 
@@ -68,8 +65,8 @@ class StatusFile:
     @classmethod
     def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
         """Publishes under the supervisor's folder; None when no supervisor started this server."""
-        folder = os.environ.get(RUN_FOLDER_VARIABLE)
-        return cls(Path(folder), instance, status) if folder else None
+        folder = instances_folder()
+        return cls(folder, instance, status) if folder else None
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -19,8 +19,12 @@ from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import GraphkilnError
 from graphkiln.lowering.lower import Lowered, lower
 from graphkiln.lowering.plan import plan
+from graphkiln.lowering.settings import Settings
+from graphkiln.repository.config import complete_dictionary
+from graphkiln.repository.overlay import labels_file, version_signature
 from graphkiln.repository.version import read_version
 from graphkiln.triton.batching import Concatenator, Feeds, group_by_shape, split_rows
+from graphkiln.triton.environment import asked_engine
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile
 
 
@@ -29,6 +33,22 @@ class TritonPythonModel:
 
     Source: Triton Python backend, "Usage" (`initialize`, `execute`, `finalize` and their arguments).
     """
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Completes a configuration from the graph, when Triton asks for it (`serve` normally has done it before).
+
+        Raises:
+            TritonModelException: The configuration contradicts the graph, or the graph cannot be read.
+        """
+        document = config.as_dict()
+        version = Path(pb_utils.get_model_dir())
+        try:
+            signature = version_signature(version, document.get("default_model_filename", ""))
+            complete_dictionary(document, signature, labels_file=labels_file(version.parent))
+        except GraphkilnError as error:
+            raise pb_utils.TritonModelException(f"{document['name']}: {error}") from error
+        return config
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads and proves the version's graph.
@@ -40,7 +60,15 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
-            self._lowered = lower(read_version(folder), plan(cores=usable_cores(), instances=_instances(config)))
+            gpu = args["model_instance_kind"] == "GPU"
+            steps = plan(
+                Settings.from_config(config, gpu=gpu, asked=asked_engine(args["model_name"])),
+                device=f"gpu:{args['model_instance_device_id']}" if gpu else "cpu",
+                cores=usable_cores(),
+                instances=_instances(config),
+            )
+            version = read_version(folder, config.get("default_model_filename", ""))
+            self._lowered = lower(version, steps)
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,15 @@ def serve(
             show_default="./model_repository",
         ),
     ] = None,
+    enable_openvino: Annotated[
+        list[str] | None, typer.Option(help="Run this model with OpenVINO; may be given several times.", metavar="NAME")
+    ] = None,
+    enable_tensorrt: Annotated[
+        list[str] | None, typer.Option(help="Run this model with TensorRT; may be given several times.", metavar="NAME")
+    ] = None,
+    replace_onnxruntime: Annotated[
+        bool, typer.Option("--replace-onnxruntime", help="Stand in for an installed C++ onnxruntime backend, too.")
+    ] = False,
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
 
@@ -34,16 +44,18 @@ def serve(
     """
     from graphkiln.server.flags import TritonFlags
     from graphkiln.server.installation import find_installation
-    from graphkiln.server.supervisor import Supervisor
+    from graphkiln.server.supervisor import ServeOptions, Supervisor
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags)
     stores = _checked_stores([*(model_store or ()), *flags.stores] or [_DEFAULT_STORE])
+    engines = _checked_engines({"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
     flags.check_ports()
     supervisor = Supervisor(
         installation,
         stores,
         flags,
+        ServeOptions(engines=engines, replace_onnxruntime=replace_onnxruntime),
         on_live=lambda states: _show(states, flags),
         say=lambda line: typer.echo(f"graphkiln: {line}", err=True),
     )
@@ -61,6 +73,23 @@ def _checked_stores(stores: list[Path]) -> list[Path]:
                 hint="name a folder of models: --model-store DIR",
             )
     return stores
+
+
+def _checked_engines(asked: dict[str, list[str]], stores: list[Path]) -> dict[str, str]:
+    """Model name -> engine, from the --enable flags."""
+    models = sorted({path.name for store in stores for path in store.iterdir() if path.is_dir()})
+    engines: dict[str, str] = {}
+    for engine, names in asked.items():
+        for name in names:
+            if name not in models:
+                near = difflib.get_close_matches(name, models, n=1)
+                raise ServerSetupError(
+                    f"--enable-{engine} {name}: there is no such model in {', '.join(map(str, stores))}",
+                    hint=f"did you mean '{near[0]}'?" if near else f"models: {', '.join(models) or 'none'}",
+                )
+            if engines.setdefault(name, engine) != engine:
+                raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} name '{name}'")
+    return engines
 
 
 def _show(states: list[ModelState], flags: TritonFlags) -> None:

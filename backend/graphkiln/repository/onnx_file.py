@@ -1,0 +1,54 @@
+"""Reads the signature of an ONNX file without a runtime and without its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from graphkiln.graph.dtypes import DType
+from graphkiln.graph.errors import RepositoryError
+from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
+
+
+def read_signature(path: Path) -> Signature:
+    """Inputs (those that need feeding) and outputs of a graph, in its own order.
+
+    Raises:
+        RepositoryError: The file is damaged, or an input or output is not a tensor.
+    """
+    try:
+        graph = onnx.load_model(path, load_external_data=False).graph
+    except (DecodeError, OSError) as error:
+        raise RepositoryError(
+            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
+        ) from error
+    if not graph.output:
+        raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
+    initialised = {tensor.name for tensor in graph.initializer}
+    return Signature(
+        inputs=tuple(_spec(value, path) for value in graph.input if value.name not in initialised),
+        outputs=tuple(_spec(value, path) for value in graph.output),
+    )
+
+
+def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise RepositoryError(
+            f"{path}: '{value.name}' is a {kind or 'value without a type'}, Triton can carry tensors only",
+            hint="export without ZipMap (skl2onnx: options={'zipmap': False}), or cut the output off the graph",
+        )
+    tensor = value.type.tensor_type
+    return TensorSpec(
+        name=value.name,
+        dtype=DType.from_onnx(tensor.elem_type),
+        shape=tuple(_dim(dim, axis) for axis, dim in enumerate(tensor.shape.dim)),
+    )
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension, axis: int) -> Dim:
+    if dim.WhichOneof("value") == "dim_value":
+        return dim.dim_value
+    return dim.dim_param or (BATCH if axis == 0 else f"dim{axis}")

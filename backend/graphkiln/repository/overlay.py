@@ -1,0 +1,82 @@
+"""Model stores as Triton should see them: the user's files by links, every config.pbtxt complete.
+
+Triton can complete configurations itself, but starts one more process for every model version to do it, which costs at
+least a second each. With complete configurations it need not. The user's folders are never written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from graphkiln.graph.errors import GraphkilnError, RepositoryError
+from graphkiln.graph.signature import Signature
+from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND, DROP_IN_PLATFORM, complete, read_config
+from graphkiln.repository.onnx_file import read_signature
+from graphkiln.repository.version import CONFIG_FILE, LABELS_FILE, find_graph, read_manifest
+
+
+def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]) -> list[Path] | None:
+    """Mirrors stores with complete configurations.
+
+    Args:
+        stores: The user's model stores.
+        folder: Where to build the mirrors; made when missing.
+        backends: Names under which our backend is installed.
+
+    Returns:
+        One mirror per store, or None when a model is not ours or cannot be completed: Triton's own completion then
+        reports what is wrong with it, and loads the others.
+    """
+    mirrors = []
+    try:
+        for index, store in enumerate(stores):
+            mirror = folder / str(index)
+            mirror.mkdir(parents=True)
+            for model in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
+                _mirror_model(model, mirror / model.name, backends)
+            mirrors.append(mirror)
+    except (GraphkilnError, OSError):
+        return None
+    return mirrors
+
+
+def labels_file(model: Path) -> str | None:
+    """Name of the labels file that lies in a model's folder, if one does."""
+    return LABELS_FILE if (model / LABELS_FILE).is_file() else None
+
+
+def version_signature(version: Path, default_filename: str) -> Signature:
+    """The signature of a version: its manifest's, or its graph's.
+
+    Raises:
+        RepositoryError: There is no graph, or it is damaged.
+        ManifestError: The manifest cannot be read.
+    """
+    manifest = read_manifest(version)
+    return manifest.signature if manifest else read_signature(find_graph(version, default_filename))
+
+
+def _mirror_model(model: Path, mirror: Path, backends: frozenset[str]) -> None:
+    config = read_config(model / CONFIG_FILE)
+    config.name = config.name or model.name
+    if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
+        config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
+    if config.backend not in backends:
+        raise RepositoryError(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
+    versions = sorted((path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()), key=_number)
+    if not versions:
+        raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
+    signature = version_signature(versions[-1], config.default_model_filename)
+    complete(config, signature, labels_file=labels_file(model))
+    mirror.mkdir()
+    for entry in model.iterdir():
+        if entry.name != CONFIG_FILE:
+            (mirror / entry.name).symlink_to(entry.absolute())
+    (mirror / CONFIG_FILE).write_text(text_format.MessageToString(config))
+
+
+def _number(version: Path) -> int:
+    return int(version.name)

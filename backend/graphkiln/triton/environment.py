@@ -1,0 +1,33 @@
+"""What the supervisor tells the instances, through environment variables: Triton passes nothing else on to Python."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
+ENGINES_VARIABLE = "GRAPHKILN_ENGINES"
+
+
+def to_environment(instances: Path, engines: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a server.
+
+    Args:
+        instances: Folder of status files.
+        engines: Model name -> engine that the command line asks for.
+    """
+    return {RUN_FOLDER_VARIABLE: str(instances), ENGINES_VARIABLE: json.dumps(dict(engines))}
+
+
+def instances_folder() -> Path | None:
+    """Folder of status files, or None when no supervisor started this server."""
+    folder = os.environ.get(RUN_FOLDER_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def asked_engine(model: str) -> str | None:
+    """The engine that the command line asks for, or None."""
+    engines: dict[str, str] = json.loads(os.environ.get(ENGINES_VARIABLE, "{}"))
+    return engines.get(model)
