@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
@@ -81,16 +82,16 @@ class OnnxRuntimeEngine:
 class OnnxRuntimeSession:
     """A loaded graph; see `engines.base.Session`."""
 
-    def __init__(
-        self, session: onnxruntime.InferenceSession, run_options: onnxruntime.RunOptions, profile_folder: Any
-    ) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, shrink: str, profile_folder: Any) -> None:
         self._session = session
-        self._run_options = run_options
+        self._run_options = _run_options(shrink)
         self._profile_folder = profile_folder
         self._signature = Signature(
             inputs=tuple(_spec(node) for node in session.get_inputs()),
             outputs=tuple(_spec(node) for node in session.get_outputs()),
+            optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
         )
+        self._has_strings = any(spec.dtype is DType.BYTES for spec in self._signature.inputs)
         self._outputs = [spec.name for spec in self._signature.outputs]
 
     @property
@@ -101,11 +102,15 @@ class OnnxRuntimeSession:
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`."""
         names = self._outputs if outputs is None else outputs
+        if self._has_strings:
+            feeds = {name: _as_text(name, array) for name, array in feeds.items()}
         try:
             return dict(zip(names, self._session.run(names, feeds, self._run_options), strict=True))
         except native.InvalidArgument as error:
             raise SignatureError(
-                "ONNX Runtime refuses the input", expected=str(self._signature.inputs), got=str(error)
+                "ONNX Runtime refuses the input",
+                expected=", ".join(map(str, self._signature.inputs)),
+                got=str(error),
             ) from error
         except _ERRORS as error:
             raise ExecutionError(f"ONNX Runtime failed: {error}") from error
@@ -169,10 +174,32 @@ def _load(
             f"{graph_path} would run elsewhere than asked",
             attempts=(f"asked for {provider}, ONNX Runtime chose {session.get_providers()}",),
         )
-    run_options = onnxruntime.RunOptions()
+    return OnnxRuntimeSession(session, shrink, profile_folder)
+
+
+def _run_options(shrink: str) -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
     if shrink:
-        run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrink)
-    return OnnxRuntimeSession(session, run_options, profile_folder)
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrink)
+    return options
+
+
+def _as_text(name: str, array: AnyArray) -> AnyArray:
+    """ONNX Runtime's binding would take the bytes b'a' for the text "b'a'": hand it text.
+
+    Raises:
+        SignatureError: An element is not UTF-8.
+    """
+    if array.dtype.kind not in "OS":
+        return array
+    flat: list[bytes | str] = array.ravel().tolist()
+    try:
+        words = [word.decode() if isinstance(word, bytes) else word for word in flat]
+    except UnicodeDecodeError as error:
+        raise SignatureError(
+            f"input '{name}' holds text that cannot be read", expected="UTF-8", got=str(error)
+        ) from error
+    return np.array(words, np.object_).reshape(array.shape)
 
 
 def _spec(node: Any) -> TensorSpec:

@@ -47,13 +47,20 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """All inputs and outputs of a graph, in the graph's own order."""
+    """All inputs and outputs of a graph, in the graph's own order.
+
+    Attributes:
+        inputs: What must be fed.
+        outputs: What can be asked for.
+        optional_inputs: What may be fed: the graph holds a default for each.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    optional_inputs: tuple[TensorSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+        for kind, specs in (("input", (*self.inputs, *self.optional_inputs)), ("output", self.outputs)):
             names = [spec.name for spec in specs]
             for name in names:
                 if names.count(name) > 1:
@@ -71,6 +78,14 @@ class Signature:
         size = sizes.pop() if len(sizes) == 1 else None
         return size if isinstance(size, int) else None
 
+    def with_varying_batch(self) -> Signature:
+        """The same tensors with the first dimension of each named `batch`."""
+        return Signature(
+            inputs=tuple(_with_varying_batch(spec) for spec in self.inputs),
+            outputs=tuple(_with_varying_batch(spec) for spec in self.outputs),
+            optional_inputs=self.optional_inputs,
+        )
+
     def check(self, feeds: Mapping[str, AnyArray]) -> None:
         """Validates tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
 
@@ -79,13 +94,20 @@ class Signature:
         """
         known = ", ".join(str(spec) for spec in self.inputs)
         for name in feeds:
-            if all(spec.name != name for spec in self.inputs):
+            if all(spec.name != name for spec in (*self.inputs, *self.optional_inputs)):
                 raise SignatureError(f"unknown input '{name}'", expected=known, got=name)
         sizes: dict[str, int] = {}
         for spec in self.inputs:
             if spec.name not in feeds:
                 raise SignatureError(f"missing input '{spec.name}'", expected=known, got=", ".join(feeds) or "no input")
             _check_tensor(spec, feeds[spec.name], sizes)
+        for spec in self.optional_inputs:
+            if spec.name in feeds:
+                _check_tensor(spec, feeds[spec.name], sizes)
+
+
+def _with_varying_batch(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(name=spec.name, dtype=spec.dtype, shape=(BATCH, *spec.shape[1:]))
 
 
 def _check_tensor(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> None:

@@ -78,8 +78,11 @@ def complete(config: pb.ModelConfig, signature: Signature, *, labels_file: str |
     batched = config.max_batch_size > 0
     if batched:
         _check_batch(config, signature)
-    _complete_tensors(config, config.input, signature.inputs, "input", batched=batched)
-    _complete_tensors(config, config.output, signature.outputs, "output", batched=batched)
+    optional = {spec.name for spec in signature.optional_inputs}
+    for tensor in config.input:
+        tensor.optional |= tensor.name in optional
+    _complete_tensors(config, config.input, signature.inputs, signature.optional_inputs, batched=batched)
+    _complete_tensors(config, config.output, signature.outputs, (), batched=batched)
     _check_all_inputs(config, signature)
     if labels_file and not any(output.label_filename for output in config.output):
         config.output[0].label_filename = labels_file
@@ -123,12 +126,18 @@ def _check_batch(config: pb.ModelConfig, signature: Signature) -> None:
 
 
 def _complete_tensors(
-    config: pb.ModelConfig, tensors: Any, specs: tuple[TensorSpec, ...], kind: str, *, batched: bool
+    config: pb.ModelConfig,
+    tensors: Any,
+    specs: tuple[TensorSpec, ...],
+    optional: tuple[TensorSpec, ...],
+    *,
+    batched: bool,
 ) -> None:
+    kind = "input" if tensors is config.input else "output"
     if not tensors:
         for spec in specs:
             tensors.add(name=spec.name)
-    by_name = {spec.name: spec for spec in specs}
+    by_name = {spec.name: spec for spec in (*specs, *optional)}
     for tensor in tensors:
         if tensor.name not in by_name:
             raise RepositoryError(
@@ -144,11 +153,13 @@ def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool)
     dims = _dims(spec, batched=batched)
     if not tensor.dims:
         tensor.dims.extend(dims or [1])
-        if not dims:
+        if not dims and batched:
             tensor.reshape.SetInParent()  # Triton has no scalars: [1] outside, [] inside
     if tensor.data_type != _type(spec.dtype):
         raise _contradiction(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
     given = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+    if not spec.shape and given == [1]:
+        return  # not batched, Triton allows no empty reshape: the backend turns [1] into [] itself
     if len(given) != len(dims) or any(model not in (-1, named) for model, named in zip(dims, given, strict=True)):
         raise _contradiction(tensor, kind, f"dims{' (without the batch)' if batched else ''}", str(dims), str(given))
 

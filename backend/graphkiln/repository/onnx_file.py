@@ -16,7 +16,8 @@ def read_signature(path: Path) -> Signature:
     """Inputs (those that need feeding) and outputs of a graph, in its own order.
 
     Raises:
-        RepositoryError: The file is damaged, or an input or output is not a tensor.
+        RepositoryError: The file is damaged, an input or output is not a tensor, or weights that should lie in another
+            file of the folder are missing or lead out of it.
     """
     try:
         graph = onnx.load_model(path, load_external_data=False).graph
@@ -26,11 +27,33 @@ def read_signature(path: Path) -> Signature:
         ) from error
     if not graph.output:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
+    _check_external_data(graph, path)
     initialised = {tensor.name for tensor in graph.initializer}
     return Signature(
         inputs=tuple(_spec(value, path) for value in graph.input if value.name not in initialised),
         outputs=tuple(_spec(value, path) for value in graph.output),
+        optional_inputs=tuple(_spec(value, path) for value in graph.input if value.name in initialised),
     )
+
+
+def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
+    locations = {
+        entry.value
+        for tensor in graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for location in locations:
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise RepositoryError(
+                f"{path} wants weights from '{location}', which leads out of the version folder",
+                hint="put the weights beside the graph",
+            )
+        if not (path.parent / location).is_file():
+            raise RepositoryError(
+                f"{path} wants weights from '{location}', which is missing", hint=f"copy it into {path.parent}"
+            )
 
 
 def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:

@@ -41,6 +41,32 @@ def split_rows(outputs: Feeds, rows: Sequence[int]) -> list[dict[str, AnyArray]]
     ]
 
 
+def cut_to_batches(feeds: Feeds, size: int) -> list[tuple[Feeds, int]]:
+    """Cuts a batch for a graph whose batch is fixed: full batches, the last one padded with copies of its last row.
+
+    Copies, not zeros: a made-up row could fail (a division, an index) where the user's rows do not.
+
+    Args:
+        feeds: `[rows, ...]` arrays by name.
+        size: The graph's own batch.
+
+    Returns:
+        Batches of exactly `size` rows, each with the number of its rows that count.
+    """
+    rows = len(next(iter(feeds.values())))
+    batches: list[tuple[Feeds, int]] = []
+    for start in range(0, rows, size):
+        count = min(size, rows - start)
+        chunk = {name: array[start : start + count] for name, array in feeds.items()}
+        if count < size:
+            chunk = {
+                name: np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)])
+                for name, array in chunk.items()
+            }
+        batches.append((chunk, count))
+    return batches
+
+
 class Concatenator:
     """Joins the tensors of several requests along the batch, in buffers that are kept between batches.
 

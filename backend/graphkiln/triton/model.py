@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln.engines.cores import usable_cores
@@ -23,7 +24,7 @@ from graphkiln.lowering.settings import Settings
 from graphkiln.repository.config import complete_dictionary
 from graphkiln.repository.overlay import labels_file, version_signature
 from graphkiln.repository.version import read_version
-from graphkiln.triton.batching import Concatenator, Feeds, group_by_shape, split_rows
+from graphkiln.triton.batching import Concatenator, Feeds, cut_to_batches, group_by_shape, split_rows
 from graphkiln.triton.environment import asked_engine
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile
 
@@ -72,9 +73,18 @@ class TritonPythonModel:
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session
-        self._signature = self._session.signature
-        self._input_names = [spec.name for spec in self._signature.inputs]
         self._batching = config["max_batch_size"] > 0
+        self._fixed_batch = self._session.signature.fixed_batch if self._batching else None
+        self._signature = self._session.signature
+        if self._fixed_batch:
+            self._signature = self._signature.with_varying_batch()
+            pb_utils.Logger.log_warn(
+                f"graphkiln: {args['model_name']} was saved with a fixed batch of {self._fixed_batch}: "
+                "batches are padded or split to it; convert the model with a dynamic batch to avoid the waste"
+            )
+        names = (*self._signature.inputs, *self._signature.optional_inputs)
+        self._input_names = [spec.name for spec in names]
+        self._scalars = {spec.name for spec in names if not spec.shape}
         self._concatenator = Concatenator()
         load_ms = (time.monotonic() - begun) * 1e3
         self._status = StatusFile.publish(args["model_instance_name"], _status(args, self._lowered, load_ms))
@@ -116,6 +126,8 @@ class TritonPythonModel:
             raise _Cancelled("the client cancelled the request before it was computed")
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
         feeds = {name: tensors[name].as_numpy() for name in self._input_names if name in tensors}
+        for name in self._scalars & feeds.keys():
+            feeds[name] = feeds[name].reshape(())
         self._signature.check(feeds)
         return feeds
 
@@ -129,17 +141,29 @@ class TritonPythonModel:
         requested = [list(request.requested_output_names()) for request in requests]
         wanted = [s.name for s in self._signature.outputs if any(s.name in names for names in requested)]
         try:
-            outputs = self._session.run(self._concatenator.join(feeds), wanted)
+            outputs = self._run(self._concatenator.join(feeds), wanted)
         except GraphkilnError as error:
             if len(requests) == 1:
                 return [_error_response(error)]
             pairs = zip(feeds, requests, strict=True)
             return [self._answer([alone], [request])[0] for alone, request in pairs]
         if len(requests) == 1:
-            return [_response(outputs, requested[0])]
+            return [_response(outputs, wanted)]
         rows = [len(next(iter(request_feeds.values()))) for request_feeds in feeds]
         shares = split_rows(outputs, rows)
-        return [_response(share, names) for share, names in zip(shares, requested, strict=True)]
+        return [
+            _response(share, [name for name in wanted if name in names])
+            for share, names in zip(shares, requested, strict=True)
+        ]
+
+    def _run(self, feeds: Feeds, wanted: list[str]) -> dict[str, AnyArray]:
+        if not self._fixed_batch:
+            return self._session.run(feeds, wanted)
+        runs = [
+            {name: array[:count] for name, array in self._session.run(batch, wanted).items()}
+            for batch, count in cut_to_batches(feeds, self._fixed_batch)
+        ]
+        return {name: np.concatenate([outputs[name] for outputs in runs]) for name in wanted}
 
 
 class _Cancelled(GraphkilnError):
@@ -165,7 +189,8 @@ def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceS
 
 
 def _response(outputs: dict[str, AnyArray], names: list[str]) -> Any:
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, outputs[name]) for name in names])
+    """Triton has no scalars: a result of shape [] leaves as [1]."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, np.atleast_1d(outputs[name])) for name in names])
 
 
 def _error_response(error: GraphkilnError) -> Any:

@@ -100,19 +100,20 @@ def _show(states: list[ModelState], flags: TritonFlags) -> None:
     table = Table("model", "version", "engine", "precision", "ready")
     for state in states:
         status = state.status
-        ready = f"in {status.load_ms:.0f} ms" if status else state.state.lower()
-        failed = state.state != "READY"
         table.add_row(
             state.model,
             state.version,
             f"{status.engine} on {status.device}, {status.threads} threads" if status else "-",
             status.precision if status else "-",
-            f"{state.state}: {state.reason}" if failed else ready,
+            f"in {status.load_ms:.0f} ms" if status and state.state == "READY" else state.state.lower(),
         )
     console = Console()
     if states:
         console.print(table)
     else:
         console.print("no model is loaded")
+    for state in states:
+        if state.reason and state.state != "READY":
+            console.print(f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False)
     addresses = (f"{e.protocol} {e.local_address[0]}:{e.port}" for e in flags.endpoints())
     console.print("serving " + ", ".join(addresses), highlight=False)

@@ -1,0 +1,228 @@
+"""Repositories written for Triton's C++ onnxruntime backend, unmodified, on the real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import zoo
+from running import Server, Serving, StartServer, run_command
+
+from graphkiln.client import Client
+from graphkiln.graph.dtypes import DType
+from graphkiln.graph.errors import ClientError, InvalidInput
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("zoo")]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return zoo.build(tmp_path_factory.mktemp("zoo store"))
+
+
+@pytest.fixture(scope="module")
+def zoo_server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Serving(tmp_path_factory.mktemp("zoo"), "--model-store", store) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(zoo_server: Server) -> Iterator[Client]:
+    with Client(zoo_server.url) as client:
+        yield client
+
+
+def ask(client: Client, model: str, version: str = "", **inputs: Any) -> dict[str, np.ndarray]:
+    arrays = {name: np.asarray(array, getattr(array, "dtype", np.float32)) for name, array in inputs.items()}
+    return client.model(model, version).infer(arrays)
+
+
+def config(server: Server, model: str) -> dict[str, Any]:
+    with urlopen(f"{server.url}/v2/models/{model}/config") as answer:
+        return json.load(answer)  # type: ignore[no-any-return]
+
+
+class TestData:
+    @pytest.mark.parametrize("name", zoo.DTYPES)
+    def test_every_dtype_passes_through(self, client: Client, name: str) -> None:
+        dtype = DType(name)
+        sent = np.array([[0, 1, 100], [2, 0, 3]]).astype(dtype.numpy)
+        if dtype is DType.BYTES:
+            sent = np.array([[b"a", b"", "\u00e4\u20ac".encode()], [b"x" * 1000, b"y", b"z"]], np.object_)
+        received = ask(client, f"identity_{name.lower()}", x=sent)["y"]
+        assert received.dtype == dtype.numpy
+        np.testing.assert_array_equal(received, sent)
+
+    def test_text_that_is_not_utf8_is_refused(self, client: Client) -> None:
+        with pytest.raises(InvalidInput, match="expected UTF-8"):
+            ask(client, "identity_bytes", x=np.array([[b"\xff\xfe"]], np.object_))
+
+    def test_zero_sized_tensors(self, client: Client) -> None:
+        assert ask(client, "identity_fp32", x=np.zeros((2, 0), np.float32))["y"].shape == (2, 0)
+
+    def test_nan_and_infinity_pass_through(self, client: Client) -> None:
+        sent = np.array([[np.nan, np.inf, -np.inf]], np.float32)
+        np.testing.assert_array_equal(ask(client, "identity_fp32", x=sent)["y"], sent)
+
+    def test_scalars(self, client: Client) -> None:
+        np.testing.assert_array_equal(ask(client, "scalar", x=[21.0])["y"], [42.0])
+        np.testing.assert_array_equal(ask(client, "batch_of_scalars", x=[[1.0], [2.0]])["y"], [[2.0], [4.0]])
+
+    def test_eight_dimensions(self, client: Client) -> None:
+        sent = np.random.default_rng(0).normal(size=(3, 1, 2, 1, 2, 1, 2, 1)).astype(np.float32)
+        np.testing.assert_array_equal(ask(client, "eight", x=sent)["y"], sent)
+
+    def test_several_inputs_and_outputs_in_signature_order(self, client: Client) -> None:
+        metadata = client.model("pair").metadata
+        assert [tensor["name"] for tensor in metadata["inputs"]] == ["b", "a"]
+        assert [tensor["name"] for tensor in metadata["outputs"]] == ["sum", "difference"]
+
+    def test_outputs_that_nobody_asks_for_are_not_sent(self, client: Client) -> None:
+        feeds = {"a": np.array([[1, 2]], np.float32), "b": np.array([[5, 7]], np.float32)}
+        model = client.model("pair")
+        answer = model.infer(feeds, ["difference"])
+        assert set(answer) == {"difference"}
+        np.testing.assert_array_equal(answer["difference"], [[4, 5]])
+        assert list(model.infer(feeds)) == ["sum", "difference"]
+
+    def test_optional_inputs(self, client: Client) -> None:
+        np.testing.assert_array_equal(ask(client, "optional", x=[1, 2, 3])["y"], [101, 102, 103])
+        np.testing.assert_array_equal(ask(client, "optional", x=[1, 2, 3], bias=[5])["y"], [6, 7, 8])
+
+    @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+    def test_a_fixed_batch_is_padded_or_split(self, client: Client, rows: int) -> None:
+        sent = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+        np.testing.assert_array_equal(ask(client, "fixed", x=sent)["y"], sent * 2)
+
+    def test_a_fixed_batch_is_said_so(self, client: Client, zoo_server: Server) -> None:
+        ask(client, "fixed", x=np.zeros((1, 3), np.float32))
+        assert "fixed was saved with a fixed batch of 2" in zoo_server.log
+
+    def test_a_fixed_shape_without_configuration_is_served_whole(self, client: Client) -> None:
+        sent = np.ones((2, 3), np.float32)
+        np.testing.assert_array_equal(ask(client, "whole", x=sent)["y"], sent * 2)
+        with pytest.raises(InvalidInput):
+            ask(client, "whole", x=np.ones((1, 3), np.float32))
+
+    @pytest.mark.parametrize("model", ["external", "folder"])
+    def test_external_data(self, client: Client, model: str) -> None:
+        np.testing.assert_array_equal(ask(client, model, x=np.zeros((1, 4), np.float32))["y"], [[0, 1, 2, 3]])
+
+    def test_versions(self, client: Client) -> None:
+        for version, factor in (("1", 10), ("2", 20), ("", 20)):
+            np.testing.assert_array_equal(ask(client, "versions", version, x=[[1, 1, 1]])["y"], [[factor] * 3])
+
+    def test_labels_are_found(self, zoo_server: Server) -> None:
+        assert config(zoo_server, "labelled")["output"][0]["label_filename"] == "labels.txt"
+
+
+class TestSeat:
+    @pytest.mark.parametrize("model", ["bare", "platform", "backend"])
+    def test_answers_to_the_names_of_the_other_backend(self, client: Client, zoo_server: Server, model: str) -> None:
+        np.testing.assert_array_equal(ask(client, model, x=[[1, 2, 3]])["y"], [[2, 4, 6]])
+        assert config(zoo_server, model)["backend"] == "onnxruntime"
+
+    def test_what_the_user_wrote_stays(self, zoo_server: Server) -> None:
+        found = config(zoo_server, "backend")
+        assert found["max_batch_size"] == 16
+        assert found["instance_group"][0]["count"] == 1
+
+    def test_the_users_store_is_not_written_to(self, zoo_server: Server, store: Path) -> None:
+        assert zoo_server.status("/v2/health/ready") == 200
+        assert not (store / "bare" / "config.pbtxt").exists()
+        assert sorted(path.name for path in (store / "bare").iterdir()) == ["1"]
+
+    def test_tritons_own_completion_gives_the_same(
+        self, zoo_server: Server, start_server: StartServer, store: Path
+    ) -> None:
+        """In poll mode the stores may change, so nothing is mirrored and Triton completes."""
+        polling = start_server("--model-store", store, "--model-control-mode=poll")
+        polling.wait_ready()
+        for model in sorted(path.name for path in store.iterdir()):
+            ours, theirs = config(zoo_server, model), config(polling, model)
+            for found in (ours, theirs):
+                found.pop("instance_group")  # names of instances
+            assert ours == theirs, model
+
+
+BROKEN = {
+    "sequence": (zoo.with_sequence_output(), "", "is a sequence_type, Triton can carry tensors only", "zipmap"),
+    "opset": (zoo.scale(("batch", 3), opset=99), "", "opset", "99"),
+    "typo": (zoo.scale(("batch", 3)), 'parameters { key: "intra_op_threads" value { string_value: "1" } }',
+             "unknown key 'intra_op_threads'", "did you mean 'intra_op_thread_count'?"),
+    "dims": (zoo.scale(("batch", 3)), 'input { name: "x" dims: [4] }', "dims", "expected [3], got [4]"),
+    "dtype": (zoo.scale(("batch", 3)), 'input { name: "x" data_type: TYPE_INT64 dims: [3] }',
+              "expected TYPE_FP32, got TYPE_INT64", "leave the input out"),
+    "name": (zoo.scale(("batch", 3)), 'input { name: "z" dims: [3] }', "input 'z' is not in the graph", "x FP32"),
+    "unbatchable": (zoo.scale(()), "max_batch_size: 4", "has no batch dimension", "max_batch_size: 0"),
+    "accelerator": (zoo.scale(("batch", 3)),
+                    'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
+                    "the instance runs on the CPU", "GPU"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server of broken models and a good one; its log."""
+    store = tmp_path_factory.mktemp("broken")
+    for name, (proto, text, *_) in BROKEN.items():
+        zoo.add(store, name, proto, text)
+    zoo.add(store, "good", zoo.scale(("batch", 3)))
+    truncated = zoo.add(store, "truncated", zoo.scale(("batch", 3))) / "model.onnx"
+    truncated.write_bytes(truncated.read_bytes()[:60])
+    (zoo.add_external(store, "lost") / "weights.bin").unlink()
+    zoo.add_external(store, "escape", "../../secret.bin")
+    newer = zoo.scale(("batch", 3))
+    newer.ir_version = 99
+    zoo.add(store, "newer", newer)
+    with Serving(tmp_path_factory.mktemp("log"), "--model-store", store, "--exit-on-error=false") as server:
+        server.wait_until(lambda: "serving HTTP" in server.log)
+        assert server.status("/v2/models/good/ready") == 200
+        assert server.status("/v2/health/ready") != 200
+        with Client(server.url) as client:
+            np.testing.assert_array_equal(ask(client, "good", x=[[1, 2, 3]])["y"], [[2, 4, 6]])
+            for name in BROKEN:
+                with pytest.raises(ClientError):
+                    ask(client, name, x=[[1, 2, 3]])
+        yield server.log
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("name", BROKEN)
+    def test_says_what_is_wrong_and_what_to_do(self, log: str, name: str) -> None:
+        lines = [line for line in log.splitlines() if f"'{name}'" in line or f"/{name}/" in line or f"{name}:" in line]
+        for words in BROKEN[name][2:]:
+            assert any(words in line for line in lines), "\n".join(lines) or log
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [("truncated", "cut short"), ("lost", "weights.bin"), ("escape", "out of the version folder"), ("newer", "99")],
+    )
+    def test_damaged_files(self, log: str, name: str, words: str) -> None:
+        lines = [line for line in log.splitlines() if f"/{name}/" in line]
+        assert any(words in line for line in lines), "\n".join(lines) or log
+
+
+class TestEnableFlags:
+    def test_an_unknown_model_is_a_mistake(self, store: Path) -> None:
+        finished = run_command("serve", "--model-store", store, "--enable-openvino", "bar")
+        assert finished.returncode == 2
+        assert "there is no such model" in finished.stderr
+        assert "did you mean 'bare'?" in finished.stderr
+
+    def test_two_engines_for_one_model_are_a_mistake(self, store: Path) -> None:
+        finished = run_command("serve", "--model-store", store, "--enable-openvino=bare", "--enable-tensorrt=bare")
+        assert finished.returncode == 2
+        assert "both --enable-openvino and --enable-tensorrt name 'bare'" in finished.stderr
+
+    def test_reach_models_that_have_a_configuration(self, start_server: StartServer, digits: Path) -> None:
+        """Never a silent fallback: an engine that cannot run is a load error that names it."""
+        server = start_server("--model-store", digits.parent, "--enable-tensorrt", "digits")
+        assert server.process.wait(60) == 1
+        assert "engine 'tensorrt'" in server.log

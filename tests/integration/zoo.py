@@ -1,0 +1,136 @@
+"""Small ONNX models, each with one trait that a serving backend may get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Shape = Sequence[int | str]
+
+DTYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def value(name: str, shape: Shape, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, list(shape))
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    constants: dict[str, Any] | None = None,
+    *,
+    opset: int = 18,
+    ir: int = 9,
+) -> onnx.ModelProto:
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "zoo", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+
+
+def identity(shape: Shape, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    return model(nodes, [value("x", shape, dtype)], [value("y", shape, dtype)])
+
+
+def scale(shape: Shape, factor: float = 2.0, *, opset: int = 18) -> onnx.ModelProto:
+    """`y = x * factor`."""
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["y"])]
+    return model(nodes, [value("x", shape)], [value("y", shape)], {"factor": np.float32(factor)}, opset=opset)
+
+
+def sum_and_difference() -> onnx.ModelProto:
+    nodes = [helper.make_node("Add", ["b", "a"], ["sum"]), helper.make_node("Sub", ["b", "a"], ["difference"])]
+    shape = ("batch", 2)
+    return model(nodes, [value("b", shape), value("a", shape)], [value("sum", shape), value("difference", shape)])
+
+
+def with_optional_bias() -> onnx.ModelProto:
+    """`y = x + bias`, where the graph holds a default of 100 for `bias`."""
+    nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
+    inputs = [value("x", (3,)), value("bias", (1,))]
+    return model(nodes, inputs, [value("y", (3,))], {"bias": np.array([100], np.float32)})
+
+
+def with_sequence_output() -> onnx.ModelProto:
+    nodes = [helper.make_node("SequenceConstruct", ["x"], ["y"])]
+    sequence = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
+    return model(nodes, [value("x", ("batch", 3))], [sequence])
+
+
+def add(store: Path, name: str, proto: onnx.ModelProto, config: str | None = None, *, version: int = 1) -> Path:
+    """Writes a model; returns its version folder."""
+    folder = store / name / str(version)
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())  # unchecked: some are meant to be broken
+    if config is not None:
+        (store / name / "config.pbtxt").write_text(config)
+    return folder
+
+
+def add_external(store: Path, name: str, location: str = "weights.bin") -> Path:
+    """A model whose weight lies in another file; returns its version folder."""
+    proto = model(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", ("batch", 4))],
+        [value("y", ("batch", 4))],
+        {"w": np.arange(4, dtype=np.float32)},
+    )
+    tensor = proto.graph.initializer[0]
+    (raw, tensor.raw_data) = (tensor.raw_data, b"")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    tensor.external_data.add(key="length", value=str(len(raw)))
+    folder = add(store, name, proto)
+    (folder / location).write_bytes(raw)
+    return folder
+
+
+def build(store: Path) -> Path:
+    """The models that must work, most of them without any configuration."""
+    for name, dtype in DTYPES.items():
+        add(store, f"identity_{name.lower()}", identity(("batch", "n"), dtype))
+    add(store, "bare", scale(("batch", 3)))
+    add(store, "whole", scale((2, 3)))
+    add(store, "fixed", scale((2, 3)), "max_batch_size: 8")
+    add(store, "scalar", scale(()))
+    add(store, "batch_of_scalars", scale(("batch",)))
+    add(store, "eight", identity(("batch", 1, 2, 1, 2, 1, 2, 1)))
+    add(store, "pair", sum_and_difference())
+    optional = 'input { name: "x" } input { name: "bias" optional: true }'
+    add(store, "optional", with_optional_bias(), optional)
+    add(store, "labelled", scale(("batch", 3)))
+    (store / "labelled" / "labels.txt").write_text("red\ngreen\nblue\n")
+    platform = 'platform: "onnxruntime_onnx" default_model_filename: "net.onnx"'
+    folder = add(store, "platform", scale(("batch", 3)), platform)
+    (folder / "model.onnx").rename(folder / "net.onnx")
+    backend = 'backend: "onnxruntime" max_batch_size: 16 instance_group { count: 1 kind: KIND_CPU }'
+    add(store, "backend", scale(("batch", 3)), backend)
+    add(store, "versions", scale(("batch", 3), 10), "version_policy { all {} }", version=1)
+    add(store, "versions", scale(("batch", 3), 20), None, version=2)
+    add_external(store, "external")
+    folder = add_external(store, "folder")
+    (store / "held").mkdir()
+    (folder / "model.onnx").rename(store / "held" / "model.onnx")
+    (folder / "weights.bin").rename(store / "held" / "weights.bin")
+    (store / "held").rename(folder / "model.onnx")
+    return store
