@@ -13,8 +13,8 @@ from graphkiln.graph.errors import ServerSetupError
 from graphkiln.server import installation as finding
 from graphkiln.server.flags import TritonFlags
 from graphkiln.server.installation import Installation, find_installation
+from graphkiln.server.launch import command_line
 from graphkiln.server.runfolder import RunFolder
-from graphkiln.server.supervisor import command_line
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile, read_counters, read_statuses
 
 KNOWN = {
@@ -148,7 +148,7 @@ class TestRunFolder:
 
 class TestInstanceStatus:
     STATUS = InstanceStatus(
-        model="m", version=3, engine="e", device="cpu", precision="fp32", threads=2, load_ms=1.5, self_test=""
+        pid=1, model="m", version=3, engine="e", device="cpu", precision="fp32", threads=2, load_ms=1.5, self_test=""
     )
 
     def test_counts_what_is_computing(self, tmp_path: Path) -> None:

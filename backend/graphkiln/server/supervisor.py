@@ -5,168 +5,105 @@ closed by its client. An idle keep-alive connection never is, so the bare server
 `--exit-timeout-secs` (30 s) and then exits with code 1, although nothing was left to do. Each of our instances counts
 the batches that it has begun and ended; when all have been idle for `_SETTLE_S` after SIGTERM, no request is in flight
 and the server is ended. Models of other backends keep no such count: where one is loaded, Triton's own wait decides.
+
+Why a dead instance restarts the whole server: Triton (24.10) neither restarts a Python instance that died nor reports
+it as not ready; it answers every request with an error, for ever.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
-from graphkiln.repository.overlay import build_overlay
-from graphkiln.server.flags import Endpoint, TritonFlags
-from graphkiln.server.installation import Installation
+import psutil
+
+from graphkiln.server.flags import Endpoint
+from graphkiln.server.launch import Launch
 from graphkiln.server.probe import ModelState, is_live, model_states
 from graphkiln.server.runfolder import RunFolder
-from graphkiln.triton.environment import to_environment
-from graphkiln.triton.instance_status import read_counters
+from graphkiln.triton.instance_status import read_counters, read_statuses
 
 _POLL_S = 0.05
+_WATCH_S = 1.0
+"""How often the set of instances is read anew; the death of a known one is seen at once."""
 _SETTLE_S = 2.0
 """Longer than the time between a request's last byte and its batch; short enough to end within 5 s."""
-_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
-
-_COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
-_NVIDIA_DRIVER = Path("/dev/nvidiactl")
-
-
-def command_line(
-    installation: Installation, folder: RunFolder, stores: Sequence[Path], flags: TritonFlags, *, complete: bool
-) -> list[str]:
-    """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none.
-
-    Args:
-        installation: The server to run.
-        folder: The run's folder, backends assembled.
-        stores: Model stores, or their mirrors.
-        flags: The user's flags.
-        complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
-    """
-    defaults = {"log-info": "false", "cache-directory": str(installation.caches)}
-    if not _NVIDIA_DRIVER.exists():
-        # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
-        defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
-    if "log-verbose" in flags.values:
-        del defaults["log-info"]
-    return [
-        str(installation.binary),
-        *(f"--model-repository={store}" for store in stores),
-        f"--backend-directory={folder.backends}",
-        f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
-        *(f"--{name}={value}" for name, value in defaults.items() if name not in flags.values),
-        *(("--disable-auto-complete-config",) if complete else ()),
-        *flags.arguments,
-    ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServeOptions:
-    """What `graphkiln serve` was asked for beyond tritonserver's own flags.
-
-    Attributes:
-        engines: Model name -> engine that the command line asks for.
-        replace_onnxruntime: Whether our backend stands in for an installed C++ `onnxruntime` backend.
-    """
-
-    engines: Mapping[str, str] = field(default_factory=dict)
-    replace_onnxruntime: bool = False
+_RESTARTS, _RESTARTS_WITHIN_S = 5, 60.0
+"""More deaths than that are a fault that a restart does not mend."""
 
 
 class Supervisor:
-    """One run of tritonserver.
+    """Runs tritonserver until it is told to stop, and restarts it when an instance of ours dies.
 
     Args:
-        installation: The server to run.
-        stores: Model stores.
-        flags: The user's flags.
-        options: What else was asked for.
-        on_live: Called once with the state of every model, when the server answers.
+        launch: What to start.
+        on_live: Called with the state of every model, each time that a server has started.
         say: Called with one line at each event that a user should know of.
     """
 
     def __init__(
-        self,
-        installation: Installation,
-        stores: Sequence[Path],
-        flags: TritonFlags,
-        options: ServeOptions,
-        *,
-        on_live: Callable[[list[ModelState]], None],
-        say: Callable[[str], None],
+        self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], say: Callable[[str], None]
     ) -> None:
-        self._installation = installation
-        self._stores = stores
-        self._flags = flags
-        self._options = options
+        self._launch = launch
         self._on_live = on_live
         self._say = say
-        self._http = flags.endpoint("http")
+        self._http = launch.flags.endpoint("http")
         self._stop_signals = 0
+        self._deaths: deque[float] = deque(maxlen=_RESTARTS)
 
     def run(self) -> int:
         """Serves until the server ends.
 
         Returns:
-            The server's exit code; 0 when it was ended after a complete drain; 128 + N when signal N killed it.
+            The server's exit code; 0 when it was ended after a complete drain; 128 + N when signal N killed it; 1 when
+            instances died again and again.
         """
-        with RunFolder() as folder, _signals_to(self._on_signal) as wake:
-            ours = folder.assemble_backends(
-                self._installation, self._flags.backends, replace_onnxruntime=self._options.replace_onnxruntime
-            )
-            stores = folder.link_stores(self._stores)
-            mirrors = build_overlay(stores, folder.overlay, ours) if self._may_complete() else None
-            with subprocess.Popen(
-                command_line(self._installation, folder, mirrors or stores, self._flags, complete=bool(mirrors)),
-                env=self._environment(folder),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
-            ) as server:
-                try:
-                    return self._supervise(server, folder, wake)
-                finally:
-                    _kill_group(server)
+        with _signals_to(self._on_signal) as wake:
+            while True:
+                with RunFolder() as folder, self._launch.start(folder) as server:
+                    try:
+                        code = self._supervise(server, folder, wake)
+                    finally:
+                        _kill_group(server)
+                if code is not None:
+                    return code
 
-    def _may_complete(self) -> bool:
-        """Whether the stores can be mirrored: not while they may change, and not against the user's own flags."""
-        control = self._flags.values.get("model-control-mode", "none")
-        return control == "none" and not _COMPLETION_FLAGS & self._flags.values.keys()
-
-    def _environment(self, folder: RunFolder) -> dict[str, str]:
-        return {
-            **os.environ,
-            "LD_LIBRARY_PATH": self._installation.library_path,
-            # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
-            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
-            "TMPDIR": str(folder.temporary),
-            **to_environment(folder.instances, self._options.engines),
-        }
-
-    def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, wake: socket.socket) -> int:
+    def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, wake: socket.socket) -> int | None:
+        """Returns the exit code, or None when the server must be started again."""
         live = False
         while (code := server.poll()) is None:
             if self._stop_signals:
                 return self._stop(server, folder, wake, live=live)
+            if dead := _dead_instance(folder):
+                return self._give_up_or_restart(dead)
             if not live and self._answers():
                 live = True
                 self._on_live(self._states(folder))
-            _wait(server, wake, None if live else _POLL_S)
+            instances = [status.pid for status in read_statuses(folder.instances)]
+            _wait([server.pid, *instances], wake, _WATCH_S if live else _POLL_S)
         return _exit_code(code)
+
+    def _give_up_or_restart(self, dead: str) -> int | None:
+        now = time.monotonic()
+        if len(self._deaths) == _RESTARTS and now - self._deaths[0] < _RESTARTS_WITHIN_S:
+            self._say(f"{dead} died, the {_RESTARTS + 1}th death within {_RESTARTS_WITHIN_S:.0f} s: giving up")
+            return 1
+        self._deaths.append(now)
+        self._say(f"{dead} died: restarting the server")
+        return None
 
     def _answers(self) -> bool:
         if self._http:
             return is_live(self._http)
         # Triton opens its ports only when loading is over, so an open port of another protocol says the same.
-        return any(_accepts(endpoint) for endpoint in self._flags.endpoints())
+        return any(_accepts(endpoint) for endpoint in self._launch.flags.endpoints())
 
     def _states(self, folder: RunFolder) -> list[ModelState]:
         return model_states(self._http, folder.instances) if self._http else []
@@ -182,7 +119,7 @@ class Supervisor:
                 self._say("stopping at once: second signal")
                 _kill_group(server)
                 return 128 + signal.SIGKILL
-            _wait(server, wake, _POLL_S)
+            _wait([server.pid], wake, _POLL_S)
             before, counters = counters, read_counters(folder.instances)
             if counters != before or any(begun != ended for begun, ended in counters.values()):
                 idle_since = time.monotonic()
@@ -220,13 +157,29 @@ def _signals_to(on_stop: Callable[[], None]) -> Iterator[socket.socket]:
                 signal.signal(number, handler)
 
 
-def _wait(server: subprocess.Popen[bytes], wake: socket.socket, timeout_s: float | None) -> None:
-    """Sleeps until the server ends, a signal comes, or the time is over."""
-    ended = os.pidfd_open(server.pid)
-    try:
-        ready, _, _ = select.select([ended, wake.fileno()], [], [], timeout_s)
-    finally:
-        os.close(ended)
+def _dead_instance(folder: RunFolder) -> str:
+    """The name of an instance that published its status and is gone without having taken it back, or empty."""
+    for status in read_statuses(folder.instances):
+        try:
+            gone = psutil.Process(status.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            gone = True
+        if gone and status in read_statuses(folder.instances):
+            return f"an instance of {status.model} version {status.version}"
+    return ""
+
+
+def _wait(processes: list[int], wake: socket.socket, timeout_s: float) -> None:
+    """Sleeps until one of the processes ends, a signal comes, or the time is over."""
+    with ExitStack() as stack:
+        ended = []
+        for process in processes:
+            try:
+                ended.append(os.pidfd_open(process))
+            except ProcessLookupError:
+                return
+            stack.callback(os.close, ended[-1])
+        ready, _, _ = select.select([*ended, wake.fileno()], [], [], timeout_s)
     if wake.fileno() in ready:
         wake.recv(4096)
 
@@ -241,12 +194,6 @@ def _accepts(endpoint: Endpoint) -> bool:
 
 def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
-
-
-def _die_with_parent() -> None:
-    """In the child: get SIGTERM when the supervisor itself is killed, so that no server is orphaned."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _kill_group(server: subprocess.Popen[bytes]) -> None:

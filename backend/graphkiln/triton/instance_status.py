@@ -11,7 +11,7 @@ import json
 import mmap
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,6 +27,7 @@ class InstanceStatus:
     """How an instance was lowered.
 
     Attributes:
+        pid: Process of the instance.
         model: Model name.
         version: Model version.
         engine: Engine that answers.
@@ -37,6 +38,7 @@ class InstanceStatus:
         self_test: Verdict line of the golden samples, or empty.
     """
 
+    pid: int
     model: str
     version: int
     engine: str
@@ -87,9 +89,18 @@ class StatusFile:
 
 def read_statuses(folder: Path) -> list[InstanceStatus]:
     """All instances that are ready, by name."""
-    return [decode(InstanceStatus, json.loads(path.read_bytes())) for path in sorted(folder.glob("*.json"))]
+    statuses = []
+    for path in sorted(folder.glob("*.json")):
+        with suppress(FileNotFoundError):  # taken back between the listing and the reading: unloaded
+            statuses.append(decode(InstanceStatus, json.loads(path.read_bytes())))
+    return statuses
 
 
 def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
     """Batches `(begun, ended)` by instance; an instance is computing while the two differ."""
-    return {path.stem: _COUNTERS.unpack(path.read_bytes()) for path in sorted(folder.glob("*.counters"))}
+    counters: dict[str, tuple[int, int]] = {}
+    for path in sorted(folder.glob("*.counters")):
+        with suppress(FileNotFoundError):
+            begun, ended = _COUNTERS.unpack(path.read_bytes())
+            counters[path.stem] = (begun, ended)
+    return counters

@@ -7,6 +7,7 @@ Runs inside the stub process only. Everything that can be done without Triton li
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -177,6 +178,7 @@ def _instances(config: dict[str, Any]) -> int:
 
 def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceStatus:
     return InstanceStatus(
+        pid=os.getpid(),
         model=args["model_name"],
         version=int(args["model_version"]),
         engine=lowered.step.engine,

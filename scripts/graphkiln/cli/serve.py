@@ -44,7 +44,8 @@ def serve(
     """
     from graphkiln.server.flags import TritonFlags
     from graphkiln.server.installation import find_installation
-    from graphkiln.server.supervisor import ServeOptions, Supervisor
+    from graphkiln.server.launch import Launch
+    from graphkiln.server.supervisor import Supervisor
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags)
@@ -52,10 +53,13 @@ def serve(
     engines = _checked_engines({"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
     flags.check_ports()
     supervisor = Supervisor(
-        installation,
-        stores,
-        flags,
-        ServeOptions(engines=engines, replace_onnxruntime=replace_onnxruntime),
+        Launch(
+            installation=installation,
+            stores=stores,
+            flags=flags,
+            engines=engines,
+            replace_onnxruntime=replace_onnxruntime,
+        ),
         on_live=lambda states: _show(states, flags),
         say=lambda line: typer.echo(f"graphkiln: {line}", err=True),
     )

@@ -1,0 +1,106 @@
+"""How tritonserver is started: command line, environment, and the process itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln.repository.overlay import build_overlay
+from graphkiln.server.flags import TritonFlags
+from graphkiln.server.installation import Installation
+from graphkiln.server.runfolder import RunFolder
+from graphkiln.triton.environment import to_environment
+
+_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Everything that a server is started from.
+
+    Attributes:
+        installation: The server to run.
+        stores: Model stores.
+        flags: The user's flags for tritonserver.
+        engines: Model name -> engine that the command line asks for.
+        replace_onnxruntime: Whether our backend stands in for an installed C++ `onnxruntime` backend.
+    """
+
+    installation: Installation
+    stores: Sequence[Path]
+    flags: TritonFlags
+    engines: Mapping[str, str] = field(default_factory=dict)
+    replace_onnxruntime: bool = False
+
+    def start(self, folder: RunFolder) -> subprocess.Popen[bytes]:
+        """Fills the run folder and starts tritonserver in a session of its own, so that only we signal it."""
+        ours = folder.assemble_backends(
+            self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
+        )
+        stores = folder.link_stores(self.stores)
+        mirrors = build_overlay(stores, folder.overlay, ours) if self._may_complete() else None
+        return subprocess.Popen(
+            command_line(self.installation, folder, mirrors or stores, self.flags, complete=bool(mirrors)),
+            env=self._environment(folder),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
+        )
+
+    def _may_complete(self) -> bool:
+        """Whether the stores can be mirrored: not while they may change, and not against the user's own flags."""
+        control = self.flags.values.get("model-control-mode", "none")
+        return control == "none" and not _COMPLETION_FLAGS & self.flags.values.keys()
+
+    def _environment(self, folder: RunFolder) -> dict[str, str]:
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": self.installation.library_path,
+            # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+            "TMPDIR": str(folder.temporary),
+            **to_environment(folder.instances, self.engines),
+        }
+
+
+def command_line(
+    installation: Installation, folder: RunFolder, stores: Sequence[Path], flags: TritonFlags, *, complete: bool
+) -> list[str]:
+    """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none.
+
+    Args:
+        installation: The server to run.
+        folder: The run's folder, backends assembled.
+        stores: Model stores, or their mirrors.
+        flags: The user's flags.
+        complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
+    """
+    defaults = {"log-info": "false", "cache-directory": str(installation.caches)}
+    if not _NVIDIA_DRIVER.exists():
+        # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
+        defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
+    if "log-verbose" in flags.values:
+        del defaults["log-info"]
+    return [
+        str(installation.binary),
+        *(f"--model-repository={store}" for store in stores),
+        f"--backend-directory={folder.backends}",
+        f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
+        *(f"--{name}={value}" for name, value in defaults.items() if name not in flags.values),
+        *(("--disable-auto-complete-config",) if complete else ()),
+        *flags.arguments,
+    ]
+
+
+def _die_with_parent() -> None:
+    """In the child: get SIGTERM when the supervisor itself is killed, so that no server is orphaned."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

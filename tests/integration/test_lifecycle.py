@@ -1,0 +1,173 @@
+"""Death, restart, reload and swap, on the real server."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import zoo
+from running import Server, StartServer
+
+from graphkiln.client import Client
+from graphkiln.graph.errors import ClientError, ConnectionFailed, ServerError
+
+pytestmark = pytest.mark.server
+
+
+def stubs(server: Server) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [child for child in children if "triton_python_backend_stub" in " ".join(child.cmdline())]
+
+
+def answers(server: Server) -> bool:
+    try:
+        with Client(server.url, timeout_s=5) as client:
+            client.model("digits").classify("docs/digits/four.png")
+    except ClientError:
+        return False
+    return True
+
+
+def test_a_killed_instance_is_noticed_and_service_restored_within_five_seconds(
+    start_server: StartServer, digits: Path
+) -> None:
+    server = start_server("--model-store", digits.parent)
+    server.wait_ready()
+    (stub,) = stubs(server)
+    killed = time.monotonic()
+    stub.kill()
+    server.wait_until(lambda: server.status("/v2/health/ready") != 200, timeout_s=2)
+    noticed = time.monotonic() - killed
+    server.wait_until(lambda: answers(server), timeout_s=30)
+    restored = time.monotonic() - killed
+    print(f"noticed after {noticed:.2f} s, restored after {restored:.2f} s")
+    assert noticed < 1
+    assert restored < 5
+    assert "an instance of digits version 1 died: restarting the server" in server.log
+    assert server.stop()[0] == 0
+
+
+def test_requests_in_flight_of_a_killed_instance_get_an_error_and_do_not_hang(
+    start_server: StartServer, slow_store: Path
+) -> None:
+    server = start_server("--model-store", slow_store)
+    server.wait_ready()
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            with Client(server.url, timeout_s=60) as client:
+                client.model("slow").infer({"ROUNDS": np.array([10_000_000])})
+        except ClientError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(1)
+    stubs(server)[0].kill()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert isinstance(errors[0], ConnectionFailed | ServerError)
+    server.wait_ready()
+
+
+def test_deaths_without_end_end_the_server(start_server: StartServer, digits: Path) -> None:
+    server = start_server("--model-store", digits.parent)
+    for _ in range(6):
+        server.wait_ready()
+        server.wait_until(lambda: len(stubs(server)) == 1, timeout_s=10)
+        (stub,) = stubs(server)
+        stub.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while stub.is_running() and stub.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while server.status("/v2/health/ready") == 200 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert server.process.wait(30) == 1
+    assert "giving up" in server.log
+
+
+class Load(threading.Thread):
+    """About 200 requests a second, one after the other, until it is stopped; every answer is kept."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.running = True
+        self.factors: list[float] = []
+        self.errors: list[Exception] = []
+
+    def run(self) -> None:
+        with Client(self.url, timeout_s=10) as client:
+            model = client.model("swap")
+            due = time.monotonic()
+            while self.running:
+                try:
+                    self.factors.append(float(model.infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0]))
+                except ClientError as error:
+                    self.errors.append(error)
+                due += 0.005
+                time.sleep(max(0.0, due - time.monotonic()))
+
+
+@pytest.fixture
+def swap_store(tmp_path: Path) -> Path:
+    zoo.add(tmp_path / "store", "swap", zoo.scale(("batch", 3), 1), "")
+    return tmp_path / "store"
+
+
+def publish(store: Path, version: int, factor: float) -> None:
+    """A new version, made elsewhere and renamed into place, as converters do."""
+    folder = zoo.add(store / ".new", "swap", zoo.scale(("batch", 3), factor), version=version)
+    folder.rename(store / "swap" / str(version))
+
+
+@pytest.mark.parametrize("mode", ["poll", "explicit"])
+def test_swapping_a_version_under_load_loses_nothing(start_server: StartServer, swap_store: Path, mode: str) -> None:
+    flags = ["--repository-poll-secs=1"] if mode == "poll" else ["--load-model=swap"]
+    server = start_server("--model-store", swap_store, f"--model-control-mode={mode}", *flags)
+    server.wait_ready()
+    load = Load(server.url)
+    load.start()
+    time.sleep(1)
+    publish(swap_store, 2, 2)
+    if mode == "explicit":
+        zoo_load(server, "swap")
+    server.wait_until(lambda: load.factors[-1] == 2.0, timeout_s=30)
+    time.sleep(0.5)
+    load.running = False
+    load.join()
+    assert load.errors == []
+    assert set(load.factors) == {1.0, 2.0}
+    assert load.factors == sorted(load.factors)
+    assert len(load.factors) > 200
+
+
+def zoo_load(server: Server, model: str) -> tuple[int, str]:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    connection.request("POST", f"/v2/repository/models/{model}/load")
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_a_version_that_fails_to_load_leaves_the_old_one_serving(start_server: StartServer, swap_store: Path) -> None:
+    server = start_server("--model-store", swap_store, "--model-control-mode=explicit", "--load-model=swap")
+    server.wait_ready()
+    broken = zoo.add(swap_store / ".new", "swap", zoo.scale(("batch", 3), 2), version=2)
+    (broken / "model.onnx").write_bytes((broken / "model.onnx").read_bytes()[:50])
+    broken.rename(swap_store / "swap" / "2")
+    status, text = zoo_load(server, "swap")
+    assert status == 400
+    assert "cut short" in text
+    assert "cut short" in server.log
+    with Client(server.url) as client:
+        assert client.model("swap").infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0] == 1.0
