@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import threading
 import time
@@ -149,8 +150,6 @@ def test_swapping_a_version_under_load_loses_nothing(start_server: StartServer, 
 
 
 def zoo_load(server: Server, model: str) -> tuple[int, str]:
-    import http.client
-
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.request("POST", f"/v2/repository/models/{model}/load")
     answer = connection.getresponse()

@@ -148,7 +148,18 @@ class TestRunFolder:
 
 class TestInstanceStatus:
     STATUS = InstanceStatus(
-        pid=1, model="m", version=3, engine="e", device="cpu", precision="fp32", threads=2, load_ms=1.5, self_test=""
+        pid=1,
+        model="m",
+        version=3,
+        engine="e",
+        device="cpu",
+        precision="fp32",
+        threads=2,
+        load_ms=1.5,
+        warmup_ms=0.5,
+        self_test="",
+        self_test_error=-1.0,
+        fallbacks=0,
     )
 
     def test_counts_what_is_computing(self, tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ class InstanceStatus:
         precision: Arithmetic that was read back from the engine.
         threads: Threads inside one operator.
         load_ms: Milliseconds from the start of loading until the instance was proven and ready.
+        warmup_ms: Milliseconds of it for warming up.
         self_test: Verdict line of the golden samples, or empty.
+        self_test_error: Relative L2 error on the golden samples, or -1.
+        fallbacks: How many steps of the plan failed before the one that serves.
     """
 
     pid: int
@@ -46,7 +49,10 @@ class InstanceStatus:
     precision: str
     threads: int
     load_ms: float
+    warmup_ms: float
     self_test: str
+    self_test_error: float
+    fallbacks: int
 
 
 class StatusFile:

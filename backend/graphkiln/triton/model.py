@@ -22,12 +22,14 @@ from graphkiln.graph.errors import GraphkilnError
 from graphkiln.lowering.lower import Lowered, lower
 from graphkiln.lowering.plan import plan
 from graphkiln.lowering.settings import Settings
+from graphkiln.lowering.warmup import batch_sizes
 from graphkiln.repository.config import complete_dictionary
 from graphkiln.repository.overlay import labels_file, version_signature
 from graphkiln.repository.version import read_version
 from graphkiln.triton.batching import Concatenator, Feeds, cut_to_batches, group_by_shape, split_rows
 from graphkiln.triton.environment import asked_engine
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile
+from graphkiln.triton.metrics import InstanceMetrics
 
 
 class TritonPythonModel:
@@ -70,7 +72,7 @@ class TritonPythonModel:
                 instances=_instances(config),
             )
             version = read_version(folder, config.get("default_model_filename", ""))
-            self._lowered = lower(version, steps)
+            self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config))
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session
@@ -88,7 +90,12 @@ class TritonPythonModel:
         self._scalars = {spec.name for spec in names if not spec.shape}
         self._concatenator = Concatenator()
         load_ms = (time.monotonic() - begun) * 1e3
-        self._status = StatusFile.publish(args["model_instance_name"], _status(args, self._lowered, load_ms))
+        status = _status(args, self._lowered, load_ms)
+        for line in filter(None, (*self._lowered.fallbacks, self._lowered.warmup_note)):
+            pb_utils.Logger.log_warn(f"graphkiln: {args['model_name']}: {line}")
+        instance = args["model_instance_name"]
+        self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes())
+        self._status = StatusFile.publish(instance, status)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers every request; an error in one is that one's answer only.
@@ -158,6 +165,8 @@ class TritonPythonModel:
         ]
 
     def _run(self, feeds: Feeds, wanted: list[str]) -> dict[str, AnyArray]:
+        if self._batching:
+            self._metrics.observe_batch(len(next(iter(feeds.values()))))
         if not self._fixed_batch:
             return self._session.run(feeds, wanted)
         runs = [
@@ -186,8 +195,28 @@ def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceS
         precision=lowered.placement.precision if lowered.placement else "unknown",
         threads=lowered.step.threads,
         load_ms=load_ms,
-        self_test=lowered.self_test,
+        warmup_ms=lowered.warmup_s * 1e3,
+        self_test=lowered.self_test.verdict if lowered.self_test else "",
+        self_test_error=lowered.self_test.relative_l2 if lowered.self_test else -1.0,
+        fallbacks=len(lowered.fallbacks),
     )
+
+
+def _warm_sizes(config: dict[str, Any]) -> tuple[int, ...]:
+    """The batch sizes that Triton will form by this configuration."""
+    if config["max_batch_size"] < 1:
+        return (1,)
+    preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", [])
+    if "dynamic_batching" not in config:
+        return (1, config["max_batch_size"])
+    return batch_sizes(config["max_batch_size"], tuple(map(int, preferred)))
+
+
+def _shared_memory_bytes() -> int:
+    """Size of the region that Triton's stub shares with the server: its name stands in the stub's own command line."""
+    arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    regions = (Path("/dev/shm") / argument.decode() for argument in arguments if b"/" not in argument and argument)
+    return sum(region.stat().st_size for region in regions if region.is_file())
 
 
 def _response(outputs: dict[str, AnyArray], names: list[str]) -> Any:
