@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 START_TIMEOUT_S = 120
 COMMAND = (sys.executable, "-m", "graphkiln.cli")
@@ -75,6 +78,15 @@ class Server:
             return None
         finally:
             connection.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Every graphkiln metric with its labels -> value; empty until the metrics port answers."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
+                text = answer.read().decode()
+        except URLError:
+            return {}
+        return {name: float(value) for name, value in re.findall(r"^(graphkiln_\S+) (\S+)$", text, re.MULTILINE)}
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from running import Server, StartServer
+from running import StartServer
 
 from graphkiln.client import Client
 
 pytestmark = pytest.mark.server
 
 
-def scrape(server: Server) -> dict[str, float]:
-    """Every graphkiln metric with its labels -> value."""
-    with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
-        text = answer.read().decode()
-    return {name: float(value) for name, value in re.findall(r"^(graphkiln_\S+) (\S+)$", text, re.MULTILINE)}
-
-
-def answers(server: Server) -> bool:
-    try:
-        return bool(scrape(server))
-    except URLError:
-        return False
-
-
 def test_every_metric_is_there_and_true(start_server: StartServer, digits: Path) -> None:
     server = start_server("--model-store", digits.parent)
     server.wait_ready()
-    server.wait_until(lambda: "serving HTTP" in server.log and answers(server))  # this port opens last
-    before = scrape(server)
+    server.wait_until(lambda: bool(server.metrics()))  # this port opens last
+    before = server.metrics()
 
     def value(found: dict[str, float], name: str, *words: str) -> float:
         (key,) = (key for key in found if key.startswith(name + "{") and all(word in key for word in words))
@@ -51,7 +34,7 @@ def test_every_metric_is_there_and_true(start_server: StartServer, digits: Path)
     with Client(server.url) as client:
         for rows in (1, 3, 3):
             client.model("digits").infer({"INPUT_0": np.zeros((rows, 1, 32, 32), np.float32)})
-    after = scrape(server)
+    after = server.metrics()
     for bound, count in (('le="1"', 1), ('le="2"', 1), ('le="4"', 3), ('le="+Inf"', 3)):
         name = "graphkiln_batch_size_bucket"
         assert value(after, name, bound) - value(before, name, bound) == count

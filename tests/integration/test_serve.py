@@ -27,9 +27,9 @@ def slow_rounds(server: Server, seconds: float) -> int:
     """How many rounds of the `slow` model take about that long on this machine."""
     with Client(server.url) as client:
         model = client.model("slow")
-        model.infer({"ROUNDS": np.array([200])})
+        model.infer({"ROUNDS": np.array([[200]])})
         begun = time.perf_counter()
-        model.infer({"ROUNDS": np.array([2000])})
+        model.infer({"ROUNDS": np.array([[2000]])})
         return int(2000 * seconds / (time.perf_counter() - begun))
 
 
@@ -44,7 +44,7 @@ class Asker(threading.Thread):
     def run(self) -> None:
         try:
             with Client(self.url, timeout_s=60) as client:
-                self.answer = float(client.model("slow").infer({"ROUNDS": np.array([self.rounds])})["SUM"][0])
+                self.answer = float(client.model("slow").infer({"ROUNDS": np.array([[self.rounds]])})["SUM"][0, 0])
         except Exception as error:
             self.answer = error
 
@@ -171,7 +171,7 @@ def test_serves_stores_with_spaces_in_their_paths_and_several_of_them(
     server = start_server("--model-store", slow_store, f"--model-store={digits.parent}")
     server.wait_ready()
     with Client(server.url) as client:
-        assert client.model("slow").infer({"ROUNDS": np.array([3])})["SUM"][0] == 256.0
+        assert client.model("slow").infer({"ROUNDS": np.array([[3]])})["SUM"][0, 0] == 256.0
     assert server.status("/v2/models/digits/ready") == 200
 
 

@@ -134,3 +134,25 @@ def build(store: Path) -> Path:
     (folder / "weights.bin").rename(store / "held" / "weights.bin")
     (store / "held").rename(folder / "model.onnx")
     return store
+
+
+def slow() -> onnx.ModelProto:
+    """`SUM`: of as many products of 256x256 matrices as `ROUNDS` says; batches of one row."""
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["state_in", "weight"], ["state_out"]),
+            helper.make_node("Identity", ["go_in"], ["go_out"]),
+        ],
+        "body",
+        [value("round", (), TensorProto.INT64), value("go_in", (), TensorProto.BOOL), value("state_in", (256, 256))],
+        [value("go_out", (), TensorProto.BOOL), value("state_out", (256, 256))],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["ROUNDS"], ["rounds"], keepdims=0),
+        helper.make_node("Loop", ["rounds", "", "weight"], ["state"], body=body),
+        helper.make_node("ReduceSum", ["state"], ["sum"], keepdims=0),
+        helper.make_node("Shape", ["ROUNDS"], ["shape"]),
+        helper.make_node("Expand", ["sum", "shape"], ["SUM"]),
+    ]
+    inputs = [value("ROUNDS", ("batch", 1), TensorProto.INT64)]
+    return model(nodes, inputs, [value("SUM", ("batch", 1))], {"weight": np.eye(256, dtype=np.float32)})

@@ -1,0 +1,239 @@
+"""What Triton itself offers works with models of ours: scheduling, caching, limits, warm-up, versions, bad bodies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import zoo
+from running import Server, Serving
+
+from graphkiln.client import Client
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("features")]
+
+ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"
+QUEUE = """
+    max_batch_size: 1
+    dynamic_batching {
+      default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 300000 max_queue_size: 3 }
+    }
+"""
+
+
+RANKED = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    store = tmp_path_factory.mktemp("features")
+    limiter = 'instance_group { count: 2 kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
+    data = 'key: "x" value { data_type: TYPE_FP32 dims: [3] random_data: true }'
+    warm = f'model_warmup {{ name: "w" batch_size: 2 inputs {{ {data} }} }}'
+    plain = zoo.scale(("batch", 3))
+    zoo.add(store, "cached", plain, f"response_cache {{ enable: true }} {ONE_INSTANCE}")
+    zoo.add(store, "limited", plain, limiter)
+    zoo.add(store, "warmed", plain, f"max_batch_size: 4 {warm} {ONE_INSTANCE}")
+    zoo.add(
+        store, "old", zoo.scale(("batch", 3), 1), f"version_policy {{ specific {{ versions: [1] }} }} {ONE_INSTANCE}"
+    )
+    zoo.add(store, "old", zoo.scale(("batch", 3), 2), None, version=2)
+    zoo.add(store, "queued", zoo.slow(), QUEUE + ONE_INSTANCE)
+    zoo.add(store, "ranked", zoo.slow(), RANKED + ONE_INSTANCE)
+    zoo.add(store, "patient", zoo.slow(), f"max_batch_size: 1 {ONE_INSTANCE}")
+    zoo.add(store, "plain", plain, f"max_batch_size: 4 {ONE_INSTANCE}")
+    zoo.add(store, "numbers", zoo.identity(("batch", "n"), zoo.DTYPES["FP32"]), ONE_INSTANCE)
+    flags = ("--cache-config=local,size=1048576", "--rate-limit=execution_count")
+    with Serving(tmp_path_factory.mktemp("log"), "--model-store", store, *flags) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(features: Server) -> Iterator[Client]:
+    with Client(features.url) as client:
+        yield client
+
+
+def statistics(server: Server, model: str) -> dict[str, Any]:
+    with urlopen(f"{server.url}/v2/models/{model}/stats") as answer:
+        return json.load(answer)["model_stats"][0]  # type: ignore[no-any-return]
+
+
+def runs(server: Server, model: str) -> float:
+    """How often the backend has run the model's session for a request. Triton counts dropped requests, too."""
+    found = server.metrics()
+    return sum(n for key, n in found.items() if "graphkiln_batch_size_count" in key and f'"{model}"' in key)
+
+
+def ones(rows: int = 1) -> dict[str, np.ndarray]:
+    return {"x": np.ones((rows, 3), np.float32)}
+
+
+def test_the_response_cache_answers_the_second_time(client: Client, features: Server) -> None:
+    for _ in range(2):
+        np.testing.assert_array_equal(client.model("cached").infer(ones())["y"], [[2, 2, 2]])
+    assert statistics(features, "cached")["inference_stats"]["cache_hit"]["count"] == 1
+
+
+def test_the_rate_limiter_lets_one_instance_run_at_a_time(client: Client) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.model("limited").infer(ones())["y"][0, 0], range(40)))
+    assert answers == [2.0] * 40
+
+
+def test_the_users_own_warm_up_is_run(client: Client, features: Server) -> None:
+    before = statistics(features, "warmed")["execution_count"]
+    client.model("warmed").infer(ones())
+    assert statistics(features, "warmed")["execution_count"] == before + 1
+    assert "failed to run warmup" not in features.log
+
+
+def test_the_version_policy_decides(client: Client, features: Server) -> None:
+    np.testing.assert_array_equal(client.model("old").infer(ones())["y"], [[1, 1, 1]])
+    assert features.status("/v2/models/old/versions/2/ready") != 200
+
+
+class TestQueue:
+    """The model takes 0.3 s a request or more; its queue holds 3 and gives up after 0.3 s."""
+
+    def outcomes(self, server: Server, model: str, priorities: list[int]) -> list[tuple[float, str]]:
+        """Sends all in order, shortly after each other; when and how each ended."""
+        url = server.grpc_url.removeprefix("grpc://")
+        with triton_grpc.InferenceServerClient(url) as client:
+
+            def ask(priority: int) -> tuple[float, str]:
+                tensor = triton_grpc.InferInput("ROUNDS", [1, 1], "INT64")
+                tensor.set_data_from_numpy(np.array([[self.rounds(server)]]))
+                try:
+                    client.infer(model, [tensor], priority=priority)
+                except triton_grpc.InferenceServerException as error:
+                    return time.monotonic(), f"{error.status()} {error.message()}"
+                return time.monotonic(), "answered"
+
+            with ThreadPoolExecutor(len(priorities)) as pool:
+                futures = []
+                for priority in priorities:
+                    futures.append(pool.submit(ask, priority))
+                    time.sleep(0.03)
+                return [future.result() for future in futures]
+
+    def rounds(self, server: Server) -> int:
+        if not hasattr(TestQueue, "_rounds"):
+            with Client(server.url) as client:
+                model = client.model("queued")
+                model.infer({"ROUNDS": np.array([[100]])})
+                begun = time.perf_counter()
+                model.infer({"ROUNDS": np.array([[1000]])})
+                TestQueue._rounds = int(1000 * 0.4 / (time.perf_counter() - begun))  # type: ignore[attr-defined]
+        return TestQueue._rounds  # type: ignore[attr-defined,no-any-return]
+
+    def test_a_full_queue_and_an_old_request_are_refused(self, features: Server) -> None:
+        self.rounds(features)
+        ends = [how for _, how in self.outcomes(features, "queued", [0] * 8)]
+        assert ends[0] == "answered"
+        assert sum("Exceeds maximum queue size" in how for how in ends) >= 2, ends
+        assert sum("timeout" in how.lower() for how in ends) >= 1, ends
+
+    def test_the_higher_priority_goes_first(self, features: Server) -> None:
+        self.rounds(features)
+        first, low, high = self.outcomes(features, "ranked", [2, 2, 1])
+        assert {how for _, how in (first, low, high)} == {"answered"}
+        assert first[0] < high[0] < low[0]
+
+
+def post(server: Server, model: str, body: bytes, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=10)
+    try:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", f"/v2/models/{model}/infer", body, names)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def binary(size: int, claimed: int) -> tuple[bytes, str]:
+    """A body whose header claims `claimed` bytes of tensor and that holds `size`."""
+    tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"binary_data_size": claimed}}
+    header = json.dumps({"inputs": [tensor]}).encode()
+    return header + b"\0" * size, str(len(header))
+
+
+class TestBadBodies:
+    """Each gets an error with a reason, and the next good request an answer.
+
+    The bodies are read by Triton's own front end, which (24.10) says 500 for JSON that it cannot use.
+    """
+
+    @pytest.fixture(autouse=True)
+    def goes_on_serving(self, client: Client) -> Iterator[None]:
+        yield
+        np.testing.assert_array_equal(client.model("plain").infer(ones())["y"], [[2, 2, 2]])
+
+    @pytest.mark.parametrize(("size", "claimed"), [(8, 12), (16, 12), (8, 8), (0, 12), (16, 16)])
+    def test_truncated_and_oversized_binary_tensors(self, features: Server, size: int, claimed: int) -> None:
+        body, header_length = binary(size, claimed)
+        status, text = post(features, "plain", body, Inference_Header_Content_Length=header_length)
+        assert status == 400
+        assert any(word in text for word in ("byte", "size", "unexpected additional input data")), text
+
+    @pytest.mark.parametrize("data", [[1, 2], [1, 2, 3, 4], ["a", "b", "c"], None])
+    def test_json_with_the_wrong_elements(self, features: Server, data: Any) -> None:
+        tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": data}
+        status, text = post(features, "plain", json.dumps({"inputs": [tensor]}).encode())
+        assert status in (400, 500)
+        assert len(json.loads(text)["error"]) > 20
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"inputs": 3}', b"\xff\xfe"])
+    def test_bodies_that_are_no_request(self, features: Server, body: bytes) -> None:
+        status, text = post(features, "plain", body)
+        assert status in (400, 500)
+        assert json.loads(text)["error"]
+
+    def test_a_missing_input(self, features: Server) -> None:
+        status, text = post(features, "plain", b'{"inputs": []}')
+        assert status == 400
+        assert "expected 1 inputs but got 0" in text.replace("  ", " "), text
+
+    def test_nan_in_binary_is_allowed(self, client: Client) -> None:
+        sent = np.full((1, 2), np.nan, np.float32)
+        np.testing.assert_array_equal(client.model("numbers").infer({"x": sent})["y"], sent)
+
+
+def test_a_cancelled_request_is_not_computed(features: Server) -> None:
+    """It waits behind a long one, and the client hangs up before its turn."""
+    url = features.grpc_url.removeprefix("grpc://")
+    rounds = 3 * TestQueue().rounds(features)
+    before = runs(features, "patient")
+    errors: dict[str, Any] = {}
+    with triton_grpc.InferenceServerClient(url) as client:
+
+        def ask(name: str) -> Any:
+            def finished(result: Any, error: Any) -> None:  # noqa: ARG001 - tritonclient passes both by name
+                errors[name] = error
+
+            tensor = triton_grpc.InferInput("ROUNDS", [1, 1], "INT64")
+            tensor.set_data_from_numpy(np.array([[rounds]]))
+            return client.async_infer("patient", [tensor], finished)
+
+        ask("long")
+        time.sleep(0.3)
+        second = ask("cancelled")
+        time.sleep(0.2)
+        second.cancel()
+        deadline = time.monotonic() + 20
+        while len(errors) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    time.sleep(0.5)
+    assert errors["long"] is None
+    assert errors["cancelled"] is not None
+    assert runs(features, "patient") == before + 1
