@@ -170,3 +170,32 @@ def test_a_version_that_fails_to_load_leaves_the_old_one_serving(start_server: S
     assert "cut short" in server.log
     with Client(server.url) as client:
         assert client.model("swap").infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0] == 1.0
+
+
+def pss_mb(process: psutil.Process) -> float:
+    """Memory of a process in MB, shared pages counted by their share."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    return int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
+
+
+def test_two_instances_hold_the_weights_once(start_server: StartServer, tmp_path: Path) -> None:
+    """A model of 64 MB: two instances take at most 1.5 times the weights more than two tiny ones."""
+    side = 4096
+    weight = np.ones((side, side), np.float32)
+    nodes = [zoo.helper.make_node("MatMul", ["x", "w"], ["y"])]
+    large = zoo.model(nodes, [zoo.value("x", ("batch", side))], [zoo.value("y", ("batch", side))], {"w": weight})
+    two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"
+    zoo.add(tmp_path / "store", "large", large, two)
+    zoo.add(tmp_path / "store", "tiny", zoo.scale(("batch", 3)), two)
+    server = start_server("--model-store", tmp_path / "store")
+    server.wait_ready()
+    with Client(server.url) as client:
+        for _ in range(8):
+            answer = client.model("large").infer({"x": np.ones((1, side), np.float32)})["y"]
+        np.testing.assert_array_equal(answer, np.full((1, side), side, np.float32))
+    memory = {
+        name: [pss_mb(s) for s in stubs(server) if f"/{name}/" in " ".join(s.cmdline())] for name in ("large", "tiny")
+    }
+    print(memory)
+    assert [len(values) for values in memory.values()] == [2, 2]
+    assert sum(memory["large"]) - sum(memory["tiny"]) < 1.5 * weight.nbytes / 2**20

@@ -53,6 +53,7 @@ class Step:
         spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
         reason: Why the plan holds this step.
         tuning: The rest of the session's options.
+        shared_folder: Where instances of the same model put what they can share, or None for an only instance.
     """
 
     engine: str
@@ -61,6 +62,7 @@ class Step:
     spin: bool
     reason: str
     tuning: SessionTuning = field(default_factory=SessionTuning)
+    shared_folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln.engines.base import Placement, Step, Support
+from graphkiln.engines.shared_graph import WEIGHTS, shared_graph
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
@@ -66,7 +67,12 @@ class OnnxRuntimeEngine:
             LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
                 graph to another provider than the one asked for.
         """
-        return _load(graph_path, _options(step), _PROVIDERS[step.device], shrink=step.tuning.arena_shrinkage)
+        provider = _PROVIDERS[step.device]
+        options = _options(step)
+        if step.shared_folder:
+            graph_path = _share(step.shared_folder, graph_path, step, provider)
+            options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimised already
+        return _load(graph_path, options, provider, shrink=step.tuning.arena_shrinkage)
 
     def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
         """Loads a graph as the reference of the numeric policy: CPU, every graph optimisation off.
@@ -154,6 +160,31 @@ def _options(step: Step) -> onnxruntime.SessionOptions:
     for name, value in tuning.config_entries.items():
         options.add_session_config_entry(name, value)
     return options
+
+
+def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> Path:
+    """Saves the optimised graph with its repacked weights, once for all instances.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph, or the copy cannot be written.
+    """
+
+    def save(path: Path) -> None:
+        options = _options(step)
+        options.optimized_model_filepath = str(path)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+        _load(graph_path, options, provider).close()
+
+    try:
+        return shared_graph(folder, graph_path, f"{onnxruntime.__version__}|{step.tuning}", save)
+    except OSError as error:
+        raise LoweringError(
+            f"cannot share the weights of {graph_path} between instances",
+            attempts=(str(error),),
+            hint="make room in the temporary folder (TMPDIR), or serve one instance",
+        ) from error
 
 
 def _load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from graphkiln.engines.base import Step
 from graphkiln.lowering.settings import Settings
@@ -30,7 +31,9 @@ class LoweringPlan:
         return "\n".join((*chosen, *(f"rejected: {line}" for line in self.rejected)))
 
 
-def plan(settings: Settings, *, device: str, cores: int, instances: int) -> LoweringPlan:
+def plan(
+    settings: Settings, *, device: str, cores: int, instances: int, shared_folder: Path | None = None
+) -> LoweringPlan:
     """Plans a saved graph.
 
     Args:
@@ -38,6 +41,7 @@ def plan(settings: Settings, *, device: str, cores: int, instances: int) -> Lowe
         device: `"cpu"` or `"gpu:0"`.
         cores: Cores that all instances of the model may use together.
         instances: How many instances share them.
+        shared_folder: Where instances can put what they share, or None.
     """
     shared = f"{cores} cores shared by {instances} instance{'s' if instances > 1 else ''}"
     step = Step(
@@ -48,5 +52,6 @@ def plan(settings: Settings, *, device: str, cores: int, instances: int) -> Lowe
         spin=False,
         reason=", ".join(filter(None, (settings.engine_from and f"asked for by {settings.engine_from}", shared))),
         tuning=settings.tuning,
+        shared_folder=shared_folder if instances > 1 else None,
     )
     return LoweringPlan(steps=(step,))

@@ -67,7 +67,7 @@ class Launch:
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
-            **to_environment(folder.instances, self.engines),
+            **to_environment(folder.instances, folder.shared, self.engines),
         }
 
 

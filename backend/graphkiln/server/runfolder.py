@@ -8,6 +8,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
 - `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln.repository.overlay)
 - `instances/`: status files (graphkiln.triton.instance_status)
+- `shared/`: graphs whose weights several instances map (graphkiln.engines.shared_graph)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 """
 
@@ -47,7 +48,9 @@ class RunFolder:
         self.backends = self.path / "backends"
         self.instances = self.path / "instances"
         self.overlay = self.path / "overlay"
+        self.shared = self.path / "shared"
         self.temporary = self.path / "tmp"
+        self.shared.mkdir()
         self.instances.mkdir()
         self.temporary.mkdir()
         self.shared_memory_prefix = f"{self.path.name}-"

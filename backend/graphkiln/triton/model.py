@@ -27,7 +27,7 @@ from graphkiln.repository.config import complete_dictionary
 from graphkiln.repository.overlay import labels_file, version_signature
 from graphkiln.repository.version import read_version
 from graphkiln.triton.batching import Concatenator, Feeds, cut_to_batches, group_by_shape, split_rows
-from graphkiln.triton.environment import asked_engine
+from graphkiln.triton.environment import asked_engine, shared_folder
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile
 from graphkiln.triton.metrics import InstanceMetrics
 
@@ -70,6 +70,7 @@ class TritonPythonModel:
                 device=f"gpu:{args['model_instance_device_id']}" if gpu else "cpu",
                 cores=usable_cores(),
                 instances=_instances(config),
+                shared_folder=shared_folder(),
             )
             version = read_version(folder, config.get("default_model_filename", ""))
             self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config))
