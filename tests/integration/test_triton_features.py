@@ -105,14 +105,16 @@ def test_the_version_policy_decides(client: Client, features: Server) -> None:
 class TestQueue:
     """The model takes 0.3 s a request or more; its queue holds 3 and gives up after 0.3 s."""
 
-    def outcomes(self, server: Server, model: str, priorities: list[int]) -> list[tuple[float, str]]:
-        """Sends all in order, shortly after each other; when and how each ended."""
+    def outcomes(
+        self, server: Server, model: str, priorities: list[int], *, rounds: int, head_start_s: float = 0.03
+    ) -> list[tuple[float, str]]:
+        """Sends all in order, the first with a head start; when and how each ended."""
         url = server.grpc_url.removeprefix("grpc://")
         with triton_grpc.InferenceServerClient(url) as client:
 
             def ask(priority: int) -> tuple[float, str]:
                 tensor = triton_grpc.InferInput("ROUNDS", [1, 1], "INT64")
-                tensor.set_data_from_numpy(np.array([[self.rounds(server)]]))
+                tensor.set_data_from_numpy(np.array([[rounds]]))
                 try:
                     client.infer(model, [tensor], priority=priority)
                 except triton_grpc.InferenceServerException as error:
@@ -123,7 +125,7 @@ class TestQueue:
                 futures = []
                 for priority in priorities:
                     futures.append(pool.submit(ask, priority))
-                    time.sleep(0.03)
+                    time.sleep(head_start_s if len(futures) == 1 else 0.03)
                 return [future.result() for future in futures]
 
     def rounds(self, server: Server) -> int:
@@ -137,15 +139,15 @@ class TestQueue:
         return TestQueue._rounds  # type: ignore[attr-defined,no-any-return]
 
     def test_a_full_queue_and_an_old_request_are_refused(self, features: Server) -> None:
-        self.rounds(features)
-        ends = [how for _, how in self.outcomes(features, "queued", [0] * 8)]
+        outcomes = self.outcomes(features, "queued", [0] * 8, rounds=self.rounds(features))
+        ends = [how for _, how in outcomes]
         assert ends[0] == "answered"
         assert sum("Exceeds maximum queue size" in how for how in ends) >= 2, ends
         assert sum("timeout" in how.lower() for how in ends) >= 1, ends
 
     def test_the_higher_priority_goes_first(self, features: Server) -> None:
-        self.rounds(features)
-        first, low, high = self.outcomes(features, "ranked", [2, 2, 1])
+        rounds = 4 * self.rounds(features)
+        first, low, high = self.outcomes(features, "ranked", [2, 2, 1], rounds=rounds, head_start_s=0.4)
         assert {how for _, how in (first, low, high)} == {"answered"}
         assert first[0] < high[0] < low[0]
 
