@@ -15,6 +15,7 @@ from graphkiln.server.flags import TritonFlags
 from graphkiln.server.installation import Installation, find_installation
 from graphkiln.server.launch import command_line
 from graphkiln.server.runfolder import RunFolder
+from graphkiln.server.sharedmemory import SharedMemoryPlan, plan_shared_memory
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile, read_counters, read_statuses
 
 KNOWN = {
@@ -22,6 +23,7 @@ KNOWN = {
     **dict.fromkeys(("backend-directory", "model-repository", "reuse-http-port", "log-verbose"), True),
     "disable-auto-complete-config": False,
 }
+MEMORY = SharedMemoryPlan(region_bytes=1 << 20, needed_bytes=0)
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -138,10 +140,15 @@ class TestRunFolder:
 
     def test_our_defaults_give_way_to_the_users_flags(self, installation: Installation) -> None:
         with RunFolder() as folder:
-            quiet = command_line(installation, folder, [Path("/s")], TritonFlags.parse([], KNOWN), complete=True)
-            loud = command_line(installation, folder, [], TritonFlags.parse(["--log-verbose=1"], KNOWN), complete=False)
+            quiet = command_line(
+                installation, folder, [Path("/s")], TritonFlags.parse([], KNOWN), MEMORY, complete=True
+            )
+            loud = command_line(
+                installation, folder, [], TritonFlags.parse(["--log-verbose=1"], KNOWN), MEMORY, complete=False
+            )
         assert "--log-info=false" in quiet
         assert "--model-repository=/s" in quiet
+        assert "--backend-config=python,shm-default-byte-size=1048576" in quiet
         assert "--log-info=false" not in loud
         assert loud[-1] == "--log-verbose=1"
 
@@ -181,3 +188,29 @@ class TestInstanceStatus:
     def test_publishes_nothing_without_a_supervisor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GRAPHKILN_RUN_FOLDER", raising=False)
         assert StatusFile.publish("m_0", self.STATUS) is None
+
+
+class TestSharedMemory:
+    MB = 1 << 20
+
+    def store(self, folder: Path, *, rows: int, instances: int) -> Path:
+        (folder / "m").mkdir(parents=True)
+        (folder / "m" / "config.pbtxt").write_text(
+            f'backend: "graphkiln" max_batch_size: {rows} instance_group {{ count: {instances} }}'
+            'input { name: "x" data_type: TYPE_FP32 dims: [1000, 250] }'
+            'output { name: "y" data_type: TYPE_FP32 dims: [-1] }'
+        )
+        return folder
+
+    def test_a_region_holds_the_largest_batch(self, tmp_path: Path) -> None:
+        planned = plan_shared_memory([self.store(tmp_path, rows=8, instances=2)], free_bytes=1000 * self.MB)
+        assert 8_000_000 < planned.region_bytes < 16_000_000
+        assert planned.needed_bytes == 2 * planned.region_bytes
+
+    def test_too_little_is_an_error_with_the_fix(self, tmp_path: Path) -> None:
+        with pytest.raises(ServerSetupError, match=r"has 16 MB left, but 2 model instances need .*--shm-size=\d+m"):
+            plan_shared_memory([self.store(tmp_path, rows=8, instances=2)], free_bytes=16 * self.MB)
+
+    def test_regions_grow_on_demand_where_memory_is_scarce(self, tmp_path: Path) -> None:
+        planned = plan_shared_memory([self.store(tmp_path, rows=8, instances=2)], free_bytes=30 * self.MB)
+        assert planned.region_bytes == self.MB

@@ -74,6 +74,11 @@ class DType(enum.StrEnum):
             raise ManifestError(f"{type_name} is not a tensor that Triton can carry") from None
 
     @classmethod
+    def from_config(cls, number: int) -> DType:
+        """Names the number of a `DataType` in a model configuration. Source: Triton's `model_config.proto`."""
+        return _CONFIG_ORDER[number]
+
+    @classmethod
     def from_onnx(cls, number: int) -> DType:
         """Names an `onnx.TensorProto.DataType`.
 
@@ -135,4 +140,15 @@ _ONNX: dict[int, DType] = {
     12: DType.UINT32,
     13: DType.UINT64,
     16: DType.BF16,
+}
+
+_CONFIG_ORDER = {
+    number: DType(name)
+    for number, name in enumerate(
+        (
+            *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+            *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+        ),
+        start=1,
+    )
 }

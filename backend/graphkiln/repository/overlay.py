@@ -6,16 +6,22 @@ least a second each. With complete configurations it need not. The user's folder
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import text_format
 
+from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import GraphkilnError, RepositoryError
 from graphkiln.graph.signature import Signature
 from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND, DROP_IN_PLATFORM, complete, read_config
 from graphkiln.repository.onnx_file import read_signature
 from graphkiln.repository.version import CONFIG_FILE, LABELS_FILE, find_graph, read_manifest
+
+DEFAULT_INSTANCES = {DROP_IN_BACKEND: 2}
+"""CPU instances that Triton makes where a configuration names none; one for every other backend."""
 
 
 def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]) -> list[Path] | None:
@@ -43,6 +49,21 @@ def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]
     return mirrors
 
 
+def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
+    """Bytes of all inputs and outputs of a largest batch, once per instance of every model.
+
+    Dimensions that vary count as 1, texts as nothing: a lower bound.
+    """
+    footprints = []
+    for path in sorted(path for mirror in mirrors for path in mirror.glob(f"*/{CONFIG_FILE}")):
+        config = read_config(path)
+        rows = max(1, config.max_batch_size)
+        footprint = rows * sum(_row_bytes(tensor) for tensor in (*config.input, *config.output))
+        instances = sum(group.count or 1 for group in config.instance_group)
+        footprints += [footprint] * (instances or DEFAULT_INSTANCES.get(config.backend, 1))
+    return footprints
+
+
 def labels_file(model: Path) -> str | None:
     """Name of the labels file that lies in a model's folder, if one does."""
     return LABELS_FILE if (model / LABELS_FILE).is_file() else None
@@ -57,6 +78,11 @@ def version_signature(version: Path, default_filename: str) -> Signature:
     """
     manifest = read_manifest(version)
     return manifest.signature if manifest else read_signature(find_graph(version, default_filename))
+
+
+def _row_bytes(tensor: Any) -> int:
+    dtype = DType.from_config(tensor.data_type)
+    return 0 if dtype is DType.BYTES else dtype.numpy.itemsize * math.prod(max(1, dim) for dim in tensor.dims)
 
 
 def _mirror_model(model: Path, mirror: Path, backends: frozenset[str]) -> None:

@@ -15,6 +15,7 @@ from graphkiln.repository.overlay import build_overlay
 from graphkiln.server.flags import TritonFlags
 from graphkiln.server.installation import Installation
 from graphkiln.server.runfolder import RunFolder
+from graphkiln.server.sharedmemory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln.triton.environment import to_environment
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
@@ -47,8 +48,10 @@ class Launch:
         )
         stores = folder.link_stores(self.stores)
         mirrors = build_overlay(stores, folder.overlay, ours) if self._may_complete() else None
+        memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
+        command = command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
         return subprocess.Popen(
-            command_line(self.installation, folder, mirrors or stores, self.flags, complete=bool(mirrors)),
+            command,
             env=self._environment(folder),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -72,7 +75,13 @@ class Launch:
 
 
 def command_line(
-    installation: Installation, folder: RunFolder, stores: Sequence[Path], flags: TritonFlags, *, complete: bool
+    installation: Installation,
+    folder: RunFolder,
+    stores: Sequence[Path],
+    flags: TritonFlags,
+    memory: SharedMemoryPlan,
+    *,
+    complete: bool,
 ) -> list[str]:
     """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none.
 
@@ -81,6 +90,7 @@ def command_line(
         folder: The run's folder, backends assembled.
         stores: Model stores, or their mirrors.
         flags: The user's flags.
+        memory: Sizes of shared-memory regions.
         complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
     """
     defaults = {"log-info": "false", "cache-directory": str(installation.caches)}
@@ -94,10 +104,15 @@ def command_line(
         *(f"--model-repository={store}" for store in stores),
         f"--backend-directory={folder.backends}",
         f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
+        *(() if _sizes_regions(flags) else (f"--backend-config=python,shm-default-byte-size={memory.region_bytes}",)),
         *(f"--{name}={value}" for name, value in defaults.items() if name not in flags.values),
         *(("--disable-auto-complete-config",) if complete else ()),
         *flags.arguments,
     ]
+
+
+def _sizes_regions(flags: TritonFlags) -> bool:
+    return any("shm-default-byte-size" in argument for argument in flags.arguments)
 
 
 def _die_with_parent() -> None:

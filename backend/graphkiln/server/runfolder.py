@@ -25,9 +25,9 @@ from typing import Self
 from graphkiln.graph.errors import ServerSetupError
 from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND
 from graphkiln.server.installation import Installation
+from graphkiln.server.sharedmemory import FOLDER as SHARED_MEMORY
 
 _SHIM = '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln.triton.model import TritonPythonModel\n'
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file of ours
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
@@ -108,7 +108,7 @@ class RunFolder:
     def remove(self) -> None:
         """Removes the folder and what a killed server left in shared memory."""
         shutil.rmtree(self.path, ignore_errors=True)
-        for region in _SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
+        for region in SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

@@ -35,7 +35,7 @@ _WATCH_S = 1.0
 """How often the set of instances is read anew; the death of a known one is seen at once."""
 _SETTLE_S = 2.0
 """Longer than the time between a request's last byte and its batch; short enough to end within 5 s."""
-_RESTARTS, _RESTARTS_WITHIN_S = 5, 60.0
+_RESTARTS, _RESTARTS_WITHIN_S = 5, 120.0
 """More deaths than that are a fault that a restart does not mend."""
 
 
