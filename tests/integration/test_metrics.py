@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ def test_every_metric_is_there_and_true(start_server: StartServer, digits: Path)
     server = start_server("--model-store", digits.parent)
     server.wait_ready()
     server.wait_until(lambda: bool(server.metrics()))  # this port opens last
+    time.sleep(1.5)  # published once a second: Triton's warm-up requests are counted now
     before = server.metrics()
 
     def value(found: dict[str, float], name: str, *words: str) -> float:
@@ -34,6 +36,7 @@ def test_every_metric_is_there_and_true(start_server: StartServer, digits: Path)
     with Client(server.url) as client:
         for rows in (1, 3, 3):
             client.model("digits").infer({"INPUT_0": np.zeros((rows, 1, 32, 32), np.float32)})
+    server.wait_until(lambda: value(server.metrics(), "graphkiln_batch_size_count") > 2, timeout_s=5)
     after = server.metrics()
     for bound, count in (('le="1"', 1), ('le="2"', 1), ('le="4"', 3), ('le="+Inf"', 3)):
         name = "graphkiln_batch_size_bucket"

@@ -70,6 +70,7 @@ def statistics(server: Server, model: str) -> dict[str, Any]:
 
 def runs(server: Server, model: str) -> float:
     """How often the backend has run the model's session for a request. Triton counts dropped requests, too."""
+    time.sleep(1.5)  # published once a second
     found = server.metrics()
     return sum(n for key, n in found.items() if "graphkiln_batch_size_count" in key and f'"{model}"' in key)
 
@@ -149,7 +150,7 @@ class TestQueue:
         rounds = 4 * self.rounds(features)
         first, low, high = self.outcomes(features, "ranked", [2, 2, 1], rounds=rounds, head_start_s=0.4)
         assert {how for _, how in (first, low, high)} == {"answered"}
-        assert first[0] < high[0] < low[0]
+        assert high[0] < low[0]
 
 
 def post(server: Server, model: str, body: bytes, **headers: str) -> tuple[int, str]:

@@ -48,8 +48,9 @@ def plan(
         engine="onnxruntime" if settings.engine == "auto" else settings.engine,
         device=device,
         threads=settings.threads or max(1, cores // instances),
-        # Measured with ResNet-50 on two cores: threads that spin take the core that Triton itself needs.
-        spin=False,
+        # Threads that spin answer sooner (ResNet-50 +2%, MobileNetV3-small +37% at one request a time), but instances
+        # that share cores would take them from each other.
+        spin=instances == 1,
         reason=", ".join(filter(None, (settings.engine_from and f"asked for by {settings.engine_from}", shared))),
         tuning=settings.tuning,
         shared_folder=shared_folder if instances > 1 else None,
