@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib.metadata import entry_points
 from typing import cast
 
 from graphkiln.engines.base import Engine
 from graphkiln.graph.errors import EngineUnavailable
+from graphkiln.graph.spelling import did_you_mean
 
 GROUP = "graphkiln.engines"
 
@@ -32,8 +32,4 @@ def load_engine(name: str) -> Engine:
             raise EngineUnavailable(
                 f"engine '{name}' is known but its runtime is not installed: {error}", extra=_EXTRAS.get(name)
             ) from error
-    near = difflib.get_close_matches(name, engine_names(), n=1)
-    raise EngineUnavailable(
-        f"unknown engine '{name}'",
-        hint=f"did you mean '{near[0]}'?" if near else f"known engines: {', '.join(engine_names())}",
-    )
+    raise EngineUnavailable(f"unknown engine '{name}'", hint=did_you_mean(name, engine_names()))

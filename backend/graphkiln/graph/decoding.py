@@ -7,7 +7,6 @@ Kept here, in the standard library, because the thin client decodes the publishe
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import types
 import typing
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from graphkiln.graph.errors import ManifestError
+from graphkiln.graph.spelling import did_you_mean
 
 T = TypeVar("T")
 
@@ -36,9 +36,7 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(typing.cast("Any", cls))}
     for key in value:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(fields)}"
-            raise ManifestError(f"unknown key '{_join(path, key)}'", hint=hint)
+            raise ManifestError(f"unknown key '{_join(path, key)}'", hint=did_you_mean(str(key), fields))
     arguments = {}
     for name, field in fields.items():
         if name in value:

@@ -8,7 +8,6 @@ Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-se
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from graphkiln.engines.base import GraphLevel, SessionTuning
 from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln.graph.spelling import did_you_mean
 
 T = TypeVar("T")
 
@@ -157,11 +157,7 @@ def _check_accelerators(
 def _check_known(names: Iterable[str], known: tuple[str, ...], where: str) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise RepositoryError(
-                f"config.pbtxt: unknown key '{name}' in {where}",
-                hint=f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}",
-            )
+            raise RepositoryError(f"config.pbtxt: unknown key '{name}' in {where}", hint=did_you_mean(name, known))
 
 
 def _read(parameters: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: T) -> T:

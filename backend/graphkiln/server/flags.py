@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import socket
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln.graph.errors import ServerSetupError
+from graphkiln.graph.spelling import did_you_mean
 
 _TRUE = {"true", "1", "on"}
 _STORE_FLAGS = ("model-repository", "model-store")
@@ -121,10 +121,10 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
     if not argument.startswith("--"):
         raise ServerSetupError(f"unexpected argument '{argument}'", hint=f"to serve a folder: --model-store {argument}")
     if name not in known:
-        near = difflib.get_close_matches(name, [*known, *_STORE_FLAGS], n=1)
+        otherwise = "graphkiln serve --help names the flags"
         raise ServerSetupError(
             f"neither graphkiln nor tritonserver has a flag '--{name}'",
-            hint=f"did you mean '--{near[0]}'?" if near else "graphkiln serve --help lists the flags",
+            hint=did_you_mean(name, [*known, *_STORE_FLAGS], prefix="--", otherwise=otherwise),
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln.graph.errors import ServerSetupError
+from graphkiln.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln.server.flags import TritonFlags
@@ -86,10 +86,9 @@ def _checked_engines(asked: dict[str, list[str]], stores: list[Path]) -> dict[st
     for engine, names in asked.items():
         for name in names:
             if name not in models:
-                near = difflib.get_close_matches(name, models, n=1)
                 raise ServerSetupError(
                     f"--enable-{engine} {name}: there is no such model in {', '.join(map(str, stores))}",
-                    hint=f"did you mean '{near[0]}'?" if near else f"models: {', '.join(models) or 'none'}",
+                    hint=did_you_mean(name, models),
                 )
             if engines.setdefault(name, engine) != engine:
                 raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} name '{name}'")
