@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: P
     """Accuracy and, on the committed golden inputs, decisions; bits differ between processors."""
     script = repository / "scripts" / "train-digits"
     finished = subprocess.run(
-        [sys.executable, script, "--model-store", tmp_path, "--samples", tmp_path / "samples"],
+        [script, "--model-store", tmp_path, "--samples", tmp_path / "samples"],
         capture_output=True,
         text=True,
         timeout=280,
@@ -45,7 +44,7 @@ def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: P
 def test_an_untrained_model_is_not_written(repository: Path, tmp_path: Path) -> None:
     script = repository / "scripts" / "train-digits"
     finished = subprocess.run(
-        [sys.executable, script, "--model-store", tmp_path, "--epochs", "1"],
+        [script, "--model-store", tmp_path, "--epochs", "1"],
         capture_output=True,
         text=True,
         timeout=120,
