@@ -1,6 +1,7 @@
 """Measures, in one run and as ratios, so that a noisy machine slows both sides of every comparison.
 
     scripts/benchmark serving      the served model beside the bare ONNX Runtime session, same threads
+    scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
 
 Segments of all set-ups are interleaved, round after round, and the median round counts. The load generator shares the
 machine's cores with the server.
@@ -120,7 +121,7 @@ def _reference_signature(graph: Path) -> Iterator[Signature]:
 
 
 @contextmanager
-def serving(*stores: Path) -> Iterator[tuple[str, str]]:
+def serving(*stores: Path, flags: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Serves stores on free ports; yields the HTTP and the gRPC URL."""
     import socket
 
@@ -130,8 +131,9 @@ def serving(*stores: Path) -> Iterator[tuple[str, str]]:
             held.bind(("127.0.0.1", 0))
         http, grpc, metrics = (held.getsockname()[1] for held in sockets)
     ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-    flags = [f"--model-store={store}" for store in stores]
-    server = subprocess.Popen([sys.executable, "-m", "graphkiln.cli", "serve", *flags, *ports], stdout=sys.stderr)
+    folders = [f"--model-store={store}" for store in stores]
+    command = [sys.executable, "-m", "graphkiln.cli", "serve", *folders, *flags, *ports]
+    server = subprocess.Popen(command, stdout=sys.stderr)
     try:
         while not _ready(f"http://127.0.0.1:{http}"):
             if server.poll() is not None:
@@ -241,21 +243,54 @@ def benchmark_serving(rounds: int, seconds: float) -> list[dict[str, object]]:
     return rows
 
 
+def benchmark_loading(rounds: int, _: float) -> list[dict[str, object]]:
+    """Ten copies of the digits graph without configuration: seconds from the command until every model is ready."""
+    set_ups = {"completed by serve": (), "completed by Triton": ("--strict-model-config=false",)}
+    seconds: dict[str, list[float]] = {name: [] for name in set_ups}
+    with tempfile.TemporaryDirectory() as store:
+        for number in range(10):
+            folder = Path(store) / f"model{number}" / "1"
+            folder.mkdir(parents=True)
+            (folder / "model.onnx").symlink_to(DIGITS / "1" / "model.onnx")
+        for _ in range(rounds):
+            for name, flags in set_ups.items():
+                begun = time.perf_counter()
+                with serving(Path(store), flags=flags):
+                    seconds[name].append(time.perf_counter() - begun)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return [
+        {
+            "model": "ten digits",
+            "set-up": name,
+            "ready after s": round(value, 2),
+            "ratio": round(value / medians["completed by Triton"], 3),
+        }
+        for name, value in medians.items()
+    ]
+
+
+BENCHMARKS = {
+    "serving": (benchmark_serving, "batch 1 a request, ratio to the bare session of the same threads"),
+    "loading": (benchmark_loading, "from the command until every model is ready, ratio to Triton's completion"),
+}
+
+
 def main() -> None:
     """Runs a benchmark and prints its table."""
     parser = argparse.ArgumentParser(
         prog="scripts/benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benchmark", choices=["serving"], help="what to measure")
+    parser.add_argument("benchmark", choices=BENCHMARKS, help="what to measure")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds that count (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds a segment (default: 3)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    rows = benchmark_serving(options.rounds, options.seconds)
+    run, title = BENCHMARKS[options.benchmark]
+    rows = run(options.rounds, options.seconds)
     if options.json:
         print(json.dumps({"cores": usable_cores(), "load_average": os.getloadavg(), "rows": rows}, indent=2))
         return
-    table = Table(title=f"{usable_cores()} cores, batch 1 a request, ratio to the bare session of the same threads")
+    table = Table(title=f"{usable_cores()} cores, {title}")
     for column in rows[0]:
         table.add_column(column, justify="left" if column in ("model", "set-up") else "right")
     for row in rows:

@@ -17,7 +17,7 @@ _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
 def classify(
-    images: Annotated[list[Path], typer.Argument(help="Picture files or folders of them.", metavar="IMAGE...")],
+    images: Annotated[list[Path], typer.Argument(help="Picture files or folders of them.", metavar="IMAGE")],
     model: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Model version; the server chooses when empty.")] = "",
     url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
