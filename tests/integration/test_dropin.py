@@ -121,6 +121,12 @@ class TestData:
     def test_labels_are_found(self, zoo_server: Server) -> None:
         assert config(zoo_server, "labelled")["output"][0]["label_filename"] == "labels.txt"
 
+    @pytest.mark.parametrize("model", ["openvino", "xrt"])
+    def test_the_configuration_chooses_the_engine(self, client: Client, zoo_server: Server, model: str) -> None:
+        np.testing.assert_array_equal(ask(client, model, x=[[1, 2, 3]])["y"], [[2, 4, 6]])
+        row = next(line for line in zoo_server.log.splitlines() if line.startswith(f"│ {model} "))
+        assert "openvino on cpu" in row
+
 
 class TestSeat:
     @pytest.mark.parametrize("model", ["bare", "platform", "backend"])
@@ -221,7 +227,17 @@ class TestEnableFlags:
         assert finished.returncode == 2
         assert "both --enable-openvino and --enable-tensorrt name 'bare'" in finished.stderr
 
-    def test_reach_models_that_have_a_configuration(self, start_server: StartServer, digits: Path) -> None:
+    def test_openvino_serves_models_that_have_a_configuration(
+        self, start_server: StartServer, digits: Path, repository: Path
+    ) -> None:
+        server = start_server("--model-store", digits.parent, "--enable-openvino", "digits")
+        server.wait_until(lambda: "serving HTTP" in server.log)
+        row = next(line for line in server.log.splitlines() if "digits" in line and "fp32" in line)
+        assert "openvino on cpu" in row
+        with Client(server.url) as client:
+            assert client.model("digits").classify(repository / "docs" / "digits" / "seven.png").top.label == "seven"
+
+    def test_an_engine_that_is_not_there_is_a_load_error(self, start_server: StartServer, digits: Path) -> None:
         """Never a silent fallback: an engine that cannot run is a load error that names it."""
         server = start_server("--model-store", digits.parent, "--enable-tensorrt", "digits")
         assert server.process.wait(60) == 1

@@ -125,6 +125,9 @@ def build(store: Path) -> Path:
     (folder / "model.onnx").rename(folder / "net.onnx")
     backend = 'backend: "onnxruntime" max_batch_size: 16 instance_group { count: 1 kind: KIND_CPU }'
     add(store, "backend", scale(("batch", 3)), backend)
+    accelerator = 'cpu_execution_accelerator { name: "openvino" parameters { key: "num_of_threads" value: "1" } }'
+    add(store, "openvino", scale(("batch", 3)), f"optimization {{ execution_accelerators {{ {accelerator} }} }}")
+    add(store, "xrt", scale(("batch", 3)), 'parameters { key: "xrt" value { string_value: "openvino" } }')
     add(store, "versions", scale(("batch", 3), 10), "version_policy { all {} }", version=1)
     add(store, "versions", scale(("batch", 3), 20), None, version=2)
     add_external(store, "external")

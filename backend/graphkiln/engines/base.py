@@ -54,6 +54,7 @@ class Step:
         reason: Why the plan holds this step.
         tuning: The rest of the session's options.
         shared_folder: Where instances of the same model put what they can share, or None for an only instance.
+        accelerator: The engine's own options, as the configuration wrote them.
     """
 
     engine: str
@@ -63,6 +64,7 @@ class Step:
     reason: str
     tuning: SessionTuning = field(default_factory=SessionTuning)
     shared_folder: Path | None = None
+    accelerator: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

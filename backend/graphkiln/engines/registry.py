@@ -11,7 +11,7 @@ from graphkiln.graph.spelling import did_you_mean
 
 GROUP = "graphkiln.engines"
 
-_EXTRAS = {"onnxruntime": "serve"}
+_EXTRAS = {"onnxruntime": "serve", "openvino": "openvino"}
 
 
 def engine_names() -> list[str]:

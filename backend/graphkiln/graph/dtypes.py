@@ -74,6 +74,18 @@ class DType(enum.StrEnum):
             raise ManifestError(f"{type_name} is not a tensor that Triton can carry") from None
 
     @classmethod
+    def from_openvino(cls, type_name: str) -> DType:
+        """Names an OpenVINO element type such as `f32`.
+
+        Raises:
+            ManifestError: The element type cannot be carried by Triton.
+        """
+        try:
+            return _OPENVINO[type_name]
+        except KeyError:
+            raise ManifestError(f"OpenVINO's element type {type_name} is not one that Triton can carry") from None
+
+    @classmethod
     def from_config(cls, number: int) -> DType:
         """Names the number of a `DataType` in a model configuration. Source: Triton's `model_config.proto`."""
         return _CONFIG_ORDER[number]
@@ -151,4 +163,20 @@ _CONFIG_ORDER = {
         ),
         start=1,
     )
+}
+
+_OPENVINO: dict[str, DType] = {
+    "boolean": DType.BOOL,
+    "u8": DType.UINT8,
+    "u16": DType.UINT16,
+    "u32": DType.UINT32,
+    "u64": DType.UINT64,
+    "i8": DType.INT8,
+    "i16": DType.INT16,
+    "i32": DType.INT32,
+    "i64": DType.INT64,
+    "f16": DType.FP16,
+    "bf16": DType.BF16,
+    "f32": DType.FP32,
+    "f64": DType.FP64,
 }

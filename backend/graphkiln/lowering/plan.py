@@ -54,5 +54,6 @@ def plan(
         reason=", ".join(filter(None, (settings.engine_from and f"asked for by {settings.engine_from}", shared))),
         tuning=settings.tuning,
         shared_folder=shared_folder if instances > 1 else None,
+        accelerator=settings.accelerator,
     )
     return LoweringPlan(steps=(step,))
