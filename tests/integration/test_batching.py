@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import zoo
 from running import Server, StartServer
 
 from graphkiln.client import Client
@@ -83,3 +84,20 @@ def test_a_wrong_tensor_is_refused_with_a_reason(lookup: Server, feeds: dict[str
         with pytest.raises(InvalidInput, match=words):
             client.model("lookup").infer(feeds)
         np.testing.assert_array_equal(client.model("lookup").infer({"INDEX": np.array([[7]])})["VALUE"], [[70.0]])
+
+
+def test_a_graph_that_mixes_its_rows_never_answers_wrongly(start_server: StartServer, tmp_path: Path) -> None:
+    """It says that its rows vary and sums them all: its answers may not be shared out among the requests of a batch."""
+    nodes = [zoo.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)]
+    ports = ([zoo.value("x", ("batch", 2))], [zoo.value("y", ("sums", 2))])
+    delay = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [8] }"
+    proto = zoo.model(nodes, *ports, {"axes": np.array([0], np.int64)})
+    zoo.add(tmp_path / "store", "mixing", proto, f"max_batch_size: 8 {delay}")
+    server = start_server("--model-store", tmp_path / "store")
+    server.wait_ready()
+    with Client(server.url) as client, ThreadPoolExecutor(4) as pool:
+        model = client.model("mixing")
+        sent = [np.full((1, 2), value, np.float32) for value in (1, 10, 100, 1000)]
+        answers = list(pool.map(lambda x: model.infer({"x": x})["y"], sent))
+    for x, answer in zip(sent, answers, strict=True):
+        np.testing.assert_array_equal(answer, x)

@@ -166,6 +166,7 @@ BROKEN = {
     "dtype": (zoo.scale(("batch", 3)), 'input { name: "x" data_type: TYPE_INT64 dims: [3] }',
               "expected TYPE_FP32, got TYPE_INT64", "leave the input out"),
     "name": (zoo.scale(("batch", 3)), 'input { name: "z" dims: [3] }', "input 'z' is not in the graph", "x FP32"),
+    "bf16": (zoo.identity(("batch", 3), zoo.TensorProto.BFLOAT16), "", "is BF16, which cannot be carried yet", "FP32"),
     "unbatchable": (zoo.scale(()), "max_batch_size: 4", "has no batch dimension", "max_batch_size: 0"),
     "accelerator": (zoo.scale(("batch", 3)),
                     'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln.triton.batching import Concatenator, group_by_shape, split_rows
+from graphkiln.graph.errors import ExecutionError, SignatureError
+from graphkiln.triton.batching import Concatenator, cut_to_batches, group_by_shape, split_rows
 
 shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -58,3 +60,26 @@ def test_the_buffer_is_used_again() -> None:
 def test_strings_are_joined_too() -> None:
     words = [{"w": np.array([b"a"], np.object_)}, {"w": np.array([b"long word", b""], np.object_)}]
     assert Concatenator().join(words)["w"].tolist() == [b"a", b"long word", b""]
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 4), (3,), ()])
+def test_an_output_without_the_batchs_rows_is_never_cut(shape: tuple[int, ...]) -> None:
+    if shape == (3,):
+        assert len(split_rows({"y": np.zeros(shape)}, [1, 2])) == 2
+        return
+    with pytest.raises(ExecutionError, match="for a batch of 3 rows"):
+        split_rows({"y": np.zeros(shape)}, [1, 2])
+
+
+@given(rows=st.integers(1, 20), size=st.integers(1, 7))
+def test_fixed_batches_are_full_and_hold_every_row_once(rows: int, size: int) -> None:
+    batches = cut_to_batches({"x": np.arange(rows)}, size)
+    assert all(len(batch["x"]) == size for batch, _ in batches)
+    kept = np.concatenate([batch["x"][:count] for batch, count in batches])
+    np.testing.assert_array_equal(kept, np.arange(rows))
+    assert all(set(batch["x"]) <= set(range(rows)) for batch, _ in batches)
+
+
+def test_an_empty_batch_cannot_be_padded() -> None:
+    with pytest.raises(SignatureError, match="the batch is empty"):
+        cut_to_batches({"x": np.zeros((0, 3))}, 2)

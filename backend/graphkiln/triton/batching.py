@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ExecutionError, SignatureError
 
 Feeds = Mapping[str, AnyArray]
 
@@ -33,8 +34,18 @@ def split_rows(outputs: Feeds, rows: Sequence[int]) -> list[dict[str, AnyArray]]
     Args:
         outputs: `[sum(rows), ...]` arrays by name.
         rows: How many rows each request brought.
+
+    Raises:
+        ExecutionError: An output has another number of rows: its first dimension is no batch, and a cut would hand out
+            wrong answers.
     """
     ends = np.cumsum(rows)
+    for name, array in outputs.items():
+        if array.shape[:1] != (ends[-1],):
+            raise ExecutionError(
+                f"output '{name}' has the shape {list(array.shape)} for a batch of {ends[-1]} rows",
+                hint="the graph mixes its rows: serve it with max_batch_size: 0",
+            )
     return [
         {name: array[end - count : end] for name, array in outputs.items()}
         for end, count in zip(ends, rows, strict=True)
@@ -52,8 +63,13 @@ def cut_to_batches(feeds: Feeds, size: int) -> list[tuple[Feeds, int]]:
 
     Returns:
         Batches of exactly `size` rows, each with the number of its rows that count.
+
+    Raises:
+        SignatureError: There is no row.
     """
     rows = len(next(iter(feeds.values())))
+    if rows == 0:
+        raise SignatureError("the batch is empty", expected="at least one row", got="none")
     batches: list[tuple[Feeds, int]] = []
     for start in range(0, rows, size):
         count = min(size, rows - start)

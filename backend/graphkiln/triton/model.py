@@ -18,8 +18,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln.engines.cores import usable_cores
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import GraphkilnError
+from graphkiln.graph.dtypes import AnyArray, DType
+from graphkiln.graph.errors import GraphkilnError, RepositoryError
+from graphkiln.graph.signature import Signature
 from graphkiln.lowering.lower import Lowered, lower
 from graphkiln.lowering.plan import plan
 from graphkiln.lowering.settings import Settings
@@ -79,6 +80,7 @@ class TritonPythonModel:
             )
             version = read_version(folder, config.get("default_model_filename", ""))
             self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config))
+            _check_carried(self._lowered.session.signature)
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session
@@ -164,15 +166,14 @@ class TritonPythonModel:
         wanted = [s.name for s in self._signature.outputs if any(s.name in names for names in requested)]
         try:
             outputs = self._run(self._concatenator.join(feeds), wanted)
+            if len(requests) == 1:
+                return [_response(outputs, wanted)]
+            shares = split_rows(outputs, [_rows(request_feeds) for request_feeds in feeds])
         except GraphkilnError as error:
             if len(requests) == 1:
                 return [_error_response(error)]
             pairs = zip(feeds, requests, strict=True)
             return [self._answer([alone], [request])[0] for alone, request in pairs]
-        if len(requests) == 1:
-            return [_response(outputs, wanted)]
-        rows = [len(next(iter(request_feeds.values()))) for request_feeds in feeds]
-        shares = split_rows(outputs, rows)
         return [
             _response(share, [name for name in wanted if name in names])
             for share, names in zip(shares, requested, strict=True)
@@ -180,7 +181,7 @@ class TritonPythonModel:
 
     def _run(self, feeds: Feeds, wanted: list[str]) -> dict[str, AnyArray]:
         if self._batching:
-            self._metrics.observe_batch(len(next(iter(feeds.values()))))
+            self._metrics.observe_batch(_rows(feeds))
         begun = time.monotonic()
         try:
             if self._fixed_batch:
@@ -199,6 +200,19 @@ class TritonPythonModel:
 
 class _Cancelled(GraphkilnError):
     triton_code = "CANCELLED"
+
+
+def _rows(feeds: Feeds) -> int:
+    return len(next(iter(feeds.values())))
+
+
+def _check_carried(signature: Signature) -> None:
+    """Triton's Python backend hands out no BF16 tensors: better said at load than at the first request."""
+    for spec in (*signature.inputs, *signature.outputs):
+        if spec.dtype is DType.BF16:
+            raise RepositoryError(
+                f"tensor {spec} is BF16, which cannot be carried yet", hint="give the graph FP32 inputs and outputs"
+            )
 
 
 def _instances(config: dict[str, Any]) -> int:
