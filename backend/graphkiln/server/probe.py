@@ -38,11 +38,6 @@ def is_live(http_endpoint: Endpoint) -> bool:
     return _status(http_endpoint, "/v2/health/live") == 200
 
 
-def is_ready(http_endpoint: Endpoint) -> bool:
-    """Whether every model is loaded."""
-    return _status(http_endpoint, "/v2/health/ready") == 200
-
-
 def model_states(http_endpoint: Endpoint, instances: Path) -> list[ModelState]:
     """Every model version that the server knows, with our backend's status.
 
