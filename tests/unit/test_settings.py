@@ -106,3 +106,10 @@ def test_the_options_reach_onnx_runtime() -> None:
     assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
     assert options.get_session_config_entry("session.x") == "y"
     assert settings.tuning != SessionTuning()
+
+
+def test_the_command_line_goes_first_and_takes_over_only_its_own_engines_options() -> None:
+    written = accelerators("cpu", "openvino", num_streams="2")
+    assert Settings.from_config(written, gpu=False, asked="openvino").accelerator == {"num_streams": "2"}
+    other = Settings.from_config(written, gpu=False, asked="tensorrt")
+    assert (other.engine, other.engine_from, other.accelerator) == ("tensorrt", "--enable-tensorrt", {})

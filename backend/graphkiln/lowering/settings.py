@@ -89,6 +89,8 @@ class Settings:
         optimization = config.get("optimization", {})
         engine, engine_from, accelerator = _engine(parameters, optimization, gpu=gpu)
         if asked:
+            # Options written for one engine mean nothing to another.
+            accelerator = accelerator if asked == engine else {}
             engine, engine_from = asked, f"--enable-{asked}"
         return cls(
             engine=engine,
