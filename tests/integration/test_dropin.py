@@ -72,7 +72,12 @@ class TestData:
 
     def test_scalars(self, client: Client) -> None:
         np.testing.assert_array_equal(ask(client, "scalar", x=[21.0])["y"], [42.0])
+        np.testing.assert_array_equal(ask(client, "openvino_scalar", x=[21.0])["y"], [42.0])
         np.testing.assert_array_equal(ask(client, "batch_of_scalars", x=[[1.0], [2.0]])["y"], [[2.0], [4.0]])
+
+    def test_dimensions_without_a_name_vary_each_by_itself(self, client: Client) -> None:
+        answer = ask(client, "unnamed", x=np.ones(2, np.float32), z=np.zeros(3, np.float32))["y"]
+        np.testing.assert_array_equal(answer, [1, 1, 0, 0, 0])
 
     def test_eight_dimensions(self, client: Client) -> None:
         sent = np.random.default_rng(0).normal(size=(3, 1, 2, 1, 2, 1, 2, 1)).astype(np.float32)

@@ -64,6 +64,14 @@ def sum_and_difference() -> onnx.ModelProto:
     return model(nodes, [value("b", shape), value("a", shape)], [value("sum", shape), value("difference", shape)])
 
 
+def unnamed() -> onnx.ModelProto:
+    """`y` is `x` and then `z`, joined; their dimensions vary without a name, each by itself."""
+    unknown: Any = [None]
+    tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, unknown) for name in ("x", "z", "y")}
+    nodes = [helper.make_node("Concat", ["x", "z"], ["y"], axis=0)]
+    return model(nodes, [tensors["x"], tensors["z"]], [tensors["y"]])
+
+
 def with_optional_bias() -> onnx.ModelProto:
     """`y = x + bias`, where the graph holds a default of 100 for `bias`."""
     nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
@@ -114,6 +122,8 @@ def build(store: Path) -> Path:
     add(store, "fixed", scale((2, 3)), "max_batch_size: 8")
     add(store, "scalar", scale(()))
     add(store, "batch_of_scalars", scale(("batch",)))
+    add(store, "unnamed", unnamed(), 'input { name: "x" dims: [-1] } input { name: "z" dims: [-1] }')
+    add(store, "openvino_scalar", scale(()), 'parameters { key: "xrt" value { string_value: "openvino" } }')
     add(store, "eight", identity(("batch", 1, 2, 1, 2, 1, 2, 1)))
     add(store, "pair", sum_and_difference())
     optional = 'input { name: "x" } input { name: "bias" optional: true }'

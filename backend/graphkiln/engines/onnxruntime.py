@@ -22,7 +22,7 @@ from graphkiln.engines.base import Placement, Step, Support
 from graphkiln.engines.shared_graph import WEIGHTS, shared_graph
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
-from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
+from graphkiln.graph.signature import Signature, TensorSpec, free_dim
 
 # ONNX Runtime 1.31 for Linux reports usage to its vendor unless told not to: a model server must not.
 onnxruntime.disable_telemetry_events()
@@ -237,16 +237,9 @@ def _spec(node: Any) -> TensorSpec:
     return TensorSpec(
         name=node.name,
         dtype=DType.from_onnxruntime(node.type),
-        shape=tuple(_dim(node.shape, axis) for axis in range(len(node.shape))),
+        # ONNX Runtime gives None for a dimension without a name.
+        shape=tuple(free_dim(node.name, axis) if dim is None else dim for axis, dim in enumerate(node.shape)),
     )
-
-
-def _dim(shape: Sequence[int | str | None], axis: int) -> Dim:
-    """ONNX Runtime gives None for a dimension without a name; on axis 0 that is the batch."""
-    dim = shape[axis]
-    if dim is None:
-        return BATCH if axis == 0 else f"dim{axis}"
-    return dim
 
 
 def _placement(kernels: list[dict[str, Any]]) -> Placement:

@@ -17,8 +17,8 @@ import openvino
 
 from graphkiln.engines.base import Placement, Step, Support
 from graphkiln.graph.dtypes import AnyArray, DType
-from graphkiln.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
-from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
+from graphkiln.graph.errors import ExecutionError, LoweringError, ManifestError
+from graphkiln.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 _DEVICES = {"cpu": "CPU"}
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
@@ -68,13 +68,11 @@ class OpenVinoSession:
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all and returns those asked for."""
+        arrays = {name: np.asarray(array, order="C") for name, array in feeds.items()}  # keeps a scalar's rank
         try:
-            self._signature.check(feeds)
-            arrays = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
             results = self._request.infer(arrays, share_inputs=True, share_outputs=False)
-        except SignatureError:
-            raise
         except (RuntimeError, ValueError, TypeError) as error:
+            self._signature.check(feeds)  # says better than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
         return {name: results[name] for name in (self._outputs if outputs is None else outputs)}
 
@@ -130,11 +128,9 @@ def _spec(port: Any) -> TensorSpec:
     return TensorSpec(
         name=port.get_any_name(),
         dtype=DType.from_openvino(port.get_element_type().get_type_name()),
-        shape=tuple(_dim(dim, axis) for axis, dim in enumerate(port.get_partial_shape())),
+        shape=tuple(_dim(dim, port.get_any_name(), axis) for axis, dim in enumerate(port.get_partial_shape())),
     )
 
 
-def _dim(dim: Any, axis: int) -> Dim:
-    if dim.is_static:
-        return int(dim.get_length())
-    return BATCH if axis == 0 else f"dim{axis}"
+def _dim(dim: Any, tensor: str, axis: int) -> Dim:
+    return int(dim.get_length()) if dim.is_static else free_dim(tensor, axis)

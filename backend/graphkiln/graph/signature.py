@@ -15,6 +15,11 @@ BATCH = "batch"
 """The symbol of the batch dimension."""
 
 
+def free_dim(tensor: str, axis: int) -> str:
+    """The symbol of a varying dimension that a graph gives no name: its own, so that it need not equal any other."""
+    return f"{tensor}.{axis}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
     """One input or output.

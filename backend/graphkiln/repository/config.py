@@ -107,7 +107,11 @@ def _leaves_out_the_batch(config: pb.ModelConfig, signature: Signature) -> bool:
     """
     ranks = {spec.name: len(spec.shape) for spec in (*signature.inputs, *signature.outputs)}
     named = [tensor for tensor in (*config.input, *config.output) if tensor.dims]
-    return all(len(tensor.dims) == ranks.get(tensor.name, 0) - 1 or ranks.get(tensor.name) == 1 for tensor in named)
+    # A batch of scalars is written as dims [1]: Triton has no empty dims.
+    return all(
+        len(tensor.dims) == ranks.get(tensor.name, 0) - 1 or (ranks.get(tensor.name) == 1 and tensor.dims[0] == 1)
+        for tensor in named
+    )
 
 
 def _check_batch(config: pb.ModelConfig, signature: Signature) -> None:

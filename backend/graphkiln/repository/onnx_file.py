@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import RepositoryError
-from graphkiln.graph.signature import BATCH, Dim, Signature, TensorSpec
+from graphkiln.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 
 def read_signature(path: Path) -> Signature:
@@ -67,11 +67,11 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     return TensorSpec(
         name=value.name,
         dtype=DType.from_onnx(tensor.elem_type),
-        shape=tuple(_dim(dim, axis) for axis, dim in enumerate(tensor.shape.dim)),
+        shape=tuple(_dim(dim, value.name, axis) for axis, dim in enumerate(tensor.shape.dim)),
     )
 
 
-def _dim(dim: onnx.TensorShapeProto.Dimension, axis: int) -> Dim:
+def _dim(dim: onnx.TensorShapeProto.Dimension, tensor: str, axis: int) -> Dim:
     if dim.WhichOneof("value") == "dim_value":
         return dim.dim_value
-    return dim.dim_param or (BATCH if axis == 0 else f"dim{axis}")
+    return dim.dim_param or free_dim(tensor, axis)
