@@ -14,16 +14,20 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from google.protobuf.internal import encoder
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tritonclient.grpc import service_pb2
 
 from graphkiln.client import Client
 from graphkiln.client.image import load_sample
 from graphkiln.client.results import Classification, Result
+from graphkiln.client.transports import grpc as grpc_transport
 from graphkiln.client.transports import http
-from graphkiln.client.transports.base import InferRequest, from_bytes, to_bytes
+from graphkiln.client.transports.base import InferRequest, from_bytes, raw_buffer
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import (
     ConnectionFailed,
@@ -149,8 +153,24 @@ class TestWireFormat:
         assert body[header_length:] == theirs[their_length or len(theirs) :]
 
     @pytest.mark.parametrize("array", ARRAYS)
+    def test_the_grpc_message_is_that_of_tritonclient(self, array: np.ndarray) -> None:
+        request = InferRequest(model="m", version="2", inputs={"X": array}, outputs={"Y": 3}, request_id="7")
+        datatype = DType.from_numpy(array.dtype).value
+        tensor = triton_grpc.InferInput("X", list(array.shape), datatype)
+        tensor.set_data_from_numpy(array)
+        theirs = service_pb2.ModelInferRequest(model_name="m", model_version="2", id="7")
+        theirs.inputs.add(name="X", datatype=datatype, shape=array.shape)
+        theirs.raw_input_contents.append(tensor._get_content() or b"")
+        theirs.outputs.add(name="Y").parameters["classification"].int64_param = 3
+        assert service_pb2.ModelInferRequest.FromString(grpc_transport.encode_request(request)) == theirs
+
+    @given(number=st.integers(0, 2**40))
+    def test_a_length_is_written_as_protocol_buffers_do(self, number: int) -> None:
+        assert grpc_transport._varint(number) == encoder._VarintBytes(number)
+
+    @pytest.mark.parametrize("array", ARRAYS)
     def test_there_and_back(self, array: np.ndarray) -> None:
-        back = from_bytes(to_bytes(array), DType.from_numpy(array.dtype).value, array.shape)
+        back = from_bytes(bytes(raw_buffer(array)), DType.from_numpy(array.dtype).value, array.shape)
         expected = np.array([w.encode() if isinstance(w, str) else w for w in array.ravel()], array.dtype)
         np.testing.assert_array_equal(back.ravel(), expected)
         assert back.shape == array.shape

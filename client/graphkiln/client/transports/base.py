@@ -83,15 +83,18 @@ def dtype_named(name: str) -> DType:
         raise ProtocolError(f"the server answers with an unknown datatype {name!r}") from None
 
 
-def to_bytes(array: AnyArray) -> bytes:
-    """A tensor's raw representation: little-endian, C order; BYTES elements with 4-byte lengths.
+def raw_buffer(array: AnyArray) -> bytes | AnyArray:
+    """A tensor's raw representation as a buffer: little-endian, C order; BYTES elements with 4-byte lengths.
+
+    Returns:
+        Something that `bytes.join` takes: the array itself where its memory is that representation already.
 
     Source: KServe v2 binary tensor data extension; `tritonclient.utils`.
     """
     if array.dtype.kind in "OSU":
         serialized = serialize_byte_tensor(array)
         return bytes(serialized.item()) if serialized.size else b""
-    return np.ascontiguousarray(array).tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> AnyArray:

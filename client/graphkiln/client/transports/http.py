@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from graphkiln.client.transports.base import InferRequest, InferResponse, from_bytes, to_bytes
+from graphkiln.client.transports.base import InferRequest, InferResponse, from_bytes, raw_buffer
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import (
     ClientError,
@@ -93,9 +93,10 @@ def encode_request(request: InferRequest) -> tuple[bytes, int]:
 
     Source: KServe v2 protocol, binary tensor data extension.
     """
-    inputs, parts = [], []
+    inputs: list[dict[str, Any]] = []
+    parts: list[Any] = []
     for name, array in request.inputs.items():
-        raw = to_bytes(array)
+        raw = raw_buffer(array)
         parts.append(raw)
         inputs.append(
             {
