@@ -59,6 +59,15 @@ class TestData:
         assert received.dtype == dtype.numpy
         np.testing.assert_array_equal(received, sent)
 
+    def test_bf16_in_openvino(self, client: Client) -> None:
+        sent = np.array([[0, 1.5, -100]]).astype(DType.BF16.numpy)
+        np.testing.assert_array_equal(ask(client, "openvino_bf16", x=sent)["y"], sent)
+
+    @pytest.mark.parametrize("name", ["identity_bf16", "identity_bytes"])
+    def test_zero_sized_tensors_of_types_that_numpy_has_not(self, client: Client, name: str) -> None:
+        dtype = DType.BF16 if name.endswith("bf16") else DType.BYTES
+        assert ask(client, name, x=np.zeros((2, 0), dtype.numpy))["y"].shape == (2, 0)
+
     def test_text_that_is_not_utf8_is_refused(self, client: Client) -> None:
         with pytest.raises(InvalidInput, match="expected UTF-8"):
             ask(client, "identity_bytes", x=np.array([[b"\xff\xfe"]], np.object_))
@@ -171,7 +180,6 @@ BROKEN = {
     "dtype": (zoo.scale(("batch", 3)), 'input { name: "x" data_type: TYPE_INT64 dims: [3] }',
               "expected TYPE_FP32, got TYPE_INT64", "leave the input out"),
     "name": (zoo.scale(("batch", 3)), 'input { name: "z" dims: [3] }', "input 'z' is not in the graph", "x FP32"),
-    "bf16": (zoo.identity(("batch", 3), zoo.TensorProto.BFLOAT16), "", "is BF16, which cannot be carried yet", "FP32"),
     "unbatchable": (zoo.scale(()), "max_batch_size: 4", "has no batch dimension", "max_batch_size: 0"),
     "accelerator": (zoo.scale(("batch", 3)),
                     'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',

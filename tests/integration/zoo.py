@@ -23,6 +23,7 @@ DTYPES = {
     "INT32": TensorProto.INT32,
     "INT64": TensorProto.INT64,
     "FP16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
     "FP32": TensorProto.FLOAT,
     "FP64": TensorProto.DOUBLE,
     "BYTES": TensorProto.STRING,
@@ -124,6 +125,8 @@ def build(store: Path) -> Path:
     add(store, "batch_of_scalars", scale(("batch",)))
     add(store, "unnamed", unnamed(), 'input { name: "x" dims: [-1] } input { name: "z" dims: [-1] }')
     add(store, "openvino_scalar", scale(()), 'parameters { key: "xrt" value { string_value: "openvino" } }')
+    xrt = 'parameters { key: "xrt" value { string_value: "openvino" } }'
+    add(store, "openvino_bf16", identity(("batch", "n"), TensorProto.BFLOAT16), xrt)
     add(store, "eight", identity(("batch", 1, 2, 1, 2, 1, 2, 1)))
     add(store, "pair", sum_and_difference())
     optional = 'input { name: "x" } input { name: "bias" optional: true }'

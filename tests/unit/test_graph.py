@@ -77,7 +77,7 @@ class TestSignature:
 
 
 class TestDTypes:
-    @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.BF16])
+    @pytest.mark.parametrize("dtype", list(DType))
     def test_numpy_and_back(self, dtype: DType) -> None:
         assert DType.from_numpy(dtype.numpy) is dtype
 
@@ -201,9 +201,11 @@ class TestPreprocess:
 
 class TestGolden:
     def test_round_trip(self, tmp_path: Path) -> None:
-        golden = GoldenSamples(inputs={"x": np.ones((2, 3))}, source_outputs={"y": np.ones(2)}, graph_outputs={})
+        bf16 = np.ones((2, 3)).astype(DType.BF16.numpy)
+        golden = GoldenSamples(inputs={"x": bf16}, source_outputs={"y": np.ones(2)}, graph_outputs={})
         golden.write(tmp_path / "golden.npz")
         read = GoldenSamples.read(tmp_path / "golden.npz")
+        assert read.inputs["x"].dtype == bf16.dtype
         np.testing.assert_array_equal(read.inputs["x"], golden.inputs["x"])
         np.testing.assert_array_equal(read.source_outputs["y"], golden.source_outputs["y"])
         assert not read.graph_outputs

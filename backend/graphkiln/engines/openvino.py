@@ -60,6 +60,7 @@ class OpenVinoSession:
             outputs=tuple(_spec(port) for port in compiled.outputs),
         )
         self._outputs = [spec.name for spec in self._signature.outputs]
+        self._bf16_outputs = {spec.name for spec in self._signature.outputs if spec.dtype is DType.BF16}
 
     @property
     def signature(self) -> Signature:
@@ -68,13 +69,17 @@ class OpenVinoSession:
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all and returns those asked for."""
-        arrays = {name: np.asarray(array, order="C") for name, array in feeds.items()}  # keeps a scalar's rank
+        arrays = {name: _carried(array) for name, array in feeds.items()}
         try:
             results = self._request.infer(arrays, share_inputs=True, share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
             self._signature.check(feeds)  # says better than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
-        return {name: results[name] for name in (self._outputs if outputs is None else outputs)}
+        return {name: self._typed(name, results[name]) for name in (self._outputs if outputs is None else outputs)}
+
+    def _typed(self, name: str, array: AnyArray) -> AnyArray:
+        """OpenVINO hands out bf16 under the name of another type of two bytes."""
+        return array.view(DType.BF16.numpy) if name in self._bf16_outputs else array
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds and counts the kernels of the executed model, with the precision that each ran in."""
@@ -130,6 +135,14 @@ def _spec(port: Any) -> TensorSpec:
         dtype=DType.from_openvino(port.get_element_type().get_type_name()),
         shape=tuple(_dim(dim, port.get_any_name(), axis) for axis, dim in enumerate(port.get_partial_shape())),
     )
+
+
+def _carried(array: AnyArray) -> Any:
+    """What OpenVINO takes for an array; of bf16 it would take the bits for another type's."""
+    contiguous = np.asarray(array, order="C")  # keeps a scalar's rank
+    if array.dtype != DType.BF16.numpy:
+        return contiguous
+    return openvino.Tensor(contiguous.view(np.uint16), contiguous.shape, openvino.Type.bf16)
 
 
 def _dim(dim: Any, tensor: str, axis: int) -> Dim:

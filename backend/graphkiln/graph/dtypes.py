@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +19,8 @@ AnyArray = npt.NDArray[np.generic]
 class DType(enum.StrEnum):
     """Element type of a tensor, by Triton's name.
 
-    `BF16` has no numpy type: its arrays are carried as `uint16` bit patterns. `BYTES` arrays hold objects
-    (`bytes` or `str`).
+    `BF16` arrays are of `ml_dtypes.bfloat16`, as in tritonclient: numpy has no such type of its own. `BYTES` arrays
+    hold objects (`bytes` or `str`).
     """
 
     BOOL = "BOOL"
@@ -43,6 +44,11 @@ class DType(enum.StrEnum):
         return _NUMPY[self]
 
     @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return self in _FLOATS
+
+    @property
     def config_name(self) -> str:
         """The name in a config.pbtxt: `TYPE_FP32`, and `TYPE_STRING` for BYTES."""
         return "TYPE_STRING" if self is DType.BYTES else f"TYPE_{self.value}"
@@ -57,7 +63,7 @@ class DType(enum.StrEnum):
         if dtype.kind in "OSU":
             return cls.BYTES
         for member, numpy_dtype in _NUMPY.items():
-            if numpy_dtype == dtype and member is not cls.BF16:
+            if numpy_dtype == dtype:
                 return member
         raise ManifestError(f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}")
 
@@ -114,11 +120,13 @@ _NUMPY: dict[DType, np.dtype[np.generic]] = {
     DType.INT32: np.dtype(np.int32),
     DType.INT64: np.dtype(np.int64),
     DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(np.uint16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
     DType.FP32: np.dtype(np.float32),
     DType.FP64: np.dtype(np.float64),
     DType.BYTES: np.dtype(np.object_),
 }
+
+_FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
 
 _ONNXRUNTIME: dict[str, DType] = {
     "tensor(bool)": DType.BOOL,

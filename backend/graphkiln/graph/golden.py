@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ManifestError
 
 _PREFIXES = ("input", "source", "graph")
@@ -47,7 +47,13 @@ class GoldenSamples:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 for key in archive.files:
                     prefix, _, name = key.partition("/")
-                    groups[prefix][name] = archive[key]
+                    groups[prefix][name] = _typed(archive[key])
         except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
         return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
+
+
+def _typed(array: AnyArray) -> AnyArray:
+    """An .npz keeps bf16 elements as two bytes without a type; nothing else in it has none."""
+    bf16 = DType.BF16.numpy
+    return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array

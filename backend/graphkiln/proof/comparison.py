@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import VerificationError
 from graphkiln.graph.manifest import Verification
 from graphkiln.proof.policy import Limits
@@ -108,7 +108,7 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
         return _fault(name, "is missing")
     if output.shape != reference.shape or output.dtype != reference.dtype:
         return _fault(name, f"is {output.dtype}{list(output.shape)}, not {reference.dtype}{list(reference.shape)}")
-    if reference.dtype.kind != "f":
+    if not _is_float(reference):
         differ = float(np.mean(reference != output)) if reference.size else 0.0
         return OutputError(name=name, relative_l2=0.0, worst_element=0.0, disagreement=differ)
     expected = reference.astype(np.float64)
@@ -129,6 +129,10 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
     )
 
 
+def _is_float(array: AnyArray) -> bool:
+    return DType.from_numpy(array.dtype).is_float
+
+
 def _fault(name: str, fault: str) -> OutputError:
     return OutputError(name=name, relative_l2=np.inf, worst_element=np.inf, fault=fault)
 
@@ -137,10 +141,10 @@ def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -
     """Perturbs a copy beyond the limit and sees the same check refuse it."""
     scale = 1 + _CONTROL_SCALE * limits.relative_l2
     perturbed = {
-        name: (array.astype(np.float64) * scale).astype(array.dtype) if array.dtype.kind == "f" else array
+        name: (array.astype(np.float64) * scale).astype(array.dtype) if _is_float(array) else array
         for name, array in reference.items()
     }
-    floats = [name for name, array in reference.items() if array.dtype.kind == "f" and np.any(array)]
+    floats = [name for name, array in reference.items() if _is_float(array) and np.any(array)]
     errors = {error.name: error for error in compare(reference, perturbed)}
     passed = [name for name in floats if errors[name].within(limits)]
     if passed:

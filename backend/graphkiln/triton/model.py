@@ -18,9 +18,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln.engines.cores import usable_cores
-from graphkiln.graph.dtypes import AnyArray, DType
-from graphkiln.graph.errors import GraphkilnError, RepositoryError
-from graphkiln.graph.signature import Signature
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import GraphkilnError
 from graphkiln.lowering.lower import Lowered, lower
 from graphkiln.lowering.plan import plan
 from graphkiln.lowering.settings import Settings
@@ -32,6 +31,7 @@ from graphkiln.triton.batching import Concatenator, Feeds, cut_to_batches, group
 from graphkiln.triton.environment import asked_engine, shared_folder
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile
 from graphkiln.triton.metrics import InstanceMetrics
+from graphkiln.triton.tensors import to_array, to_tensor
 
 _WORTH_ASKING_S = 2e-3
 """Asking Triton whether a request was cancelled costs 40 us: not worth it where computing it takes hardly longer."""
@@ -80,7 +80,6 @@ class TritonPythonModel:
             )
             version = read_version(folder, config.get("default_model_filename", ""))
             self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config))
-            _check_carried(self._lowered.session.signature)
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session
@@ -94,7 +93,7 @@ class TritonPythonModel:
                 "batches are padded or split to it; convert the model with a dynamic batch to avoid the waste"
             )
         names = (*self._signature.inputs, *self._signature.optional_inputs)
-        self._input_names = [spec.name for spec in names]
+        self._input_types = {spec.name: spec.dtype for spec in names}
         self._scalars = {spec.name for spec in names if not spec.shape}
         self._concatenator = Concatenator()
         self._good_shapes: set[tuple[object, ...]] = set()
@@ -145,7 +144,7 @@ class TritonPythonModel:
         if self._run_s > _WORTH_ASKING_S and request.is_cancelled():
             raise _Cancelled("the client cancelled the request before it was computed")
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        feeds = {name: tensors[name].as_numpy() for name in self._input_names if name in tensors}
+        feeds = {name: to_array(tensors[name], dtype) for name, dtype in self._input_types.items() if name in tensors}
         for name in self._scalars & feeds.keys():
             feeds[name] = feeds[name].reshape(())
         shapes = tuple((name, array.dtype.char, array.shape) for name, array in feeds.items())
@@ -206,15 +205,6 @@ def _rows(feeds: Feeds) -> int:
     return len(next(iter(feeds.values())))
 
 
-def _check_carried(signature: Signature) -> None:
-    """Triton's Python backend hands out no BF16 tensors: better said at load than at the first request."""
-    for spec in (*signature.inputs, *signature.outputs):
-        if spec.dtype is DType.BF16:
-            raise RepositoryError(
-                f"tensor {spec} is BF16, which cannot be carried yet", hint="give the graph FP32 inputs and outputs"
-            )
-
-
 def _instances(config: dict[str, Any]) -> int:
     """Instances of the model on this machine: Triton fills in the count of every group."""
     return max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
@@ -255,8 +245,7 @@ def _shared_memory_bytes() -> int:
 
 
 def _response(outputs: dict[str, AnyArray], names: list[str]) -> Any:
-    """Triton has no scalars: a result of shape [] leaves as [1]."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, np.atleast_1d(outputs[name])) for name in names])
+    return pb_utils.InferenceResponse([to_tensor(name, outputs[name]) for name in names])
 
 
 def _error_response(error: GraphkilnError) -> Any:

@@ -21,7 +21,7 @@ class InferRequest:
     Attributes:
         model: Model name.
         version: Model version, or empty for the one that the server chooses.
-        inputs: Arrays by input name. A uint16 array named in `bf16_inputs` is sent as BF16.
+        inputs: Arrays by input name.
         outputs: Output name -> number of classes wanted from the classification extension, 0 for the plain tensor.
             Empty: all outputs, plain.
         request_id: Echoed by the server and shown in its logs.
