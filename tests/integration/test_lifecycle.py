@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 import zoo
@@ -19,10 +20,19 @@ from graphkiln.graph.errors import ClientError, ConnectionFailed, ServerError
 
 pytestmark = pytest.mark.server
 
+SIDE = 4096
+
 
 def stubs(server: Server) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if "triton_python_backend_stub" in " ".join(child.cmdline())]
+    return [child for child in children if "triton_python_backend_stub" in command_line(child)]
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""  # it has just ended
 
 
 def answers(server: Server) -> bool:
@@ -149,9 +159,9 @@ def test_swapping_a_version_under_load_loses_nothing(start_server: StartServer, 
     assert len(load.factors) > 200
 
 
-def zoo_load(server: Server, model: str) -> tuple[int, str]:
+def zoo_load(server: Server, model: str, verb: str = "load") -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
-    connection.request("POST", f"/v2/repository/models/{model}/load")
+    connection.request("POST", f"/v2/repository/models/{model}/{verb}")
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -178,24 +188,51 @@ def pss_mb(process: psutil.Process) -> float:
     return int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
 
 
+def large() -> onnx.ModelProto:
+    """64 MB of weights: the sum of `SIDE` numbers, `SIDE` times."""
+    weight = np.ones((SIDE, SIDE), np.float32)
+    nodes = [zoo.helper.make_node("MatMul", ["x", "w"], ["y"])]
+    return zoo.model(nodes, [zoo.value("x", ("batch", SIDE))], [zoo.value("y", ("batch", SIDE))], {"w": weight})
+
+
+def test_unloading_gives_memory_and_disk_back(start_server: StartServer, tmp_path: Path) -> None:
+    two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"
+    zoo.add(tmp_path / "store", "large", large(), two)
+    server = start_server("--model-store", tmp_path / "store", "--model-control-mode=explicit")
+    server.wait_until(lambda: server.status("/v2/health/live") == 200)
+    triton = next(p for p in psutil.Process(server.process.pid).children() if p.name() == "tritonserver")
+    run_folder = Path(triton.environ()["TMPDIR"]).parent
+
+    def held_mb() -> tuple[float, float]:
+        files = [path for path in run_folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        return pss_mb(triton), sum(path.stat().st_size for path in files) / 2**20
+
+    zoo_load(server, "large")
+    zoo_load(server, "large", "unload")
+    server.wait_until(lambda: not stubs(server), timeout_s=30)
+    memory_mb, disk_mb = held_mb()
+    for _ in range(3):
+        assert zoo_load(server, "large")[0] == 200
+        assert held_mb()[1] > disk_mb + 60
+        zoo_load(server, "large", "unload")
+        server.wait_until(lambda: not stubs(server), timeout_s=30)
+    assert held_mb() == pytest.approx((memory_mb, disk_mb), abs=8)
+
+
 def test_two_instances_hold_the_weights_once(start_server: StartServer, tmp_path: Path) -> None:
     """A model of 64 MB: two instances take at most 1.5 times the weights more than two tiny ones."""
-    side = 4096
-    weight = np.ones((side, side), np.float32)
-    nodes = [zoo.helper.make_node("MatMul", ["x", "w"], ["y"])]
-    large = zoo.model(nodes, [zoo.value("x", ("batch", side))], [zoo.value("y", ("batch", side))], {"w": weight})
     two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"
-    zoo.add(tmp_path / "store", "large", large, two)
+    zoo.add(tmp_path / "store", "large", large(), two)
     zoo.add(tmp_path / "store", "tiny", zoo.scale(("batch", 3)), two)
     server = start_server("--model-store", tmp_path / "store")
     server.wait_ready()
     with Client(server.url) as client:
         for _ in range(8):
-            answer = client.model("large").infer({"x": np.ones((1, side), np.float32)})["y"]
-        np.testing.assert_array_equal(answer, np.full((1, side), side, np.float32))
+            answer = client.model("large").infer({"x": np.ones((1, SIDE), np.float32)})["y"]
+        np.testing.assert_array_equal(answer, np.full((1, SIDE), SIDE, np.float32))
     memory = {
         name: [pss_mb(s) for s in stubs(server) if f"/{name}/" in " ".join(s.cmdline())] for name in ("large", "tiny")
     }
     print(memory)
     assert [len(values) for values in memory.values()] == [2, 2]
-    assert sum(memory["large"]) - sum(memory["tiny"]) < 1.5 * weight.nbytes / 2**20
+    assert sum(memory["large"]) - sum(memory["tiny"]) < 1.5 * SIDE * SIDE * 4 / 2**20

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from graphkiln.engines.base import Step
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.engines.shared_graph import WEIGHTS, shared_graph
+from graphkiln.engines.shared_graph import WEIGHTS, SharedGraph
 from graphkiln.graph.errors import LoweringError
 
 ALONE = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
@@ -37,6 +38,7 @@ def test_the_answers_are_the_same_to_the_bit(graph: Path, shared: Step) -> None:
         assert alone.signature == sharing.signature
         maps = Path("/proc/self/maps").read_text()
     assert WEIGHTS in maps, "the weights are not mapped from the shared file"
+    assert not list((shared.shared_folder or graph).glob("*/")), "the copy was not removed"
 
 
 def test_many_at_once_make_one_copy(graph: Path, tmp_path: Path) -> None:
@@ -47,20 +49,41 @@ def test_many_at_once_make_one_copy(graph: Path, tmp_path: Path) -> None:
         path.write_bytes(b"graph")
 
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(lambda _: shared_graph(tmp_path, graph, "", save), range(16)))
+        copies = list(pool.map(lambda _: SharedGraph(tmp_path, graph, "", save), range(16)))
     assert len(made) == 1
-    assert [path.read_bytes() for path in paths] == [b"graph"]
+    assert {copy.path.read_bytes() for copy in copies} == {b"graph"}
+    for copy in copies:
+        copy.close()
+    assert not list(tmp_path.glob("*/graph.onnx"))
+
+
+def test_the_last_one_that_closes_it_removes_the_copy(graph: Path, tmp_path: Path) -> None:
+    def save(path: Path) -> None:
+        path.write_bytes(b"graph")
+
+    first, second = (SharedGraph(tmp_path, graph, "", save) for _ in range(2))
+    first.close()
+    assert second.path.exists()
+    second.close()
+    assert not second.path.parent.exists()
+    with closing(SharedGraph(tmp_path, graph, "", save)) as third:
+        assert third.path.exists()
 
 
 def test_a_changed_graph_or_option_makes_a_new_copy(graph: Path, tmp_path: Path) -> None:
     def save(path: Path) -> None:
         path.write_bytes(b"")
 
-    first = shared_graph(tmp_path, graph, "a", save)
-    assert shared_graph(tmp_path, graph, "a", save) == first
-    assert shared_graph(tmp_path, graph, "b", save) != first
-    os.utime(graph.parent / "golden.npz", ns=(1, 1))
-    assert shared_graph(tmp_path, graph, "a", save) != first
+    def path(options: str) -> Path:
+        copy = stack.enter_context(closing(SharedGraph(tmp_path, graph, options, save)))
+        return copy.path
+
+    with ExitStack() as stack:
+        first = path("a")
+        assert path("a") == first
+        assert path("b") != first
+        os.utime(graph.parent / "golden.npz", ns=(1, 1))
+        assert path("a") != first
 
 
 def test_a_copy_that_was_left_half_done_is_made_again(graph: Path, tmp_path: Path) -> None:
@@ -69,8 +92,9 @@ def test_a_copy_that_was_left_half_done_is_made_again(graph: Path, tmp_path: Pat
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        shared_graph(tmp_path, graph, "", fail)
-    assert shared_graph(tmp_path, graph, "", lambda path: path.write_bytes(b"whole") and None).read_bytes() == b"whole"
+        SharedGraph(tmp_path, graph, "", fail)
+    with closing(SharedGraph(tmp_path, graph, "", lambda path: path.write_bytes(b"whole") and None)) as copy:
+        assert copy.path.read_bytes() == b"whole"
 
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error(graph: Path, tmp_path: Path) -> None:

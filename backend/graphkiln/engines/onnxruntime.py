@@ -10,7 +10,7 @@ import ctypes
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -20,7 +20,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln.engines.base import Placement, Step, Support
-from graphkiln.engines.shared_graph import WEIGHTS, shared_graph
+from graphkiln.engines.shared_graph import WEIGHTS, SharedGraph
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln.graph.signature import Signature, TensorSpec, free_dim
@@ -72,10 +72,12 @@ class OnnxRuntimeEngine:
         """
         provider = _PROVIDERS[step.device]
         options = _options(step)
-        if step.shared_folder:
-            graph_path = _share(step.shared_folder, graph_path, step, provider)
-            options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimised already
-        return _load(graph_path, options, provider, shrink=step.tuning.arena_shrinkage)
+        shrink = step.tuning.arena_shrinkage
+        if not step.shared_folder:
+            return _load(graph_path, options, provider, shrink=shrink)
+        shared = _share(step.shared_folder, graph_path, step, provider)
+        options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimised already
+        return _load(shared.path, options, provider, shrink=shrink, on_close=shared.close)
 
     def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
         """Loads a graph as the reference of the numeric policy: CPU, every graph optimisation off.
@@ -91,8 +93,11 @@ class OnnxRuntimeEngine:
 class OnnxRuntimeSession:
     """A loaded graph; see `engines.base.Session`."""
 
-    def __init__(self, session: onnxruntime.InferenceSession, shrink: str, profile_folder: Any) -> None:
+    def __init__(
+        self, session: onnxruntime.InferenceSession, shrink: str, profile_folder: Any, on_close: Callable[[], None]
+    ) -> None:
         self._session = session
+        self._on_close = on_close
         self._run_options = _run_options(shrink)
         self._profile_folder = profile_folder
         self._signature = Signature(
@@ -145,6 +150,7 @@ class OnnxRuntimeSession:
         """Drops the runtime's session and its profile."""
         del self._session
         self._profile_folder.cleanup()
+        self._on_close()
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +178,7 @@ def _options(step: Step) -> onnxruntime.SessionOptions:
     return options
 
 
-def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> Path:
+def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> SharedGraph:
     """Saves the optimised graph with its repacked weights, once for all instances.
 
     Raises:
@@ -188,7 +194,7 @@ def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> Path:
         _load(graph_path, options, provider).close()
 
     try:
-        return shared_graph(folder, graph_path, f"{onnxruntime.__version__}|{step.tuning}", save)
+        return SharedGraph(folder, graph_path, f"{onnxruntime.__version__}|{step.tuning}", save)
     except OSError as error:
         raise LoweringError(
             f"cannot share the weights of {graph_path} between instances",
@@ -198,7 +204,12 @@ def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> Path:
 
 
 def _load(
-    graph_path: Path, options: onnxruntime.SessionOptions, provider: str, *, shrink: str = ""
+    graph_path: Path,
+    options: onnxruntime.SessionOptions,
+    provider: str,
+    *,
+    shrink: str = "",
+    on_close: Callable[[], None] = lambda: None,
 ) -> OnnxRuntimeSession:
     profile_folder = tempfile.TemporaryDirectory(prefix="graphkiln-profile-")
     options.enable_profiling = True
@@ -208,14 +219,16 @@ def _load(
         session = onnxruntime.InferenceSession(str(graph_path), options, providers=[provider])
     except _ERRORS as error:
         profile_folder.cleanup()
+        on_close()
         raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),)) from error
     if session.get_providers()[0] != provider:
         profile_folder.cleanup()
+        on_close()
         raise LoweringError(
             f"{graph_path} would run elsewhere than asked",
             attempts=(f"asked for {provider}, ONNX Runtime chose {session.get_providers()}",),
         )
-    return OnnxRuntimeSession(session, shrink, profile_folder)
+    return OnnxRuntimeSession(session, shrink, profile_folder, on_close)
 
 
 def _run_options(shrink: str) -> onnxruntime.RunOptions:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 
 
-def shared_graph(folder: Path, graph_path: Path, options: str, save: Callable[[Path], None]) -> Path:
-    """The shared copy of a graph, made by whichever process comes first.
+class SharedGraph:
+    """The shared copy of a graph, made by whichever process comes first and removed by the last one that closes it.
 
     Args:
         folder: Where copies live; on this machine and for this run only, since they may fit its processor alone.
@@ -26,22 +27,43 @@ def shared_graph(folder: Path, graph_path: Path, options: str, save: Callable[[P
         options: Everything else that the copy depends on.
         save: Writes the copy to the path that it is given, and its weights to `WEIGHTS` beside it.
 
-    Returns:
-        Path of the copy.
-
     Raises:
         OSError: The folder cannot be written.
     """
-    target = folder / _key(graph_path, options)
-    with (folder / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            partial = target.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it wrote
-            partial.mkdir()
-            save(partial / _GRAPH)
-            partial.rename(target)
-    return target / _GRAPH
+
+    def __init__(self, folder: Path, graph_path: Path, options: str, save: Callable[[Path], None]) -> None:
+        self._target = folder / _key(graph_path, options)
+        self._lock = folder / f"{self._target.name}.lock"
+        with self._locked():
+            if not self._target.exists():
+                partial = self._target.with_suffix(".partial")
+                shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it wrote
+                partial.mkdir()
+                save(partial / _GRAPH)
+                partial.rename(self._target)
+            # A process that dies gives its lock back: nobody need count users.
+            self._use = (self._target / _GRAPH).open("rb")
+            fcntl.flock(self._use, fcntl.LOCK_SH)
+
+    @property
+    def path(self) -> Path:
+        """The copy's graph."""
+        return self._target / _GRAPH
+
+    def close(self) -> None:
+        """Gives the copy back. Call it once."""
+        with self._locked(), self._use:
+            try:
+                fcntl.flock(self._use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            shutil.rmtree(self._target)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 def _key(graph_path: Path, options: str) -> str:
