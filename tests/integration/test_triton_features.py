@@ -51,6 +51,9 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     zoo.add(store, "patient", zoo.slow(), f"max_batch_size: 1 {ONE_INSTANCE}")
     zoo.add(store, "plain", plain, f"max_batch_size: 4 {ONE_INSTANCE}")
     zoo.add(store, "numbers", zoo.identity(("batch", "n"), zoo.DTYPES["FP32"]), ONE_INSTANCE)
+    ragged = 'input { name: "x" dims: [-1] allow_ragged_batch: true }'
+    ragged += " dynamic_batching { max_queue_delay_microseconds: 500000 }"
+    zoo.add(store, "ragged", zoo.identity(("batch", "n")), f"max_batch_size: 4 {ragged} {ONE_INSTANCE}")
     flags = ("--cache-config=local,size=1048576", "--rate-limit=execution_count")
     with Serving(tmp_path_factory.mktemp("log"), "--model-store", store, *flags) as running:
         running.wait_ready()
@@ -89,6 +92,15 @@ def test_the_rate_limiter_lets_one_instance_run_at_a_time(client: Client) -> Non
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.model("limited").infer(ones())["y"][0, 0], range(40)))
     assert answers == [2.0] * 40
+
+
+def test_requests_of_ragged_lengths_share_a_batch_and_are_not_mixed_up(client: Client, features: Server) -> None:
+    sent = [np.arange(length, dtype=np.float32)[np.newaxis] for length in (3, 5, 3, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda x: client.model("ragged").infer({"x": x})["y"], sent))
+    for x, y in zip(sent, answers, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert statistics(features, "ragged")["execution_count"] == 1
 
 
 def test_the_users_own_warm_up_is_run(client: Client, features: Server) -> None:

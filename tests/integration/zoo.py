@@ -65,6 +65,18 @@ def sum_and_difference() -> onnx.ModelProto:
     return model(nodes, [value("b", shape), value("a", shape)], [value("sum", shape), value("difference", shape)])
 
 
+def good_and_fragile() -> onnx.ModelProto:
+    """`good` is `x + 1`; `fragile` picks the rows `x` of a table of 3, and fails where there is no such row."""
+    nodes = [
+        helper.make_node("Add", ["x", "one"], ["good"]),
+        helper.make_node("Gather", ["table", "x"], ["fragile"]),
+    ]
+    shape = ("batch", 2)
+    outputs = [value("good", shape, TensorProto.INT64), value("fragile", shape)]
+    constants = {"one": np.int64(1), "table": np.arange(3, dtype=np.float32)}
+    return model(nodes, [value("x", shape, TensorProto.INT64)], outputs, constants)
+
+
 def unnamed() -> onnx.ModelProto:
     """`y` is `x` and then `z`, joined; their dimensions vary without a name, each by itself."""
     unknown: Any = [None]
@@ -127,6 +139,7 @@ def build(store: Path) -> Path:
     add(store, "openvino_scalar", scale(()), 'parameters { key: "xrt" value { string_value: "openvino" } }')
     xrt = 'parameters { key: "xrt" value { string_value: "openvino" } }'
     add(store, "openvino_bf16", identity(("batch", "n"), TensorProto.BFLOAT16), xrt)
+    add(store, "fragile", good_and_fragile())
     add(store, "eight", identity(("batch", 1, 2, 1, 2, 1, 2, 1)))
     add(store, "pair", sum_and_difference())
     optional = 'input { name: "x" } input { name: "bias" optional: true }'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,14 @@ class GoldenSamples:
     inputs: Mapping[str, AnyArray]
     source_outputs: Mapping[str, AnyArray]
     graph_outputs: Mapping[str, AnyArray]
+
+    def only(self, outputs: Collection[str]) -> GoldenSamples:
+        """The same samples with some of the outputs."""
+        source, graph = (
+            {name: array for name, array in group.items() if name in outputs}
+            for group in (self.source_outputs, self.graph_outputs)
+        )
+        return GoldenSamples(inputs=self.inputs, source_outputs=source, graph_outputs=graph)
 
     def write(self, path: Path) -> None:
         """Writes the samples as a compressed .npz of plain arrays (no pickles)."""

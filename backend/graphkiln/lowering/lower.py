@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from graphkiln.engines.base import Placement, Session, Step
+from graphkiln.engines.base import Engine, Placement, Session, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.errors import (
     EngineUnavailable,
@@ -20,10 +24,15 @@ from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
 from graphkiln.graph.signature import Signature
 from graphkiln.lowering.plan import LoweringPlan
+from graphkiln.lowering.subsets import SubsetSession
 from graphkiln.lowering.warmup import made_up_feeds, warm_up
+from graphkiln.passes.outputs import keep_outputs
 from graphkiln.proof.comparison import prove
 from graphkiln.proof.policy import OTHER_ENGINE
 from graphkiln.repository.version import ModelVersion
+
+_WORTH_DROPPING = 0.05
+"""Share of the nodes that a part must save before it is worth holding its weights again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,13 +58,20 @@ class Lowered:
     warmup_note: str
 
 
-def lower(version: ModelVersion, plan: LoweringPlan, *, warm_sizes: tuple[int, ...] = ()) -> Lowered:
+def lower(
+    version: ModelVersion,
+    plan: LoweringPlan,
+    *,
+    warm_sizes: tuple[int, ...] = (),
+    report: Callable[[str], None] = lambda _: None,
+) -> Lowered:
     """Builds, proves and warms the first step that works.
 
     Args:
         version: The graph and what is known of it.
         plan: The steps to try.
         warm_sizes: Batch sizes to warm up.
+        report: Told in one line, later and from another thread, when a part of the outputs got a graph of its own.
 
     Raises:
         LoweringError: No step worked; `attempts` says what each came to.
@@ -63,7 +79,7 @@ def lower(version: ModelVersion, plan: LoweringPlan, *, warm_sizes: tuple[int, .
     attempts: list[str] = []
     for step in plan.steps:
         try:
-            return _build(version, step, warm_sizes, tuple(attempts))
+            return _build(version, step, warm_sizes, tuple(attempts), report)
         except LoweringError as error:
             attempts.extend(error.attempts)
         except (EngineUnavailable, ExecutionError, SignatureError, VerificationError) as error:
@@ -71,11 +87,18 @@ def lower(version: ModelVersion, plan: LoweringPlan, *, warm_sizes: tuple[int, .
     raise LoweringError(f"cannot serve {version.graph_path}", attempts=tuple(attempts))
 
 
-def _build(version: ModelVersion, step: Step, warm_sizes: tuple[int, ...], fallbacks: tuple[str, ...]) -> Lowered:
+def _build(
+    version: ModelVersion,
+    step: Step,
+    warm_sizes: tuple[int, ...],
+    fallbacks: tuple[str, ...],
+    report: Callable[[str], None],
+) -> Lowered:
     engine = load_engine(step.engine)
     support = engine.probe(step.device)
     if not support.ok:
         raise EngineUnavailable(support.reason)
+    stamp = _stamp(version.graph_path)
     session = engine.build(version.graph_path, step)
     try:
         _check_signature(version, session.signature)
@@ -87,6 +110,8 @@ def _build(version: ModelVersion, step: Step, warm_sizes: tuple[int, ...], fallb
     except BaseException:
         session.close()
         raise
+    if len(session.signature.outputs) > 1:
+        session = SubsetSession(session, partial(_build_part, engine, version, step, warm_sizes, stamp=stamp), report)
     return Lowered(
         session=session,
         step=step,
@@ -96,6 +121,44 @@ def _build(version: ModelVersion, step: Step, warm_sizes: tuple[int, ...], fallb
         warmup_s=warmup_s,
         warmup_note=warmup_note,
     )
+
+
+def _build_part(
+    engine: Engine,
+    version: ModelVersion,
+    step: Step,
+    warm_sizes: tuple[int, ...],
+    outputs: tuple[str, ...],
+    *,
+    stamp: tuple[int, int],
+) -> Session | None:
+    """Builds, proves and warms the graph of some outputs; None where it would be hardly smaller.
+
+    Raises:
+        LoweringError: The graph's file has another stamp than it had when the whole graph was loaded.
+    """
+    with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
+        path = Path(folder) / version.graph_path.name
+        dropped = keep_outputs(version.graph_path, outputs, path)
+        if _stamp(version.graph_path) != stamp:
+            raise LoweringError(f"{version.graph_path} is no longer the file that was loaded", attempts=())
+        if dropped < _WORTH_DROPPING:
+            return None
+        session = engine.build(path, replace(step, shared_folder=None))
+    golden = version.golden and version.golden.only(outputs)
+    try:
+        if golden:
+            _self_test(session, golden)
+        warm_up(session, warm_sizes, golden)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_size, facts.st_mtime_ns
 
 
 def _check_signature(version: ModelVersion, found: Signature) -> None:

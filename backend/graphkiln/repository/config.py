@@ -73,6 +73,7 @@ def complete(config: pb.ModelConfig, signature: Signature, *, labels_file: str |
     Raises:
         RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
     """
+    _refuse_unsupported(config)
     if config.max_batch_size == 0 and signature.batchable and _leaves_out_the_batch(config, signature):
         config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batched = config.max_batch_size > 0
@@ -98,6 +99,21 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
     for field in _COMPLETED_FIELDS:
         if field in completed:
             config[field] = completed[field]
+
+
+def _refuse_unsupported(config: pb.ModelConfig) -> None:
+    """Keys that Triton leaves to the backend, and hands to no Python backend: ignored, they would change answers."""
+    asked = {
+        "batch_input": config.batch_input,
+        "batch_output": config.batch_output,
+        "sequence_batching.state": config.sequence_batching.state,
+    }
+    for key, value in asked.items():
+        if value:
+            raise RepositoryError(
+                f"config.pbtxt of '{config.name}' asks for {key}, which graphkiln does not offer",
+                hint="Triton hands it to no Python backend: compute it in the graph, or send it as an input",
+            )
 
 
 def _leaves_out_the_batch(config: pb.ModelConfig, signature: Signature) -> bool:

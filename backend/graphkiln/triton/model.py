@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class TritonPythonModel:
                 shared_folder=shared_folder(),
             )
             version = read_version(folder, config.get("default_model_filename", ""))
-            self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config))
+            self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config), report=_reporter(args["model_name"]))
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session
@@ -203,6 +204,10 @@ class _Cancelled(GraphkilnError):
 
 def _rows(feeds: Feeds) -> int:
     return len(next(iter(feeds.values())))
+
+
+def _reporter(model: str) -> Callable[[str], None]:
+    return lambda line: pb_utils.Logger.log_info(f"graphkiln: {model}: {line}")
 
 
 def _instances(config: dict[str, Any]) -> int:

@@ -1,0 +1,99 @@
+"""Outputs that nobody asks for are not computed.
+
+A runtime computes every node of the graph that it has loaded, whatever is fetched (ONNX Runtime's
+`only_execute_path_to_fetches` has an effect in training builds alone). So the first request for a part of the outputs
+is answered by the whole graph, while a graph of that part is built beside it; later ones are answered by the part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from graphkiln.engines.base import Placement, Session
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import GraphkilnError
+from graphkiln.graph.signature import Signature
+
+_MOST_SUBSETS = 4
+"""Every part holds its weights again. Clients that ask for many different parts get them from the whole graph."""
+
+
+class SubsetSession:
+    """The session of a whole graph, and of those parts of it that were asked for. See `engines.base.Session`.
+
+    Args:
+        whole: The session of the whole graph; owned.
+        build: Builds and proves the session of some outputs, or None where the part is hardly smaller than the whole.
+        report: Told in one line what came of a part.
+    """
+
+    def __init__(
+        self,
+        whole: Session,
+        build: Callable[[tuple[str, ...]], Session | None],
+        report: Callable[[str], None],
+    ) -> None:
+        self._whole = whole
+        self._build = build
+        self._report = report
+        self._parts: dict[tuple[str, ...], Session] = {tuple(spec.name for spec in whole.signature.outputs): whole}
+        self._builder: threading.Thread | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """The whole graph's."""
+        return self._whole.signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs, with the smallest graph that there is for them."""
+        if outputs is None:
+            return self._whole.run(feeds)
+        wanted = tuple(outputs)
+        session = self._parts.get(wanted)
+        if session is None:
+            session = self._whole
+            self._ask_for(wanted)
+        return session.run(feeds, wanted)
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """The whole graph's."""
+        return self._whole.placement(feeds)
+
+    def settle(self) -> None:
+        """Waits until the part that is being built is there."""
+        if self._builder:
+            self._builder.join()
+
+    def close(self) -> None:
+        """Frees all sessions."""
+        self.settle()
+        for session in {id(session): session for session in self._parts.values()}.values():
+            session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask_for(self, names: tuple[str, ...]) -> None:
+        """Starts building a part; one at a time."""
+        if len(self._parts) <= _MOST_SUBSETS and not (self._builder and self._builder.is_alive()):
+            self._builder = threading.Thread(target=self._add, args=(names,), name="graphkiln-subset", daemon=True)
+            self._builder.start()
+
+    def _add(self, names: tuple[str, ...]) -> None:
+        what = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        try:
+            part = self._build(names)
+        except (GraphkilnError, OSError) as error:
+            self._report(f"no graph for {what} alone: {error}")
+            part = None
+        else:
+            self._report(f"{what} alone: " + ("a graph of that part answers" if part else "the whole graph answers"))
+        self._parts[names] = part or self._whole

@@ -1,0 +1,1 @@
+"""Rewrites a saved graph: each module one rewrite, graph in, graph out."""
