@@ -145,10 +145,12 @@ class TestQueue:
         if not hasattr(TestQueue, "_rounds"):
             with Client(server.url) as client:
                 model = client.model("queued")
-                model.infer({"ROUNDS": np.array([[100]])})
-                begun = time.perf_counter()
-                model.infer({"ROUNDS": np.array([[1000]])})
-                TestQueue._rounds = int(1000 * 0.4 / (time.perf_counter() - begun))  # type: ignore[attr-defined]
+                seconds = []
+                for _ in range(4):  # the fastest counts: other tests take time from this one
+                    begun = time.perf_counter()
+                    model.infer({"ROUNDS": np.array([[1000]])})
+                    seconds.append(time.perf_counter() - begun)
+                TestQueue._rounds = int(1000 * 0.4 / min(seconds))  # type: ignore[attr-defined]
         return TestQueue._rounds  # type: ignore[attr-defined,no-any-return]
 
     def test_a_full_queue_and_an_old_request_are_refused(self, features: Server) -> None:

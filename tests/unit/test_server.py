@@ -172,7 +172,7 @@ class TestInstanceStatus:
     def test_counts_what_is_computing(self, tmp_path: Path) -> None:
         file = StatusFile(tmp_path, "m_0", self.STATUS)
         assert read_statuses(tmp_path) == [self.STATUS]
-        with file.computing():
+        with file:
             assert read_counters(tmp_path) == {"m_0": (1, 0)}
         assert read_counters(tmp_path) == {"m_0": (1, 1)}
         file.close()
@@ -180,7 +180,7 @@ class TestInstanceStatus:
 
     def test_a_failed_batch_is_over_too(self, tmp_path: Path) -> None:
         file = StatusFile(tmp_path, "m_0", self.STATUS)
-        with pytest.raises(ZeroDivisionError), file.computing():
+        with pytest.raises(ZeroDivisionError), file:
             _ = 1 / 0
         assert read_counters(tmp_path) == {"m_0": (1, 1)}
         file.close()

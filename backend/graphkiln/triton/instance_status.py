@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from graphkiln.graph.decoding import decode, encode
@@ -56,7 +56,10 @@ class InstanceStatus:
 
 
 class StatusFile:
-    """The instance's side: publishes the status and counts batches. Close it when the instance ends."""
+    """The instance's side: publishes the status, and counts batches (`with status_file:` around each).
+
+    Close it when the instance ends.
+    """
 
     def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
         self._status_path = folder / f"{instance}.json"
@@ -76,15 +79,17 @@ class StatusFile:
         folder = instances_folder()
         return cls(folder, instance, status) if folder else None
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Marks the time of one batch."""
+    def __enter__(self) -> Self:
+        """Marks the beginning of a batch."""
         self._begun += 1
         _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun - 1)
-        try:
-            yield
-        finally:
-            _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Marks the end of the batch."""
+        _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun)
 
     def close(self) -> None:
         """Removes the files: the instance no longer answers."""

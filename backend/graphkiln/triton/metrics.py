@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,15 +78,13 @@ class _BatchSizes:
         self._buckets = [metrics.metric(counter, f"{name}_bucket", text, {**labels, "le": bound}) for bound in bounds]
         self._sum = metrics.metric(counter, f"{name}_sum", text, labels)
         self._count = metrics.metric(counter, f"{name}_count", text, labels)
-        self._seen: Counter[int] = Counter()
-        self._lock = threading.Lock()
+        self._seen: deque[int] = deque()  # appended to by the instance, emptied by the thread: both without a lock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._publish_regularly, name="graphkiln-metrics", daemon=True)
         self._thread.start()
 
     def observe(self, rows: int) -> None:
-        with self._lock:
-            self._seen[rows] += 1
+        self._seen.append(rows)
 
     def close(self) -> None:
         self._closing.set()
@@ -98,8 +96,7 @@ class _BatchSizes:
         self._publish()
 
     def _publish(self) -> None:
-        with self._lock:
-            seen, self._seen = self._seen, Counter()
+        seen = Counter(self._seen.popleft() for _ in range(len(self._seen)))
         if not seen:
             return
         for bound, bucket in zip((*_BATCH_BUCKETS, math.inf), self._buckets, strict=True):

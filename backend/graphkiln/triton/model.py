@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ class TritonPythonModel:
             )
         names = (*self._signature.inputs, *self._signature.optional_inputs)
         self._input_types = {spec.name: spec.dtype for spec in names}
+        self._output_names = [spec.name for spec in self._signature.outputs]
         self._scalars = {spec.name for spec in names if not spec.shape}
         self._concatenator = Concatenator()
         self._good_shapes: set[tuple[object, ...]] = set()
@@ -106,6 +107,7 @@ class TritonPythonModel:
         instance = args["model_instance_name"]
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes())
         self._status = StatusFile.publish(instance, status)
+        self._computing: AbstractContextManager[object] = self._status or nullcontext()
         gc.freeze()  # what was loaded lives as long as the instance: collections need not look at it
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -117,21 +119,10 @@ class TritonPythonModel:
         Returns:
             One `pb_utils.InferenceResponse` per request, in order.
         """
-        with self._status.computing() if self._status else nullcontext():
-            responses: list[Any] = [None] * len(requests)
-            accepted: list[int] = []
-            feeds: list[Feeds] = []
-            for index, request in enumerate(requests):
-                try:
-                    feeds.append(self._accept(request))
-                    accepted.append(index)
-                except GraphkilnError as error:
-                    responses[index] = _error_response(error)
-            for group in self._groups(feeds):
-                answers = self._answer([feeds[i] for i in group], [requests[accepted[i]] for i in group])
-                for i, response in zip(group, answers, strict=True):
-                    responses[accepted[i]] = response
-            return responses
+        with self._computing:
+            if len(requests) == 1:
+                return [self._answer_alone(requests[0])]
+            return self._answer_batch(requests)
 
     def finalize(self) -> None:
         """Frees the session; Triton calls it when the version is unloaded."""
@@ -140,46 +131,70 @@ class TritonPythonModel:
             self._status.close()
         self._session.close()
 
+    # What follows is kept short for a single request: after a run has filled the processor's caches, each line of
+    # Python costs ten times what a benchmark of it alone says.
+
+    def _answer_alone(self, request: Any) -> Any:
+        try:
+            feeds = self._accept(request)
+            wanted = self._wanted(request)
+            return _response(self._run(feeds, wanted), wanted)
+        except GraphkilnError as error:
+            return _error_response(error)
+
+    def _answer_batch(self, requests: list[Any]) -> list[Any]:
+        responses: list[Any] = [None] * len(requests)
+        accepted: list[int] = []
+        feeds: list[Feeds] = []
+        for index, request in enumerate(requests):
+            try:
+                feeds.append(self._accept(request))
+                accepted.append(index)
+            except GraphkilnError as error:
+                responses[index] = _error_response(error)
+        for group in group_by_shape(feeds) if self._batching else [[index] for index in range(len(feeds))]:
+            answers = self._answer_group([feeds[i] for i in group], [requests[accepted[i]] for i in group])
+            for i, response in zip(group, answers, strict=True):
+                responses[accepted[i]] = response
+        return responses
+
     def _accept(self, request: Any) -> Feeds:
         """A request's tensors by name, as views of Triton's shared memory, validated."""
         if self._run_s > _WORTH_ASKING_S and request.is_cancelled():
             raise _Cancelled("the client cancelled the request before it was computed")
-        tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        feeds = {name: to_array(tensors[name], dtype) for name, dtype in self._input_types.items() if name in tensors}
-        for name in self._scalars & feeds.keys():
-            feeds[name] = feeds[name].reshape(())
-        shapes = tuple((name, array.dtype.char, array.shape) for name, array in feeds.items())
+        feeds: dict[str, AnyArray] = {}
+        for tensor in request.inputs():
+            name = tensor.name()
+            feeds[name] = to_array(tensor, self._input_types[name])
+        for name in self._scalars:
+            if name in feeds:
+                feeds[name] = feeds[name].reshape(())
+        shapes = tuple([(name, array.dtype.char, array.shape) for name, array in feeds.items()])
         if shapes not in self._good_shapes:
             self._signature.check(feeds)
             if len(self._good_shapes) < _GOOD_SHAPES_KEPT:
                 self._good_shapes.add(shapes)
         return feeds
 
-    def _groups(self, feeds: list[Feeds]) -> list[list[int]]:
-        if self._batching and len(feeds) > 1:
-            return group_by_shape(feeds)
-        return [[index] for index in range(len(feeds))]
+    def _wanted(self, request: Any) -> tuple[str, ...]:
+        """The outputs that a request asks for, in the signature's order."""
+        requested = request.requested_output_names()
+        return tuple([name for name in self._output_names if name in requested])
 
-    def _answer(self, feeds: list[Feeds], requests: list[Any]) -> list[Any]:
-        """Runs one group; when the run fails, each request alone, so that only the guilty one gets the error."""
-        requested = [list(request.requested_output_names()) for request in requests]
-        wanted = [s.name for s in self._signature.outputs if any(s.name in names for names in requested)]
+    def _answer_group(self, feeds: list[Feeds], requests: list[Any]) -> list[Any]:
+        """Runs requests of like shapes at once; when that fails, each alone, so that only the guilty one fails."""
+        if len(requests) == 1:
+            return [self._answer_alone(requests[0])]
+        wanted = [self._wanted(request) for request in requests]
+        together = tuple([name for name in self._output_names if any(name in names for names in wanted)])
         try:
-            outputs = self._run(self._concatenator.join(feeds), wanted)
-            if len(requests) == 1:
-                return [_response(outputs, wanted)]
+            outputs = self._run(self._concatenator.join(feeds), together)
             shares = split_rows(outputs, [_rows(request_feeds) for request_feeds in feeds])
-        except GraphkilnError as error:
-            if len(requests) == 1:
-                return [_error_response(error)]
-            pairs = zip(feeds, requests, strict=True)
-            return [self._answer([alone], [request])[0] for alone, request in pairs]
-        return [
-            _response(share, [name for name in wanted if name in names])
-            for share, names in zip(shares, requested, strict=True)
-        ]
+        except GraphkilnError:
+            return [self._answer_alone(request) for request in requests]
+        return [_response(share, names) for share, names in zip(shares, wanted, strict=True)]
 
-    def _run(self, feeds: Feeds, wanted: list[str]) -> dict[str, AnyArray]:
+    def _run(self, feeds: Feeds, wanted: tuple[str, ...]) -> dict[str, AnyArray]:
         if self._batching:
             self._metrics.observe_batch(_rows(feeds))
         begun = time.monotonic()
@@ -190,7 +205,7 @@ class TritonPythonModel:
         finally:
             self._run_s = time.monotonic() - begun
 
-    def _run_fixed(self, feeds: Feeds, wanted: list[str], size: int) -> dict[str, AnyArray]:
+    def _run_fixed(self, feeds: Feeds, wanted: tuple[str, ...], size: int) -> dict[str, AnyArray]:
         runs = [
             {name: array[:count] for name, array in self._session.run(batch, wanted).items()}
             for batch, count in cut_to_batches(feeds, size)
@@ -249,7 +264,7 @@ def _shared_memory_bytes() -> int:
     return sum(region.stat().st_size for region in regions if region.is_file())
 
 
-def _response(outputs: dict[str, AnyArray], names: list[str]) -> Any:
+def _response(outputs: dict[str, AnyArray], names: tuple[str, ...]) -> Any:
     return pb_utils.InferenceResponse([to_tensor(name, outputs[name]) for name in names])
 
 

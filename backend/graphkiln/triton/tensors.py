@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from graphkiln.graph.dtypes import AnyArray, DType
 
+_BF16 = DType.BF16.numpy
 _BFLOAT = 4
 _CPU = 1
 _CAPSULE = b"dltensor"
@@ -78,8 +79,9 @@ def to_array(tensor: Any, dtype: DType) -> AnyArray:
 
 def to_tensor(name: str, array: AnyArray) -> Any:
     """A `pb_utils.Tensor` of an array. Triton has no scalars: shape [] leaves as [1]."""
-    array = np.atleast_1d(array)
-    if array.dtype != DType.BF16.numpy:
+    if not array.ndim:
+        array = array.reshape(1)
+    if array.dtype != _BF16:
         return pb_utils.Tensor(name, array)
     array = np.ascontiguousarray(array)
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
