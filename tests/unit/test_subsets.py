@@ -91,7 +91,7 @@ class TestKeepOutputs:
         onnx.checker.check_model(onnx.load(target), full_check=True)
 
     def test_an_unknown_output(self, folder: Path, tmp_path: Path) -> None:
-        with pytest.raises(LoweringError, match="has no output bad"):
+        with pytest.raises(LoweringError, match="has no output 'bad'"):
             keep_outputs(folder / "model.onnx", ["bad"], tmp_path / "part.onnx")
 
     def test_a_damaged_file(self, tmp_path: Path) -> None:

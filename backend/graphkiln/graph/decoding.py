@@ -105,6 +105,8 @@ def _decode_tuple(items: tuple[Any, ...], value: object, path: str) -> tuple[Any
 
 
 def _decode_scalar(hint: Any, value: object, path: str) -> Any:
+    if hint is Any:
+        return value
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         try:
             return hint(value)

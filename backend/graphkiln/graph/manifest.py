@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from graphkiln.graph.decoding import decode, encode
 from graphkiln.graph.errors import ManifestError
@@ -68,6 +69,39 @@ class Golden:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassRecord:
+    """A pass that the graph went through, with its number of nodes before and after; `note` says what was left."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """How a graph was made, so that it can be made again.
+
+    Attributes:
+        recipe: The frozen recipe, as `graphkiln convert --recipe` reads it.
+        precision: Element type of most of the arithmetic: fp32, fp16, bf16 or int8.
+        passes: What rewrote the graph, in order.
+        output_errors: Relative L2 error of each output.
+        graph_bytes: Size of the graph file and its weights.
+        seconds: Time that the conversion took.
+        notes: What a person should know: what could not be decided, what was left.
+    """
+
+    recipe: dict[str, Any]
+    precision: str
+    passes: tuple[PassRecord, ...]
+    output_errors: dict[str, float]
+    graph_bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """What a saved static graph is.
 
@@ -81,6 +115,8 @@ class Manifest:
         provenance: Where the graph came from.
         verification: The steps that were proven.
         golden: The golden samples, or None.
+        conversion: How `graphkiln convert` made the graph, or None for another maker.
+        weights: SHA-256 of each file of weights beside the graph, by file name.
     """
 
     format_version: int
@@ -92,6 +128,8 @@ class Manifest:
     provenance: Provenance
     verification: tuple[Verification, ...]
     golden: Golden | None
+    conversion: Conversion | None = None
+    weights: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
@@ -99,7 +137,7 @@ class Manifest:
                 f"manifest format {self.format_version} is not known, this graphkiln reads {FORMAT_VERSION}",
                 hint="upgrade graphkiln" if self.format_version > FORMAT_VERSION else "convert the model again",
             )
-        for name in (self.graph_file, self.golden.file if self.golden else None, self.labels):
+        for name in (self.graph_file, self.golden.file if self.golden else None, self.labels, *self.weights):
             if name is not None and Path(name).name != name:
                 raise ManifestError(f"'{name}' must be a plain file name inside the model's folder")
 

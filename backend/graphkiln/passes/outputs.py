@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
-from graphkiln.graph.errors import LoweringError
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError, LoweringError
+from graphkiln.graph.spelling import did_you_mean
+from graphkiln.passes.base import weight_bytes
 
 _EXTERNAL_DATA_FROM_BYTES = 2**30
 """A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
 
 
+@dataclass(frozen=True)
+class PruneOutputs:
+    """Drops outputs, and what only they need.
+
+    Attributes:
+        outputs: Names of those to keep.
+    """
+
+    outputs: tuple[str, ...]
+    name: str = "prune-outputs"
+    summary: str = "outputs that nobody asks for, and what only they need"
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """An output that is not kept.
+
+        Raises:
+            ConversionError: An output to keep does not exist.
+        """
+        known = [str(value.name) for value in model.graph.outputs]
+        for name in self.outputs:
+            if name not in known:
+                raise ConversionError(f"the graph has no output '{name}'", hint=did_you_mean(name, known))
+        return "" if len(self.outputs) < len(known) else "all outputs are kept"
+
+    def __call__(self, model: onnx_ir.Model) -> None:
+        """Inputs stay, also those that no output needs any more."""
+        kept = [value for value in model.graph.outputs if value.name in self.outputs]
+        model.graph.outputs.clear()
+        model.graph.outputs.extend(kept)
+
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - by construction
+        """Nothing."""
+        return ""
+
+    def to_source(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """The same."""
+        return dict(feeds)
+
+    def from_source(self, outputs: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """Some of them."""
+        return {name: array for name, array in outputs.items() if name in self.outputs}
+
+
 def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> float:
-    """Writes a graph that computes only some outputs. Inputs stay, also those that no output needs any more.
+    """Writes a graph that computes only some outputs.
 
     Args:
         graph_path: The graph.
@@ -32,21 +79,21 @@ def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> fl
         model = onnx_ir.load(graph_path)
     except Exception as error:
         raise LoweringError(f"cannot read {graph_path}", attempts=(str(error),)) from error
-    kept = [value for value in model.graph.outputs if value.name in outputs]
-    missing = set(outputs) - {value.name for value in kept}
-    if missing:
-        raise LoweringError(f"{graph_path} has no output {', '.join(sorted(missing))}", attempts=())
+    prune = PruneOutputs(tuple(outputs))
+    try:
+        prune.requires(model)
+    except ConversionError as error:
+        raise LoweringError(f"cannot cut {graph_path}", attempts=(str(error),)) from error
     before = model.graph.num_nodes()
-    model.graph.outputs.clear()
-    model.graph.outputs.extend(kept)
+    prune(model)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
-    _save(model, target)
+    save(model, target)
     return 1 - model.graph.num_nodes() / before
 
 
-def _save(model: onnx_ir.Model, target: Path) -> None:
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+def save(model: onnx_ir.Model, target: Path) -> None:
+    """Writes a graph; weights above 1 GiB go into a file beside it, named after it."""
     onnx_ir.external_data.load_to_model(model)  # else the copy would look for its weights where the graph has them
-    external = f"{target.name}.data" if size > _EXTERNAL_DATA_FROM_BYTES else None
+    external = f"{target.name}.data" if weight_bytes(model) > _EXTERNAL_DATA_FROM_BYTES else None
     onnx_ir.save(model, target, external_data=external)

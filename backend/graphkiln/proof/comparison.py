@@ -10,6 +10,7 @@ import numpy as np
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import VerificationError
 from graphkiln.graph.manifest import Verification
+from graphkiln.proof.decision import Decision, decide
 from graphkiln.proof.policy import Limits
 
 _CONTROL_SCALE = 3.0
@@ -66,6 +67,7 @@ def prove(
     limits: Limits,
     *,
     batch_sizes: tuple[int, ...],
+    noise: float | None = None,
 ) -> Verification:
     """Holds outputs to the policy, and the check itself to a negative control.
 
@@ -74,6 +76,8 @@ def prove(
         outputs: Outputs to judge.
         limits: Row of the policy.
         batch_sizes: Batch sizes at which the outputs were computed; recorded.
+        noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too. None
+            where the answers are fp32 themselves.
 
     Raises:
         VerificationError: An output is outside its limits, or a perturbed copy would have passed.
@@ -82,11 +86,14 @@ def prove(
     relative_l2 = max(error.relative_l2 for error in errors)
     worst_element = max(error.worst_element for error in errors)
     samples = len(next(iter(reference.values())))
-    failed = [error for error in errors if not error.within(limits)]
+    failed: list[object] = [error for error in errors if not error.within(limits)]
+    decisions = [] if noise is None else _decisions(reference, outputs, limits, noise)
+    failed += [decision for decision in decisions if not decision.within(limits)]
     detail = "; ".join(map(str, failed))
     verdict = (
         f"{limits.step}: error {relative_l2:.2g} of signal (limit {limits.relative_l2:.0e}), "
-        f"{samples} samples, batch sizes {', '.join(map(str, batch_sizes))} - {'FAIL' if failed else 'PASS'}"
+        + "".join(f"{decision}, " for decision in decisions)
+        + f"{samples} samples, batch sizes {', '.join(map(str, batch_sizes))} - {'FAIL' if failed else 'PASS'}"
     )
     if failed:
         raise VerificationError("the answers changed", report=f"{verdict}: {detail}")
@@ -101,6 +108,14 @@ def prove(
         worst_element_limit=limits.worst_element,
         verdict=verdict,
     )
+
+
+def _decisions(
+    reference: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray], limits: Limits, noise: float
+) -> list[Decision]:
+    """Of every score output: floating-point, `[samples, classes]`."""
+    scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1 and _is_float(array)]
+    return [decide(reference[name], outputs[name], limits, noise=noise) for name in scores if name in outputs]
 
 
 def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> OutputError:

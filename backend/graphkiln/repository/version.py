@@ -73,6 +73,8 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
     if manifest is None:
         return ModelVersion(graph_path=find_graph(folder, default_filename), manifest=None, golden=None)
     graph_path = _unchanged(folder / manifest.graph_file, manifest.sha256)
+    for name, sha256 in manifest.weights.items():
+        _unchanged(folder / name, sha256)
     golden = None
     if manifest.golden:
         golden = GoldenSamples.read(_unchanged(folder / manifest.golden.file, manifest.golden.sha256))

@@ -20,6 +20,7 @@ from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    Conversion,
     Golden,
     Manifest,
     Provenance,
@@ -27,6 +28,7 @@ from graphkiln.graph.manifest import (
     sha256_of,
 )
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.signature import Signature
 from graphkiln.proof.comparison import prove
 from graphkiln.proof.policy import EXPORT
 from graphkiln.repository.config import config_text
@@ -64,6 +66,29 @@ class Source:
     labels: Sequence[str]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proven:
+    """A graph that may be written.
+
+    Attributes:
+        graph: The ONNX file; weights of their own lie beside it.
+        source: What it was made from.
+        signature: Inputs and outputs.
+        verification: The steps that were proven.
+        golden: Samples that the server replays.
+        conversion: How it was made, or None.
+        max_batch_size: For a config.pbtxt that is written.
+    """
+
+    graph: Path
+    source: Source
+    signature: Signature
+    verification: tuple[Verification, ...]
+    golden: GoldenSamples
+    conversion: Conversion | None = None
+    max_batch_size: int = _MAX_BATCH_SIZE
+
+
 def write_version(graph: Path, source: Source, model_folder: Path, number: int) -> Manifest:
     """Proves an exported graph and writes `MODEL/NUMBER/`, the labels, and a config.pbtxt where there is none.
 
@@ -77,45 +102,98 @@ def write_version(graph: Path, source: Source, model_folder: Path, number: int) 
         VerificationError: The graph does not answer as its source. Nothing is written.
         ConversionError: The version exists already.
     """
+    check_free(model_folder, number)
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        proven = Proven(
+            graph=graph,
+            source=source,
+            signature=session.signature,
+            verification=(_prove(session, source),),
+            golden=_golden(session, source),
+        )
+    return write_proven(proven, model_folder, number)
+
+
+def write_proven(proven: Proven, model_folder: Path, number: int) -> Manifest:
+    """Writes a version, whole or not at all.
+
+    Raises:
+        ConversionError: The version exists already, or the folder cannot be written. Nothing is left of it.
+    """
+    source = proven.source
+    try:
+        model_folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
+            folder = Path(temporary) / "version"
+            folder.mkdir()
+            manifest = _fill(folder, proven)
+            check_free(model_folder, number)
+            if source.labels and not (model_folder / LABELS_FILE).exists():
+                _write_new(model_folder / LABELS_FILE, "\n".join(source.labels) + "\n")
+            if not (model_folder / CONFIG_FILE).exists():
+                text = config_text(
+                    model_folder.name,
+                    proven.signature,
+                    max_batch_size=proven.max_batch_size if proven.signature.batchable else 0,
+                    preprocess=source.preprocess,
+                    labels_file=manifest.labels,
+                )
+                _write_new(model_folder / CONFIG_FILE, text)
+            folder.rename(model_folder / str(number))
+    except OSError as error:
+        raise ConversionError(
+            f"cannot write {model_folder / str(number)}: {error.strerror or error}",
+            hint="make room or choose another --model-store; nothing was left half written",
+        ) from error
+    return manifest
+
+
+def next_number(model_folder: Path) -> int:
+    """The next free version number of a model."""
+    taken = [int(path.name) for path in model_folder.glob("*") if path.name.isdecimal()]
+    return max(taken, default=0) + 1
+
+
+def check_free(model_folder: Path, number: int) -> None:
+    """Refuses a version number that is taken.
+
+    Raises:
+        ConversionError: It is.
+    """
     target = model_folder / str(number)
     if target.exists():
         raise ConversionError(f"{target} exists already", hint="choose another version number")
-    engine = OnnxRuntimeEngine()
-    with engine.build_reference(graph) as session:
-        verification = _prove(session, source)
-        golden = _golden(session, source)
-        signature = session.signature
-    model_folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
-        folder = Path(temporary) / "version"
-        folder.mkdir()
-        shutil.copyfile(graph, folder / GRAPH_FILE)
-        golden.write(folder / GOLDEN_FILE)
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            graph_file=GRAPH_FILE,
-            sha256=sha256_of(folder / GRAPH_FILE),
-            signature=signature,
-            preprocess=source.preprocess,
-            labels=LABELS_FILE if source.labels else None,
-            provenance=_provenance(source),
-            verification=(verification,),
-            golden=Golden(file=GOLDEN_FILE, sha256=sha256_of(folder / GOLDEN_FILE), samples=len(_first(golden.inputs))),
-        )
-        manifest.write(folder / MANIFEST_FILE)
-        if source.labels:
-            (model_folder / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
-        if not (model_folder / CONFIG_FILE).exists():
-            text = config_text(
-                model_folder.name,
-                signature,
-                max_batch_size=_MAX_BATCH_SIZE if signature.batchable else 0,
-                preprocess=source.preprocess,
-                labels_file=manifest.labels,
-            )
-            (model_folder / CONFIG_FILE).write_text(text)
-        folder.rename(target)
+
+
+def _fill(folder: Path, proven: Proven) -> Manifest:
+    shutil.copyfile(proven.graph, folder / GRAPH_FILE)
+    beside = sorted(path for path in proven.graph.parent.iterdir() if path.name.startswith(f"{proven.graph.name}."))
+    for path in beside:
+        shutil.copyfile(path, folder / path.name)
+    proven.golden.write(folder / GOLDEN_FILE)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        graph_file=GRAPH_FILE,
+        sha256=sha256_of(folder / GRAPH_FILE),
+        signature=proven.signature,
+        preprocess=proven.source.preprocess,
+        labels=LABELS_FILE if proven.source.labels else None,
+        provenance=_provenance(proven.source),
+        verification=proven.verification,
+        golden=Golden(
+            file=GOLDEN_FILE, sha256=sha256_of(folder / GOLDEN_FILE), samples=len(_first(proven.golden.inputs))
+        ),
+        conversion=proven.conversion,
+        weights={path.name: sha256_of(folder / path.name) for path in beside},
+    )
+    manifest.write(folder / MANIFEST_FILE)
     return manifest
+
+
+def _write_new(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text)
+    temporary.rename(path)
 
 
 def _prove(session: Session, source: Source) -> Verification:

@@ -7,18 +7,20 @@ import sys
 import typer
 
 from graphkiln.cli.classify import classify
+from graphkiln.cli.convert import convert
 from graphkiln.cli.health import health
 from graphkiln.cli.serve import serve
 from graphkiln.graph.errors import GraphkilnError
 
 app = typer.Typer(
     name="graphkiln",
-    help="Serve proven static graphs on NVIDIA Triton, and ask them for answers.",
+    help="Turn trained models into proven static graphs, serve them on NVIDIA Triton, ask them for answers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 # Flags that we do not know are tritonserver's; its own list decides which of them exist.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command()(convert)
 app.command()(classify)
 app.command()(health)
 

@@ -1,0 +1,47 @@
+"""Clean-up: casts, transposes, reshapes and copies that undo each other or do nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass
+from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter.rules import common
+
+
+@dataclass(frozen=True)
+class CleanUp:
+    """Removes casts, transposes, reshapes, expands and identities without effect; computes equal things once."""
+
+    name: str = "clean-up"
+    summary: str = "casts, transposes and reshapes without effect"
+
+    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        """Nothing."""
+        return ""
+
+    def __call__(self, model: onnx_ir.Model) -> None:
+        """Rewrites until nothing changes."""
+        rules = (
+            common.cast_cast_rule,
+            common.no_op_cast_rule,
+            common.transpose_transpose_rule,
+            common.no_op_transpose_rule,
+            common.reshape_reshape_rule,
+            common.unsqueeze_unsqueeze_rule,
+            common.no_op_expand_rule,
+            common.add_0_rule,
+            common.sub_0_rule,
+            common.mul_by_1_rule,
+            common.div_by_1_rule,
+            common.dropout_inference_rule,
+            common.dropout_zero_rule,
+        )
+        RewritePass(rules)(model)
+        IdentityEliminationPass()(model)
+        CommonSubexpressionEliminationPass()(model)
+
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        """Nothing."""
+        return ""

@@ -1,0 +1,347 @@
+"""From a source model to a version that is proven to answer the same, or to nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx_ir
+
+from graphkiln.converters.recipe import Recipe
+from graphkiln.converters.samples import SEED, LoadPicture, made_up_pictures, read_samples, sizes_to_try
+from graphkiln.converters.sources.base import InputSpec, SourceModel, SourceOptions, made_up, open_source
+from graphkiln.converters.writer import Proven, Source, check_free, next_number, write_proven
+from graphkiln.engines.base import Session
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln.graph.decoding import decode
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
+from graphkiln.graph.golden import GoldenSamples
+from graphkiln.graph.manifest import Conversion, PassRecord, Verification
+from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.signature import Signature
+from graphkiln.passes.base import EdgePass, Pass, PassReport, run_passes
+from graphkiln.passes.edges import Nhwc, Rename
+from graphkiln.passes.input_embedding import EmbedPreprocess
+from graphkiln.passes.outputs import save
+from graphkiln.passes.pipeline import OPTIMISATIONS, edge_passes, without
+from graphkiln.proof.comparison import compare, prove
+from graphkiln.proof.policy import EXPORT, Limits
+from graphkiln.repository.version import GRAPH_FILE
+
+Arrays = Mapping[str, AnyArray]
+
+_MADE_UP = 6
+_MOST_READ = 256
+_REFERENCE_BATCH = 4
+_PROOF_BATCH_SIZES = (1, 3)
+"""Both differ from the exported batch of 2: a batch that was baked in cannot pass."""
+_GOLDEN_SAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """Samples of one set of sizes and what the source answers to them, as the graph after all passes should.
+
+    Attributes:
+        feeds: Inputs of the saved graph, `[samples, ...]` each.
+        outputs: The source's answers, turned into outputs of the saved graph.
+    """
+
+    feeds: Arrays
+    outputs: Arrays
+
+
+def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Callable[[str], None]) -> Path:
+    """Converts, proves, and writes a version.
+
+    Args:
+        recipe: What to do.
+        command: The command line, for the manifest.
+        load_picture: The client's own preprocessing.
+        say: Told what is being done, a line each.
+
+    Returns:
+        Folder of the new version.
+
+    Raises:
+        ConversionError: The source cannot be converted. Nothing is written.
+        VerificationError: The answers changed. Nothing is written.
+    """
+    begun = time.perf_counter()
+    folder = recipe.model_store / recipe.name
+    number = recipe.version or next_number(folder)
+    check_free(folder, number)
+    say(f"opening {recipe.source}")
+    with closing(open_source(recipe.source, source_options(recipe))) as source, TemporaryDirectory() as temporary:
+        say("exporting the graph")
+        inputs = _with_dynamic(source.inputs, recipe.dynamic_axes)
+        model = source.export({spec.name: spec.dynamic for spec in inputs})
+        say("rewriting the graph")
+        preprocess = _preprocess(recipe, source)
+        passes = _passes(model, recipe, preprocess)
+        reports = run_passes(model, passes)
+        graph = Path(temporary) / GRAPH_FILE
+        save(model, graph)
+        say("proving the answers")
+        remaining = _remaining(preprocess, passes)
+        edges = [each for each in passes if isinstance(each, EdgePass)]
+        own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
+        samples = list(_samples(source, inputs, edges, remaining, own))
+        proof = _prove(graph, samples, _limits(EXPORT, recipe))
+        conversion = Conversion(
+            recipe=recipe.model_copy(update={"version": number}).frozen(),
+            precision="fp32",
+            passes=tuple(_record(report) for report in reports),
+            output_errors=proof.errors,
+            graph_bytes=sum(path.stat().st_size for path in Path(temporary).iterdir()),
+            seconds=round(time.perf_counter() - begun, 2),
+        )
+        facts = Source(
+            description=source.description,
+            command=command,
+            libraries=(*source.libraries, "onnx", "onnxruntime"),
+            metrics={},
+            samples=proof.golden.inputs,
+            outputs=proof.golden.source_outputs,
+            preprocess=remaining,
+            labels=_labels(recipe, source),
+        )
+        proven = Proven(
+            graph=graph,
+            source=facts,
+            signature=proof.signature,
+            verification=(proof.verification,),
+            golden=proof.golden,
+            conversion=conversion,
+            max_batch_size=recipe.max_batch_size,
+        )
+        write_proven(proven, folder, number)
+    return folder / str(number)
+
+
+def source_options(recipe: Recipe) -> SourceOptions:
+    """What a recipe says about its source."""
+    return SourceOptions(
+        weights=recipe.weights,
+        pretrained=recipe.pretrained,
+        features_only=recipe.features_only,
+        out_indices=recipe.out_indices,
+        shapes=recipe.shapes,
+    )
+
+
+def _preprocess(recipe: Recipe, source: SourceModel) -> Preprocess | None:
+    if recipe.preprocess is None:
+        return source.preprocess
+    return decode(Preprocess, recipe.preprocess, path="preprocess")
+
+
+def _remaining(preprocess: Preprocess | None, passes: Sequence[Pass]) -> Preprocess | None:
+    """What the client still has to do."""
+    for each in passes:
+        if isinstance(each, EmbedPreprocess):
+            return each.remaining
+        if isinstance(each, Nhwc) and each.inputs and preprocess:
+            return replace(preprocess, layout="HWC")
+    return preprocess
+
+
+def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
+    if recipe.labels is None:
+        return () if recipe.features_only or recipe.top_k else source.labels
+    try:
+        return tuple(recipe.labels.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"cannot read labels from {recipe.labels}: {error}") from error
+
+
+def _with_dynamic(
+    inputs: tuple[InputSpec, ...], asked: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> tuple[InputSpec, ...]:
+    names = [spec.name for spec in inputs]
+    for name, axes in asked.items():
+        if name not in names:
+            raise ConversionError(f"--dynamic: there is no input '{name}'", hint=f"inputs: {', '.join(names)}")
+        spec = inputs[names.index(name)]
+        for axis, (least, most) in axes.items():
+            if not 1 <= axis <= len(spec.shape) or not 0 < least <= most:
+                raise ConversionError(
+                    f"--dynamic: {name}:{axis}={least}..{most} does not fit {name} [batch, "
+                    f"{', '.join(map(str, spec.shape))}]",
+                    hint="axis 0 is the batch and varies always",
+                )
+    return tuple(
+        replace(
+            spec,
+            dynamic={**spec.dynamic, **{axis - 1: ends for axis, ends in asked.get(spec.name, {}).items()}},
+        )
+        for spec in inputs
+    )
+
+
+def _passes(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> tuple[Pass, ...]:
+    embedded = recipe.input == "uint8-nhwc"
+    if embedded and preprocess is None:
+        raise ConversionError(
+            "--input uint8-nhwc: nobody says how a picture becomes the input",
+            hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
+        )
+    edges = edge_passes(
+        model,
+        outputs=recipe.outputs,
+        keep_names=recipe.keep_names,
+        preprocess=preprocess if embedded else None,
+        softmax=recipe.softmax,
+        top_k=recipe.top_k,
+        nhwc=recipe.layout == "nhwc",
+    )
+    return without((*OPTIMISATIONS, *edges), recipe.skip)
+
+
+ReadSamples = Callable[[Mapping[str, InputSpec]], Arrays]
+"""Reads a user's own samples for inputs by the names of the saved graph."""
+
+
+def _read(path: Path, preprocess: Preprocess | None, load: LoadPicture, inputs: Mapping[str, InputSpec]) -> Arrays:
+    return read_samples(path, inputs, preprocess, load, _MOST_READ)
+
+
+def _samples(
+    source: SourceModel,
+    inputs: tuple[InputSpec, ...],
+    edges: Sequence[EdgePass],
+    preprocess: Preprocess | None,
+    own: ReadSamples | None,
+) -> Iterable[Sampled]:
+    """Samples at the usual sizes (the user's own where given), then made-up ones at the smallest and largest."""
+    names = dict(zip([spec.name for spec in inputs], _graph_names(inputs, edges), strict=True))
+    for number, sizes in enumerate(sizes_to_try(inputs)):
+        if own and number == 0:
+            feeds = own({names[spec.name]: spec for spec in inputs})
+        elif preprocess and not sizes and len(inputs) == 1 and len(inputs[0].shape) == 3:
+            channels, height, width = inputs[0].shape
+            pictures = made_up_pictures((height, width, channels), _MADE_UP)
+            feeds = {names[inputs[0].name]: np.stack([preprocess.normalise(picture) for picture in pictures])}
+        else:
+            made = made_up(inputs, _MADE_UP, sizes, seed=SEED + number)
+            feeds = _backwards(edges, {names[name]: array for name, array in made.items()})
+        yield Sampled(feeds=feeds, outputs=_reference(source, feeds, edges))
+
+
+def _graph_names(inputs: tuple[InputSpec, ...], edges: Sequence[EdgePass]) -> list[str]:
+    """The inputs' names in the saved graph."""
+    renames = [each.inputs for each in edges if isinstance(each, Rename)]
+    return [renames[0].get(spec.name, spec.name) if renames else spec.name for spec in inputs]
+
+
+def _backwards(edges: Sequence[EdgePass], feeds: Arrays) -> Arrays:
+    """Samples made for the source, as the saved graph takes them; only a layout can differ."""
+    turned = any(isinstance(each, Nhwc) and each.inputs for each in edges)
+    return {name: a.transpose(0, 2, 3, 1).copy() if turned and a.ndim == 4 else a for name, a in feeds.items()}
+
+
+def _reference(source: SourceModel, feeds: Arrays, edges: Sequence[EdgePass]) -> Arrays:
+    """The source's answers in small batches, through what the passes say that they do to the edge."""
+    for each in reversed(edges):
+        feeds = each.to_source(feeds)
+    outputs: Arrays = run_in_batches(source.run, feeds, _REFERENCE_BATCH)
+    for each in edges:
+        outputs = each.from_source(outputs)
+    return outputs
+
+
+def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the answers.
+
+    Raises:
+        ConversionError: An answer has not as many rows as the batch.
+    """
+    samples = len(next(iter(feeds.values())))
+    batches = []
+    for start in range(0, samples, size):
+        batch = {name: array[start : start + size] for name, array in feeds.items()}
+        rows, outputs = min(size, samples - start), run(batch)
+        for name, array in outputs.items():
+            if array.shape[:1] != (rows,):
+                raise ConversionError(
+                    f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
+                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
+                )
+        batches.append(outputs)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the samples showed.
+
+    Attributes:
+        verification: The worst verdict.
+        errors: Relative L2 error by output, the worst of all sizes.
+        signature: The graph's.
+        golden: Samples that the server replays.
+    """
+
+    verification: Verification
+    errors: dict[str, float]
+    signature: Signature
+    golden: GoldenSamples
+
+
+def _prove(graph: Path, samples: Sequence[Sampled], limits: Limits) -> Proof:
+    """Proves a graph on all samples, in batches of each size.
+
+    Raises:
+        VerificationError: An output is outside its limits, or the graph does not run.
+    """
+    verdicts: list[Verification] = []
+    errors: dict[str, float] = {}
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        for sampled in samples:
+            for size in _PROOF_BATCH_SIZES:
+                outputs = _answers(session, sampled.feeds, size)
+                verdicts.append(prove(sampled.outputs, outputs, limits, batch_sizes=_PROOF_BATCH_SIZES))
+                for error in compare(sampled.outputs, outputs):
+                    errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+        return Proof(
+            verification=max(verdicts, key=lambda verdict: verdict.relative_l2),
+            errors=errors,
+            signature=session.signature,
+            golden=_golden(session, samples[0]),
+        )
+
+
+def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    try:
+        return run_in_batches(session.run, feeds, size)
+    except (SignatureError, ExecutionError, ConversionError) as error:
+        shapes = ", ".join(f"{name} {[size, *array.shape[1:]]}" for name, array in feeds.items())
+        raise VerificationError(
+            "the answers changed", report=f"the graph does not run with {shapes}: {error}"
+        ) from error
+
+
+def _golden(session: Session, sampled: Sampled) -> GoldenSamples:
+    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sampled.feeds.items()}
+    return GoldenSamples(
+        inputs=feeds,
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sampled.outputs.items()},
+        graph_outputs=session.run(feeds),
+    )
+
+
+def _limits(limits: Limits, recipe: Recipe) -> Limits:
+    return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
+
+
+def _record(report: PassReport) -> PassRecord:
+    return PassRecord(
+        name=report.name, nodes_before=report.nodes_before, nodes_after=report.nodes_after, note=report.note
+    )

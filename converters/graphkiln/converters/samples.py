@@ -1,0 +1,96 @@
+"""Samples for the proof: a user's own, or made up; at the smallest, usual and largest sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln.converters.sources.base import InputSpec
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.preprocess import Preprocess
+
+SEED = 20260101
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+
+LoadPicture = Callable[[Path, Preprocess], AnyArray]
+"""The client's own preprocessing: file and spec -> one sample."""
+
+
+def sizes_to_try(inputs: tuple[InputSpec, ...]) -> Iterator[dict[str, dict[int, int]]]:
+    """The usual, the smallest and the largest sizes of the axes that vary; one empty dict where none does."""
+    yield {}
+    if any(spec.dynamic for spec in inputs):
+        for end in (0, 1):
+            yield {spec.name: {axis: ends[end] for axis, ends in spec.dynamic.items()} for spec in inputs}
+
+
+def made_up_pictures(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
+    """Seeded uint8 pictures `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
+    generator = np.random.default_rng(SEED)
+    height, width, channels = shape_hwc
+    coarse = generator.random((count, 5, 5, channels))
+    rows, columns = np.linspace(0, 4, height), np.linspace(0, 4, width)
+    top, left = np.minimum(rows.astype(int), 3), np.minimum(columns.astype(int), 3)
+    down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
+    corners = [coarse[:, top + i][:, :, left + j] for i in (0, 1) for j in (0, 1)]
+    weights = [(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right]
+    smooth = sum(corner * weight for corner, weight in zip(corners, weights, strict=True))
+    contrast = generator.uniform(0.3, 1.0, (count, 1, 1, 1))
+    noisy = 0.5 + contrast * (smooth - 0.5) + generator.normal(0, 0.05, smooth.shape)
+    return (noisy * 255).clip(0, 255).astype(np.uint8)
+
+
+def read_samples(
+    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
+) -> dict[str, AnyArray]:
+    """A user's samples: an .npz of arrays by input name, or a folder of pictures.
+
+    Args:
+        path: The file or folder.
+        inputs: What to expect, by the names of the saved graph.
+        preprocess: How a picture becomes the only input.
+        load: Reads one picture.
+        most: How many samples are taken, evenly spread.
+
+    Raises:
+        ConversionError: There is nothing that fits.
+    """
+    if path.is_dir():
+        return _pictures(path, inputs, preprocess, load, most)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"cannot read samples from {path}: {error}", hint="an .npz or a folder") from error
+    missing = [name for name in inputs if name not in arrays]
+    if missing:
+        raise ConversionError(
+            f"the samples of {path} lack input {', '.join(missing)}", hint=f"it holds {', '.join(arrays) or 'nothing'}"
+        )
+    count = min(len(arrays[name]) for name in inputs)
+    if not count:
+        raise ConversionError(f"{path} holds no sample")
+    chosen = _spread(count, most)
+    return {name: np.ascontiguousarray(arrays[name][chosen]) for name in inputs}
+
+
+def _pictures(
+    folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
+) -> dict[str, AnyArray]:
+    if preprocess is None or len(inputs) != 1:
+        raise ConversionError(
+            "pictures can be samples of a model with one picture input only",
+            hint="give an .npz with an array for every input",
+        )
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not files:
+        raise ConversionError(f"folder {folder} holds no picture", hint=f"known endings: {' '.join(sorted(_SUFFIXES))}")
+    pictures = [load(files[index], preprocess) for index in _spread(len(files), most)]
+    return {next(iter(inputs)): np.stack(pictures)}
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})

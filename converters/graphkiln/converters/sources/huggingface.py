@@ -1,0 +1,145 @@
+"""`huggingface:DIR_OR_ID`: image and text encoders of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphkiln.converters.pytorch import TorchModel, torch_model
+from graphkiln.converters.sources.base import InputSpec, SourceOptions
+from graphkiln.converters.torch_libraries import import_torchvision
+from graphkiln.converters.weights import load_weights
+from graphkiln.graph.dtypes import DType
+from graphkiln.graph.errors import ConversionError, GraphkilnError
+from graphkiln.graph.preprocess import Preprocess
+
+import_torchvision()
+import transformers  # noqa: E402 - transformers imports torchvision
+
+_TOKENS = 32
+_LEAST_TOKENS, _MOST_TOKENS = 8, 512
+_RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
+
+
+class _ImageEncoder(torch.nn.Module):
+    """A transformers model of pictures that returns the tensors that matter."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`[batch, channels, height, width]` -> outputs by transformers' names."""
+        return _kept(self.model(pixel_values=pixel_values, return_dict=True))
+
+
+class _TextEncoder(torch.nn.Module):
+    """A transformers model of texts that returns the tensors that matter: no cache, no losses."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`[batch, tokens]` twice -> outputs by transformers' names."""
+        return _kept(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True))
+
+
+def _kept(answer: Any) -> dict[str, torch.Tensor]:
+    names = ("logits", "last_hidden_state", "pooler_output", "image_embeds", "text_embeds")
+    return {name: answer[name] for name in names if answer.get(name) is not None}
+
+
+def open_source(location: str, options: SourceOptions) -> TorchModel:
+    """Opens a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
+
+    Raises:
+        ConversionError: There is no such model, or it is neither an image nor a text encoder.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(location)
+        model = _model(location, config)
+    except GraphkilnError:
+        raise
+    except Exception as error:
+        raise ConversionError(
+            f"transformers cannot open '{location}': {(str(error).splitlines() or [''])[0]}",
+            hint="name a folder with config.json, or an id of the hub (needs the internet)",
+        ) from error
+    if options.weights:
+        load_weights(model, options.weights)
+    inputs, preprocess = _inputs(model, config, location, options)
+    labels = getattr(config, "id2label", None) or {}
+    return torch_model(
+        _TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model),
+        description=f"huggingface:{location}",
+        libraries=("torch", "transformers"),
+        inputs=inputs,
+        preprocess=preprocess,
+        labels=_labels(labels, model),
+    )
+
+
+def _model(location: str, config: Any) -> Any:
+    config.use_cache = False
+    config._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch; fused attention is opaque to export
+    architecture = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if config.model_type == "t5":
+        architecture = transformers.T5EncoderModel
+    factory = architecture or transformers.AutoModel
+    folder = Path(location)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        torch.manual_seed(0)
+        return factory._from_config(config) if architecture else factory.from_config(config)  # noqa: SLF001
+    return factory.from_pretrained(location, config=config, dtype=torch.float32)
+
+
+def _inputs(
+    model: Any, config: Any, location: str, options: SourceOptions
+) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
+    if model.main_input_name == "pixel_values":
+        side = getattr(config, "image_size", 224)
+        height, width = side if isinstance(side, (list, tuple)) else (side, side)
+        shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
+        return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location, shape)
+    if model.main_input_name == "input_ids":
+        most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", _MOST_TOKENS)
+        dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
+        tokens = min(_TOKENS, most)
+        ids = InputSpec(
+            name="input_ids", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, below=int(config.vocab_size)
+        )
+        mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
+        return (ids, mask), None
+    raise ConversionError(
+        f"'{location}' takes '{model.main_input_name}', which is neither a picture nor a text",
+        hint="wrap it in a module of your own: python:FILE:FACTORY",
+    )
+
+
+def _preprocess(location: str, shape: tuple[int, ...]) -> Preprocess | None:
+    """What `preprocessor_config.json` says, where it lies in the folder and says something that we can do."""
+    path = Path(location) / "preprocessor_config.json"
+    if not path.is_file():
+        return None
+    facts = json.loads(path.read_bytes())
+    _, height, width = shape
+    resize = facts.get("size") or {}
+    crop = facts.get("crop_size")
+    shortest = resize.get("shortest_edge") if isinstance(resize, dict) else None
+    return Preprocess(
+        resize=shortest or (height, width),
+        crop=(height, width) if shortest or crop else None,
+        interpolation=_RESAMPLING.get(facts.get("resample", 2), "bilinear"),  # type: ignore[arg-type]
+        mean=tuple(facts.get("image_mean", ())) if facts.get("do_normalize", True) else (),
+        std=tuple(facts.get("image_std", ())) if facts.get("do_normalize", True) else (),
+    )
+
+
+def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
+    if not type(model).__name__.endswith("Classification") or all(v.startswith("LABEL_") for v in names.values()):
+        return ()
+    return tuple(names[index] for index in sorted(names))

@@ -1,0 +1,94 @@
+"""`timm:ARCHITECTURE`: models of pytorch-image-models, as classifiers or as backbones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from graphkiln.converters.pytorch import TorchModel, torch_model
+from graphkiln.converters.sources.base import InputSpec, SourceOptions
+from graphkiln.converters.torch_libraries import import_torchvision
+from graphkiln.converters.weights import load_weights
+from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.spelling import did_you_mean
+
+import_torchvision()
+import timm  # noqa: E402 - timm imports torchvision
+
+_INTERPOLATIONS = {"nearest", "bilinear", "bicubic"}
+_IMAGENET_CLASSES = 1000
+
+
+def list_architectures(pattern: str) -> list[str]:
+    """Architectures whose name fits a pattern such as `resnet*`."""
+    names: list[str] = timm.list_models(pattern)
+    return names
+
+
+def open_source(location: str, options: SourceOptions) -> TorchModel:
+    """Opens an architecture with random, published or own weights.
+
+    Raises:
+        ConversionError: There is no such architecture, it offers no feature maps, or the weights are not its own.
+    """
+    name = location.partition(".")[0]
+    if not timm.is_model(name):
+        raise ConversionError(f"timm has no architecture '{location}'", hint=did_you_mean(name, timm.list_models()))
+    torch.manual_seed(0)
+    module = _create(location, options)
+    if options.weights:
+        load_weights(module, options.weights)
+    facts = timm.data.resolve_data_config(getattr(module, "pretrained_cfg", {}), model=module)
+    shape = options.shapes.get("", tuple(facts["input_size"]))
+    classes = 0 if options.features_only else getattr(module, "num_classes", 0)
+    return torch_model(
+        module,
+        description=f"timm:{location}",
+        libraries=("torch", "timm"),
+        inputs=(InputSpec(name="image", shape=shape),),
+        preprocess=_preprocess(facts, shape),
+        labels=_labels() if classes == _IMAGENET_CLASSES else (),
+    )
+
+
+def _create(location: str, options: SourceOptions) -> torch.nn.Module:
+    features = {"features_only": True} if options.features_only else {}
+    if options.out_indices:
+        features["out_indices"] = options.out_indices  # type: ignore[assignment]
+    try:
+        # Exportable layers: timm's own switch for jitted ones that tracing cannot follow.
+        module: torch.nn.Module = timm.create_model(
+            location, pretrained=options.pretrained, exportable=True, **features
+        )
+    except OSError as error:
+        raise ConversionError(
+            f"cannot download the weights of {location}: {error}",
+            hint="download them elsewhere and name the file: --weights FILE",
+        ) from error
+    except (RuntimeError, AttributeError, TypeError, AssertionError, IndexError) as error:
+        raise ConversionError(f"timm cannot make {location} with these options: {error}") from error
+    return module
+
+
+def _preprocess(facts: dict[str, object], shape: tuple[int, ...]) -> Preprocess | None:
+    """Source: `timm.data.transforms_imagenet_eval`: resize to side / crop_pct, centre crop, normalise."""
+    if facts["interpolation"] not in _INTERPOLATIONS:
+        return None
+    _, height, width = shape
+    side = math.floor(min(height, width) / float(facts["crop_pct"]))  # type: ignore[arg-type]
+    squash = facts.get("crop_mode") == "squash"
+    return Preprocess(
+        resize=(height, width) if squash else side,
+        crop=None if squash else (height, width),
+        interpolation=facts["interpolation"],  # type: ignore[arg-type]
+        mean=facts["mean"],  # type: ignore[arg-type]
+        std=facts["std"],  # type: ignore[arg-type]
+        color="RGB" if shape[0] == 3 else "L",
+    )
+
+
+def _labels() -> tuple[str, ...]:
+    info = timm.data.ImageNetInfo()
+    return tuple(info.index_to_description(index) for index in range(info.num_classes()))

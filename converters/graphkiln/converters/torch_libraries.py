@@ -1,0 +1,32 @@
+"""Imports torchvision, also where its compiled operators are missing or built for another PyTorch.
+
+torchvision declares `nms` only in its compiled part, and imports no further without it. Classifiers need none of it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+_DECLARED: list[torch.library.Library] = []
+"""A library's declarations live as long as the object."""
+
+
+def import_torchvision() -> ModuleType:
+    """Imports torchvision.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _DECLARED.append(library)
+        import torchvision
+    return torchvision

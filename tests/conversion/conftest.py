@@ -1,0 +1,32 @@
+"""Converting in tests: into a temporary store, with errors raised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from converting import MODULES, Convert
+
+from graphkiln.client.image import load_sample
+from graphkiln.converters.convert import convert
+from graphkiln.converters.recipe import read_recipe
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def run(store: Path) -> Convert:
+    def run(source: str, name: str = "m", **options: Any) -> Path:
+        recipe = read_recipe(None, {"source": source, "name": name, "model_store": str(store), **options}, [])
+        return convert(recipe, command="test", load_picture=load_sample, say=print)
+
+    return run
+
+
+@pytest.fixture
+def small() -> str:
+    return f"python:{MODULES}:shaped"

@@ -1,0 +1,98 @@
+"""Small modules, each with one trait that a converter may get wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Small(nn.Module):
+    """`[batch, 3, 16, 16]` -> `[batch, 5]`, with a batch norm, padding and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+        nn.init.uniform_(self.norm.running_mean, -1, 1)
+        nn.init.uniform_(self.norm.running_var, 1e-4, 2e-4)  # as small as epsilon times ten: epsilon matters
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        features = self.norm(self.conv(nn.functional.pad(image, (1, 1, 1, 1))))
+        return self.head((features.relu() + features).mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+class Pair(nn.Module):
+    """Two inputs, two outputs by name."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": left + right, "product": left * right.float()}
+
+
+class Branching(nn.Module):
+    """Its path depends on a value."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image * 2 if image.sum() > 0 else image - 1
+
+
+class Baked(nn.Module):
+    """Knows only a batch of two."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.reshape(2, -1, 3).sum(dim=1)
+
+
+class Odd(nn.Module):
+    """Uses an operator that ONNX has not."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j1(image)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(1)
+    return Small()
+
+
+def shaped() -> tuple[nn.Module, torch.Tensor]:
+    return small(), torch.zeros(1, 3, 16, 16)
+
+
+def pair() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return Pair(), {"left": torch.ones(2, 4), "right": torch.full((2, 4), 9)}
+
+
+def branching() -> tuple[nn.Module, torch.Tensor]:
+    return Branching(), torch.zeros(2, 4)
+
+
+def baked() -> tuple[nn.Module, torch.Tensor]:
+    return Baked(), torch.zeros(2, 6, 3)
+
+
+def odd() -> tuple[nn.Module, torch.Tensor]:
+    return Odd(), torch.zeros(2, 4)
+
+
+def nothing() -> str:
+    return "no module"
+
+
+def broken() -> nn.Module:
+    raise RuntimeError("cannot find the ark")
+
+
+class BakedHeight(nn.Module):
+    """Its linear layer knows only pictures of 16 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 2)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.linear(image.sum(dim=(1, 3)))  # type: ignore[no-any-return]
+
+
+def baked_height() -> tuple[nn.Module, torch.Tensor]:
+    return BakedHeight(), torch.zeros(2, 3, 16, 16)

@@ -1,0 +1,371 @@
+"""From a source model to a version: what is written, what is refused, and that nothing is left half done."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import modules
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+import torch
+import zoo
+from converting import MODULES, Convert
+from safetensors.torch import save_file
+
+from graphkiln.converters import convert as convert_module
+from graphkiln.converters import writer
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln.graph.errors import ConversionError, GraphkilnError, VerificationError
+from graphkiln.graph.manifest import Manifest
+from graphkiln.passes import pipeline
+from graphkiln.passes.input_embedding import EmbedPreprocess
+from graphkiln.repository.config import read_config
+from graphkiln.repository.version import read_version
+
+PREPROCESS = {"resize": [16, 16], "mean": [0.1, 0.5, 0.9], "std": [0.2, 0.3, 0.4]}
+
+
+def pictures(count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
+
+
+def answers(version: Path, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    with OnnxRuntimeEngine().build_reference(version / "model.onnx") as session:
+        return session.run(feeds)
+
+
+def expected(nchw: np.ndarray) -> np.ndarray:
+    module = modules.small().eval()
+    with torch.inference_mode():
+        return module(torch.from_numpy(nchw)).numpy()  # type: ignore[no-any-return]
+
+
+class TestWhatIsWritten:
+    def test_a_version_that_can_be_served(self, run: Convert, small: str, store: Path) -> None:
+        version = run(small)
+        assert version == store / "m" / "1"
+        assert sorted(path.name for path in version.iterdir()) == ["golden.npz", "manifest.json", "model.onnx"]
+        assert sorted(path.name for path in (store / "m").iterdir()) == ["1", "config.pbtxt"]
+        read = read_version(version)
+        assert read.manifest is not None
+        assert read.manifest.conversion is not None
+        assert [str(spec) for spec in read.manifest.signature.inputs] == ["INPUT_0 FP32[batch,3,16,16]"]
+        assert [str(spec) for spec in read.manifest.signature.outputs] == ["OUTPUT_0 FP32[batch,5]"]
+        sample = np.random.default_rng(0).normal(size=(7, 3, 16, 16)).astype(np.float32)
+        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
+
+    def test_the_passes_did_their_work(self, run: Convert, small: str) -> None:
+        operators = {node.op_type for node in onnx.load(run(small) / "model.onnx").graph.node}
+        assert not operators & {"BatchNormalization", "Pad", "Constant", "Identity"}
+
+    def test_passes_can_be_skipped(self, run: Convert, small: str) -> None:
+        version = run(small, skip=["fold-batch-norm", "pad-into-conv"])
+        operators = {node.op_type for node in onnx.load(version / "model.onnx").graph.node}
+        assert {"BatchNormalization", "Pad"} <= operators
+        with pytest.raises(ConversionError, match="did you mean 'fold-batch-norm'"):
+            run(small, name="other", skip=["fold-batchnorm"])
+
+    def test_the_next_free_number_and_the_users_own_files(self, run: Convert, small: str, store: Path) -> None:
+        run(small)
+        (store / "m" / "config.pbtxt").write_text("# mine\n")
+        assert run(small).name == "2"
+        assert (store / "m" / "config.pbtxt").read_text() == "# mine\n"
+        with pytest.raises(ConversionError, match="exists already"):
+            run(small, version=2)
+
+    def test_the_manifest_repeats_the_conversion(self, run: Convert, small: str) -> None:
+        from graphkiln.converters.recipe import read_recipe
+
+        version = run(small, softmax=True, keep_names=True)
+        again = read_recipe(version / "manifest.json", {}, [])
+        assert again.softmax
+        assert again.keep_names
+        assert again.source == small
+        assert again.version is None
+
+    def test_weights_above_the_limit_of_a_message_lie_beside_the_graph(
+        self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("graphkiln.passes.outputs._EXTERNAL_DATA_FROM_BYTES", 100)
+        version = run(small)
+        assert (version / "model.onnx.data").exists()
+        sample = np.ones((1, 3, 16, 16), np.float32)
+        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
+        read_version(version)
+        (version / "model.onnx.data").write_bytes(b"other")
+        with pytest.raises(GraphkilnError, match="is not the file"):
+            read_version(version)
+
+
+class TestEdges:
+    def test_raw_picture_bytes(self, run: Convert, small: str) -> None:
+        version = run(small, input="uint8-nhwc", preprocess=PREPROCESS)
+        normal = (pictures().astype(np.float32) / 255 - PREPROCESS["mean"]) / PREPROCESS["std"]
+        nchw = normal.transpose(0, 3, 1, 2).astype(np.float32)
+        got = answers(version, INPUT_0=pictures())["OUTPUT_0"]
+        np.testing.assert_allclose(got, expected(nchw.copy()), rtol=1e-3, atol=1e-4)
+        manifest = Manifest.read(version / "manifest.json")
+        assert manifest.preprocess is not None
+        assert (manifest.preprocess.layout, manifest.preprocess.mean) == ("HWC", ())
+
+    def test_raw_bytes_need_a_spec(self, run: Convert, small: str) -> None:
+        with pytest.raises(ConversionError, match="nobody says how a picture becomes the input"):
+            run(small, input="uint8-nhwc")
+
+    def test_probabilities_and_the_best(self, run: Convert, small: str) -> None:
+        sample = np.random.default_rng(0).normal(size=(4, 3, 16, 16)).astype(np.float32)
+        scores = torch.from_numpy(expected(sample)).softmax(dim=1)
+        best = scores.topk(2, dim=1)
+        got = answers(run(small, softmax=True, top_k=2), INPUT_0=sample)
+        np.testing.assert_allclose(got["OUTPUT_0"], best.values, rtol=1e-4)
+        np.testing.assert_array_equal(got["INDEX_0"], best.indices)
+
+    def test_nhwc(self, run: Convert, small: str) -> None:
+        sample = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
+        got = answers(run(small, layout="nhwc"), INPUT_0=sample)["OUTPUT_0"]
+        np.testing.assert_allclose(got, expected(sample.transpose(0, 3, 1, 2).copy()), rtol=1e-4, atol=1e-5)
+
+    def test_names_and_outputs(self, run: Convert) -> None:
+        version = run(f"python:{MODULES}:pair", keep_names=True, outputs=["product"])
+        left, right = np.full((3, 4), 2, np.float32), np.full((3, 4), 5)
+        got = answers(version, left=left, right=right)
+        assert list(got) == ["product"]
+        np.testing.assert_array_equal(got["product"], left * 5)
+        with pytest.raises(ConversionError, match="did you mean 'product'"):
+            run(f"python:{MODULES}:pair", name="other", outputs=["produce"])
+
+    def test_another_dimension_varies(self, run: Convert) -> None:
+        version = run(f"python:{MODULES}:pair", dynamic=["left:1=2..6", "right:1=2..6"])
+        for size in (2, 6, 11):
+            feeds = {"INPUT_0": np.ones((1, size), np.float32), "INPUT_1": np.ones((1, size), np.int64)}
+            assert answers(version, **feeds)["OUTPUT_0"].shape == (1, size)
+        with pytest.raises(ConversionError, match="there is no input 'middle'"):
+            run(f"python:{MODULES}:pair", name="other", dynamic=["middle:1=2..6"])
+        with pytest.raises(ConversionError, match=r"rejects an input of image \[4, 3, 8, 16\]"):
+            run(f"python:{MODULES}:baked_height", name="other", dynamic=["image:2=8..32"])
+
+
+class TestPlantedFaults:
+    """Every conversion that breaks answers is caught."""
+
+    def refuse(self, run: Convert, store: Path, source: str, **options: Any) -> None:
+        with pytest.raises(VerificationError, match="the answers changed"):
+            run(source, **options)
+        assert not list(store.rglob("model.onnx"))
+
+    def plant(self, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+        monkeypatch.setattr(convert_module, "OPTIMISATIONS", (fault, *pipeline.OPTIMISATIONS))
+
+    def test_a_wrong_epsilon(self, run: Convert, small: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fault(model: onnx_ir.Model) -> None:
+            for node in model.graph:
+                if node.op_type == "BatchNormalization":
+                    node.attributes["epsilon"] = onnx_ir.AttrFloat32("epsilon", 1.1e-5)
+
+        self.plant(monkeypatch, Fault(fault))
+        self.refuse(run, store, small)
+
+    def test_a_baked_batch(self, run: Convert, store: Path, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fault(model: onnx_ir.Model) -> None:
+            """The first two rows are computed, whatever comes."""
+            value = model.graph.inputs[0]
+            rows = onnx_ir.Value(name="rows", const_value=onnx_ir.tensor(np.array([0, 1, 0], np.int64)))
+            model.graph.register_initializer(rows)
+            node = onnx_ir.node("Gather", [value, rows], {"axis": 0})
+            onnx_ir.convenience.replace_all_uses_with(value, node.outputs[0])
+            node.replace_input_with(0, value)
+            model.graph.insert_before(model.graph[0], node)
+
+        self.plant(monkeypatch, Fault(fault))
+        self.refuse(run, store, small)
+
+    def test_a_swapped_channel_order(
+        self, run: Convert, store: Path, small: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        original = EmbedPreprocess._shift
+
+        def swapped(self: EmbedPreprocess) -> Any:
+            return original(self)[::-1].copy()
+
+        monkeypatch.setattr(EmbedPreprocess, "_shift", swapped)
+        self.refuse(run, store, small, input="uint8-nhwc", preprocess=PREPROCESS)
+
+    def test_a_pass_that_leaves_no_graph_is_named(
+        self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fault(model: onnx_ir.Model) -> None:
+            next(node for node in model.graph if node.op_type == "Conv").op_type = "Convolve"
+
+        self.plant(monkeypatch, Fault(fault))
+        with pytest.raises(ConversionError, match="the pass 'fault' left a graph that is not valid"):
+            run(small)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    fault: Any
+    name: str = "fault"
+    summary: str = "a planted fault"
+
+    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        return ""
+
+    def __call__(self, model: onnx_ir.Model) -> None:
+        self.fault(model)
+
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        return ""
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("source", "words"),
+        [
+            ("torchvision:resnet19", "did you mean 'resnet18'"),
+            ("timm:resnet34x", "did you mean 'resnet34"),
+            ("tourchvision:resnet18", "did you mean 'torchvision'"),
+            ("huggingface:/nowhere/model", "cannot open '/nowhere/model'"),
+            ("missing.onnx", "there is no file missing.onnx"),
+            ("missing.pt2", "there is no file missing.pt2"),
+            ("python:missing.py:make", "there is no file missing.py"),
+            (f"python:{MODULES}:smal", "did you mean 'small'"),
+            (f"python:{MODULES}:nothing", "returns a str, expected a torch.nn.Module"),
+            (f"python:{MODULES}:broken", "cannot find the ark"),
+            (f"python:{MODULES}:small", "nobody says what the input of small looks like"),
+            (f"python:{MODULES}:branching", "branches on values"),
+            (f"python:{MODULES}:baked", "bakes its batch in"),
+            (f"python:{MODULES}:odd", "bessel_j1"),
+        ],
+    )
+    def test_says_what_is_wrong(self, run: Convert, store: Path, source: str, words: str) -> None:
+        with pytest.raises(ConversionError, match=words):
+            run(source)
+        assert not list(store.rglob("*"))
+
+    def test_an_input_that_the_model_rejects(self, run: Convert) -> None:
+        with pytest.raises(ConversionError, match=r"rejects an input of input \[.*--shape"):
+            run(f"python:{MODULES}:small", shape=["4x16x16"])
+
+    def test_weights_of_another_model_are_listed(self, run: Convert, tmp_path: Path) -> None:
+        state = modules.small().state_dict()
+        state["extra.weight"] = state.pop("head.bias")
+        torch.save(state, tmp_path / "w.pth")
+        with pytest.raises(ConversionError, match=r"1 missing: head.bias; 1 unknown: extra.weight"):
+            run(f"python:{MODULES}:shaped", weights=str(tmp_path / "w.pth"))
+
+    @pytest.mark.parametrize("kind", ["pth", "wrapped", "safetensors"])
+    def test_weights_are_loaded(self, run: Convert, tmp_path: Path, kind: str) -> None:
+        torch.manual_seed(77)
+        other = modules.Small().eval()
+        path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
+        if kind == "safetensors":
+            save_file(other.state_dict(), path)
+        else:
+            state = {f"module.{key}": value for key, value in other.state_dict().items()}
+            torch.save({"state_dict": state, "epoch": 3} if kind == "wrapped" else other.state_dict(), path)
+        version = run(f"python:{MODULES}:shaped", weights=str(path))
+        sample = np.ones((2, 3, 16, 16), np.float32)
+        with torch.inference_mode():
+            wanted = other(torch.from_numpy(sample)).numpy()
+        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], wanted, rtol=1e-4, atol=1e-5)
+
+    def test_a_file_with_code_in_it_is_not_run(self, run: Convert, tmp_path: Path) -> None:
+        marker = tmp_path / "ran"
+        (tmp_path / "w.pth").write_bytes(pickle.dumps(Evil(str(marker)), protocol=2))
+        with pytest.raises(ConversionError, match="it could run code"):
+            run(f"python:{MODULES}:shaped", weights=str(tmp_path / "w.pth"))
+        assert not marker.exists()
+
+    def test_a_full_disk_leaves_nothing(
+        self, run: Convert, small: str, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(writer.shutil, "copyfile", full)
+        with pytest.raises(ConversionError, match="No space left on device"):
+            run(small)
+        assert list((store / "m").iterdir()) == []
+
+    def test_interrupted_half_way_leaves_nothing(self, small: str, store: Path) -> None:
+        command = [sys.executable, "-m", "graphkiln.cli", "convert", small, "--name", "m", "--model-store", str(store)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if "proving" in line:
+                    process.send_signal(signal.SIGINT)
+                    break
+            process.wait(30)
+        assert process.returncode in (130, 1)
+        time.sleep(0.1)
+        assert not list(store.rglob("*.onnx"))
+        assert not list(store.glob("m/.*"))
+
+
+class Evil:
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path(self.marker),)
+
+
+class TestSources:
+    def test_an_onnx_file_of_an_old_opset(self, run: Convert, tmp_path: Path) -> None:
+        zoo.add(tmp_path, "old", zoo.scale(("batch", 3), 3, opset=11))
+        version = run(str(tmp_path / "old" / "1" / "model.onnx"))
+        sample = np.ones((2, 3), np.float32)
+        np.testing.assert_array_equal(answers(version, INPUT_0=sample)["OUTPUT_0"], sample * 3)
+
+    def test_an_onnx_file_with_a_fixed_batch(self, run: Convert, tmp_path: Path) -> None:
+        zoo.add(tmp_path, "fixed", zoo.scale((2, 3)))
+        with pytest.raises(ConversionError, match="no batch that varies"):
+            run(str(tmp_path / "fixed" / "1" / "model.onnx"))
+
+    def test_an_exported_program(self, run: Convert, tmp_path: Path) -> None:
+        module, example = modules.small().eval(), torch.zeros(2, 3, 16, 16)
+        program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, tmp_path / "m.pt2")
+        sample = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
+        got = answers(run(str(tmp_path / "m.pt2")), INPUT_0=sample)["OUTPUT_0"]
+        np.testing.assert_allclose(got, expected(sample), rtol=1e-4, atol=1e-5)
+
+    def test_an_exported_program_with_its_batch_baked_in(self, run: Convert, tmp_path: Path) -> None:
+        torch.export.save(torch.export.export(modules.small().eval(), (torch.zeros(2, 3, 16, 16),)), tmp_path / "m.pt2")
+        with pytest.raises(ConversionError, match="baked in"):
+            run(str(tmp_path / "m.pt2"))
+
+    def test_feature_maps(self, run: Convert) -> None:
+        version = run("timm:resnet18", features_only=True, out_indices=[1, 3])
+        signature = Manifest.read(version / "manifest.json").signature
+        assert [spec.shape[1] for spec in signature.outputs] == [64, 256]
+
+    def test_samples_of_a_users_own(self, run: Convert, small: str, tmp_path: Path) -> None:
+        np.savez(tmp_path / "s.npz", INPUT_0=np.random.default_rng(0).normal(size=(9, 3, 16, 16)).astype(np.float32))
+        version = run(small, samples=str(tmp_path / "s.npz"))
+        assert Manifest.read(version / "manifest.json").verification[0].samples == 9
+        np.savez(tmp_path / "t.npz", other=np.zeros(3))
+        with pytest.raises(ConversionError, match="lack input INPUT_0"):
+            run(small, name="other", samples=str(tmp_path / "t.npz"))
+
+    def test_published_labels_and_preprocess(self, run: Convert, store: Path) -> None:
+        version = run("torchvision:squeezenet1_1")
+        manifest = Manifest.read(version / "manifest.json")
+        assert manifest.preprocess is not None
+        assert (manifest.preprocess.resize, manifest.preprocess.crop) == (256, (224, 224))
+        assert (store / "m" / "labels.txt").read_text().splitlines()[0] == "tench"
+        assert read_config(store / "m" / "config.pbtxt").output[0].label_filename == "labels.txt"
+        shutil.rmtree(store)
+        assert json.dumps(manifest.conversion and manifest.conversion.recipe)

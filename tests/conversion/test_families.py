@@ -1,0 +1,108 @@
+"""Architectures of many families convert and verify, with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from converting import Convert
+
+from graphkiln.graph.manifest import Manifest
+
+pytestmark = pytest.mark.families
+
+TORCHVISION = (
+    *("resnet18", "resnet50", "resnet101", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large"),
+    *("efficientnet_b0", "densenet121", "vgg11_bn", "convnext_tiny", "vit_b_16", "swin_t"),
+    *("squeezenet1_1", "shufflenet_v2_x1_0"),
+)
+
+TIMM = (
+    *("resnet34", "resnext26ts", "seresnet33ts", "resnet10t", "skresnet18", "res2net50_14w_8s", "resnest14d"),
+    *("regnetx_002", "regnety_002", "repvgg_a0", "mobilenetv2_035", "mobilenetv3_small_050", "mobilenetv4_conv_small"),
+    *("efficientnet_lite0", "tinynet_e", "mnasnet_small", "fbnetc_100", "lcnet_035", "ghostnet_050", "mixnet_s"),
+    *("hardcorenas_a", "rexnet_100", "densenet121", "dla34", "vgg11", "xception41", "inception_v3", "hrnet_w18_small"),
+    *("selecsls42b", "cspresnet50", "darknet17", "vovnet39a", "convnext_atto", "convnextv2_atto", "poolformer_s12"),
+    *("edgenext_xx_small", "mobileone_s0", "fastvit_t8", "efficientformer_l1", "vit_tiny_patch16_224"),
+    *("deit_tiny_patch16_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "pit_ti_224", "mixer_s32_224"),
+    *("gmlp_ti16_224", "resmlp_12_224", "levit_128s", "crossvit_tiny_240", "coat_lite_tiny"),
+    *("swin_tiny_patch4_window7_224", "maxvit_tiny_rw_224", "visformer_tiny", "tf_efficientnetv2_b0"),
+)
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision(run: Convert, name: str) -> None:
+    proven(run(f"torchvision:{name}"))
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(run: Convert, name: str) -> None:
+    proven(run(f"timm:{name}"))
+
+
+TRANSFORMERS = {
+    "vit": {
+        "architectures": ["ViTForImageClassification"],
+        "image_size": 32,
+        "patch_size": 8,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    },
+    "swin": {
+        "architectures": ["SwinModel"],
+        "image_size": 32,
+        "patch_size": 4,
+        "embed_dim": 16,
+        "depths": [1, 1],
+        "num_heads": [2, 2],
+        "window_size": 4,
+    },
+    "bert": {
+        "architectures": ["BertModel"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 99,
+        "max_position_embeddings": 64,
+    },
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 99,
+        "n_positions": 64,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "t5": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 99,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_transformers(run: Convert, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **TRANSFORMERS[kind]}))
+    version = run(f"huggingface:{tmp_path}")
+    proven(version)
+    signature = Manifest.read(version / "manifest.json").signature
+    if kind in ("bert", "gpt2", "t5"):
+        assert [spec.dtype.value for spec in signature.inputs] == ["INT64", "INT64"]
+        assert isinstance(signature.inputs[0].shape[1], str), "the number of tokens does not vary"
+
+
+def proven(version: Path) -> None:
+    manifest = Manifest.read(version / "manifest.json")
+    assert manifest.verification[0].verdict.endswith("PASS")
+    assert manifest.signature.batchable
