@@ -96,3 +96,21 @@ class BakedHeight(nn.Module):
 
 def baked_height() -> tuple[nn.Module, torch.Tensor]:
     return BakedHeight(), torch.zeros(2, 3, 16, 16)
+
+
+class Overflowing(nn.Module):
+    """One of its layers answers values above 65504, which the next one brings back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.large, self.back = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        nn.init.uniform_(self.large.weight, 2e4, 4e4)
+        nn.init.uniform_(self.back.weight, -1e-4, 1e-4)
+
+    def forward(self, row: torch.Tensor) -> torch.Tensor:
+        return self.back(self.large(self.first(row).relu()))  # type: ignore[no-any-return]
+
+
+def overflowing() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    return Overflowing(), torch.zeros(2, 8)

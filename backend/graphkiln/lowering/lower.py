@@ -28,7 +28,7 @@ from graphkiln.lowering.subsets import SubsetSession
 from graphkiln.lowering.warmup import made_up_feeds, warm_up
 from graphkiln.passes.outputs import keep_outputs
 from graphkiln.proof.comparison import prove
-from graphkiln.proof.policy import OTHER_ENGINE
+from graphkiln.proof.policy import REPLAY, Limits
 from graphkiln.repository.version import ModelVersion
 
 _WORTH_DROPPING = 0.05
@@ -103,7 +103,7 @@ def _build(
     try:
         _check_signature(version, session.signature)
         placement = _read_placement(session, version.golden)
-        self_test = _self_test(session, version.golden) if version.golden else None
+        self_test = _self_test(session, version.golden, _limits(version)) if version.golden else None
         begun = time.monotonic()
         warmup_note = warm_up(session, warm_sizes, version.golden)
         warmup_s = time.monotonic() - begun
@@ -148,7 +148,7 @@ def _build_part(
     golden = version.golden and version.golden.only(outputs)
     try:
         if golden:
-            _self_test(session, golden)
+            _self_test(session, golden, _limits(version))
         warm_up(session, warm_sizes, golden)
     except BaseException:
         session.close()
@@ -186,11 +186,16 @@ def _read_placement(session: Session, golden: GoldenSamples | None) -> Placement
         return None
 
 
-def _self_test(session: Session, golden: GoldenSamples) -> Verification:
+def _limits(version: ModelVersion) -> Limits:
+    conversion = version.manifest.conversion if version.manifest else None
+    return REPLAY[conversion.precision if conversion else "fp32"]
+
+
+def _self_test(session: Session, golden: GoldenSamples, limits: Limits) -> Verification:
     """Replays the golden samples one by one and all together on the session that will answer."""
     samples = len(next(iter(golden.inputs.values())))
     singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]
     alone = {name: np.concatenate([single[name] for single in singles]) for name in golden.graph_outputs}
-    prove(golden.graph_outputs, alone, OTHER_ENGINE, batch_sizes=(1,))
+    prove(golden.graph_outputs, alone, limits, batch_sizes=(1,))
     together = session.run(golden.inputs)
-    return prove(golden.graph_outputs, together, OTHER_ENGINE, batch_sizes=(1, samples))
+    return prove(golden.graph_outputs, together, limits, batch_sizes=(1, samples))

@@ -6,7 +6,7 @@ to whatever error was observed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +31,14 @@ OTHER_ENGINE = Limits(step="other-engine", relative_l2=1e-4, worst_element=1e-2,
 FP16 = Limits(step="fp16", relative_l2=1e-2, worst_element=5e-2, top1_agreement=0.995)
 BF16 = Limits(step="bf16", relative_l2=1e-1, worst_element=3e-1, top1_agreement=0.99)
 INT8 = Limits(step="int8", relative_l2=3e-1, worst_element=None, top1_agreement=0.98)
+
+BY_PRECISION = {"fp32": EXPORT, "fp16": FP16, "bf16": BF16, "int8": INT8}
+"""A saved graph beside its source model in fp32."""
+
+REPLAY = {
+    "fp32": OTHER_ENGINE,
+    "fp16": replace(FP16, step="replay-fp16"),
+    "bf16": replace(BF16, step="replay-bf16", relative_l2=5e-2),
+    "int8": replace(INT8, step="replay-int8", relative_l2=5e-2),
+}
+"""A session beside the saved graph's own golden answers: tight even where the graph itself is coarse."""

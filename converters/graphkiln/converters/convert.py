@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,49 +13,26 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx_ir
 
+from graphkiln.converters.precision import limits_of, lower_and_prove
+from graphkiln.converters.proving import Arrays, Sampled, prove_graph, run_in_batches
 from graphkiln.converters.recipe import Recipe
 from graphkiln.converters.samples import SEED, LoadPicture, made_up_pictures, read_samples, sizes_to_try
 from graphkiln.converters.sources.base import InputSpec, SourceModel, SourceOptions, made_up, open_source
 from graphkiln.converters.writer import Proven, Source, check_free, next_number, write_proven
-from graphkiln.engines.base import Session
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.graph.decoding import decode
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.graph.manifest import Conversion, PassRecord, Verification
+from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.manifest import Conversion, PassRecord
 from graphkiln.graph.preprocess import Preprocess
-from graphkiln.graph.signature import Signature
 from graphkiln.passes.base import EdgePass, Pass, PassReport, run_passes
 from graphkiln.passes.edges import Nhwc, Rename
 from graphkiln.passes.input_embedding import EmbedPreprocess
 from graphkiln.passes.outputs import save
 from graphkiln.passes.pipeline import OPTIMISATIONS, edge_passes, without
-from graphkiln.proof.comparison import compare, prove
-from graphkiln.proof.policy import EXPORT, Limits
 from graphkiln.repository.version import GRAPH_FILE
-
-Arrays = Mapping[str, AnyArray]
 
 _MADE_UP = 6
 _MOST_READ = 256
 _REFERENCE_BATCH = 4
-_PROOF_BATCH_SIZES = (1, 3)
-"""Both differ from the exported batch of 2: a batch that was baked in cannot pass."""
-_GOLDEN_SAMPLES = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """Samples of one set of sizes and what the source answers to them, as the graph after all passes should.
-
-    Attributes:
-        feeds: Inputs of the saved graph, `[samples, ...]` each.
-        outputs: The source's answers, turned into outputs of the saved graph.
-    """
-
-    feeds: Arrays
-    outputs: Arrays
 
 
 def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Callable[[str], None]) -> Path:
@@ -94,14 +71,22 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         edges = [each for each in passes if isinstance(each, EdgePass)]
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own))
-        proof = _prove(graph, samples, _limits(EXPORT, recipe))
+        proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
+        verification, notes = (proof.verification,), ()
+        if recipe.precision != "fp32":
+            say(f"lowering to {recipe.precision}")
+            calibration = partial(_calibration, recipe, inputs, edges, remaining, load_picture)
+            lowered = lower_and_prove(graph, recipe, samples, proof, calibration=calibration, say=say)
+            graph, proof, notes = lowered.graph, lowered.proof, lowered.notes
+            reports, verification = (*reports, *lowered.reports), (*verification, proof.verification)
         conversion = Conversion(
             recipe=recipe.model_copy(update={"version": number}).frozen(),
-            precision="fp32",
+            precision=recipe.precision,
             passes=tuple(_record(report) for report in reports),
             output_errors=proof.errors,
-            graph_bytes=sum(path.stat().st_size for path in Path(temporary).iterdir()),
+            graph_bytes=sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file()),
             seconds=round(time.perf_counter() - begun, 2),
+            notes=notes,
         )
         facts = Source(
             description=source.description,
@@ -117,7 +102,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
             graph=graph,
             source=facts,
             signature=proof.signature,
-            verification=(proof.verification,),
+            verification=verification,
             golden=proof.golden,
             conversion=conversion,
             max_batch_size=recipe.max_batch_size,
@@ -257,88 +242,22 @@ def _reference(source: SourceModel, feeds: Arrays, edges: Sequence[EdgePass]) ->
     return outputs
 
 
-def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the answers.
-
-    Raises:
-        ConversionError: An answer has not as many rows as the batch.
-    """
-    samples = len(next(iter(feeds.values())))
-    batches = []
-    for start in range(0, samples, size):
-        batch = {name: array[start : start + size] for name, array in feeds.items()}
-        rows, outputs = min(size, samples - start), run(batch)
-        for name, array in outputs.items():
-            if array.shape[:1] != (rows,):
-                raise ConversionError(
-                    f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
-                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
-                )
-        batches.append(outputs)
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
-    """What the samples showed.
-
-    Attributes:
-        verification: The worst verdict.
-        errors: Relative L2 error by output, the worst of all sizes.
-        signature: The graph's.
-        golden: Samples that the server replays.
-    """
-
-    verification: Verification
-    errors: dict[str, float]
-    signature: Signature
-    golden: GoldenSamples
-
-
-def _prove(graph: Path, samples: Sequence[Sampled], limits: Limits) -> Proof:
-    """Proves a graph on all samples, in batches of each size.
-
-    Raises:
-        VerificationError: An output is outside its limits, or the graph does not run.
-    """
-    verdicts: list[Verification] = []
-    errors: dict[str, float] = {}
-    with OnnxRuntimeEngine().build_reference(graph) as session:
-        for sampled in samples:
-            for size in _PROOF_BATCH_SIZES:
-                outputs = _answers(session, sampled.feeds, size)
-                verdicts.append(prove(sampled.outputs, outputs, limits, batch_sizes=_PROOF_BATCH_SIZES))
-                for error in compare(sampled.outputs, outputs):
-                    errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
-        return Proof(
-            verification=max(verdicts, key=lambda verdict: verdict.relative_l2),
-            errors=errors,
-            signature=session.signature,
-            golden=_golden(session, samples[0]),
+def _calibration(
+    recipe: Recipe,
+    inputs: tuple[InputSpec, ...],
+    edges: Sequence[EdgePass],
+    preprocess: Preprocess | None,
+    load: LoadPicture,
+) -> Arrays:
+    if recipe.calibration is None:
+        raise ConversionError(
+            "--precision int8 needs samples to calibrate on",
+            hint="give real ones: --calibration DIR or NPZ, not those of --samples",
         )
-
-
-def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    try:
-        return run_in_batches(session.run, feeds, size)
-    except (SignatureError, ExecutionError, ConversionError) as error:
-        shapes = ", ".join(f"{name} {[size, *array.shape[1:]]}" for name, array in feeds.items())
-        raise VerificationError(
-            "the answers changed", report=f"the graph does not run with {shapes}: {error}"
-        ) from error
-
-
-def _golden(session: Session, sampled: Sampled) -> GoldenSamples:
-    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sampled.feeds.items()}
-    return GoldenSamples(
-        inputs=feeds,
-        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sampled.outputs.items()},
-        graph_outputs=session.run(feeds),
-    )
-
-
-def _limits(limits: Limits, recipe: Recipe) -> Limits:
-    return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
+    if recipe.samples and recipe.samples.resolve() == recipe.calibration.resolve():
+        raise ConversionError("--calibration and --samples are the same: a proof on calibrated samples proves nothing")
+    specs = dict(zip(_graph_names(inputs, edges), inputs, strict=True))
+    return _read(recipe.calibration, preprocess, load, specs)
 
 
 def _record(report: PassReport) -> PassRecord:

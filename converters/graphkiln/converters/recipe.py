@@ -49,6 +49,8 @@ class Recipe(BaseModel):
     keep_fp32: tuple[str, ...] = Field(default=(), description="nodes that stay fp32, by pattern of name or type")
     search_keep: bool = Field(default=False, description="find the fewest nodes that must stay fp32")
     calibration: Path | None = Field(default=None, description="samples for int8, a folder or .npz")
+    quantise_bias: bool = Field(default=True, description="int8: biases become INT32")
+    quantise_ends: bool = Field(default=True, description="int8: the first and last product, too")
     calibration_method: Literal["minmax", "entropy", "percentile"] = Field(default="minmax")
     samples: Path | None = Field(default=None, description="samples for the proof, a folder or .npz")
     preprocess: dict[str, Any] | None = Field(default=None, description="how a picture becomes the input")

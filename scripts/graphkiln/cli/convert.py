@@ -99,6 +99,31 @@ def convert(  # one flag a field of the recipe
     skip: Annotated[
         list[str] | None, typer.Option(help="Leave a pass out (see --explain).", metavar="PASS", rich_help_panel=_GRAPH)
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, fp16, bf16 or int8.", rich_help_panel=_GRAPH, show_default="fp32")
+    ] = None,
+    amp: Annotated[
+        str | None,
+        typer.Option(
+            help="O0 all fp32; O1 products only; O2 all but normalisation and reductions; O3 all.",
+            rich_help_panel=_GRAPH,
+            show_default="O2",
+        ),
+    ] = None,
+    keep_fp32: Annotated[
+        list[str] | None, typer.Option(help="Nodes that stay fp32.", metavar="PATTERN", rich_help_panel=_GRAPH)
+    ] = None,
+    search_keep: Annotated[
+        bool | None,
+        typer.Option("--search-keep", help="Find the fewest nodes that must stay fp32.", rich_help_panel=_GRAPH),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Samples for int8: folder of pictures, or .npz.", rich_help_panel=_GRAPH)
+    ] = None,
+    calibration_method: Annotated[
+        str | None,
+        typer.Option(help="minmax, entropy or percentile.", rich_help_panel=_GRAPH, show_default="minmax"),
+    ] = None,
     samples: Annotated[
         Path | None, typer.Option(help="Folder of pictures, or .npz.", rich_help_panel=_PROOF, show_default="made up")
     ] = None,
@@ -128,7 +153,8 @@ def convert(  # one flag a field of the recipe
 _FIELDS = {
     *("source", "name", "model_store", "version", "weights", "pretrained", "features_only", "out_indices", "shape"),
     *("keep_names", "dynamic", "outputs", "input", "layout", "softmax", "top_k", "preprocess", "labels"),
-    *("max_batch_size", "skip", "samples", "relative_l2"),
+    *("max_batch_size", "skip", "precision", "amp", "keep_fp32", "search_keep", "calibration", "calibration_method"),
+    *("samples", "relative_l2"),
 }
 
 

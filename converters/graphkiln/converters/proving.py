@@ -1,0 +1,134 @@
+"""Holds a graph to its source model, at every batch size and shape that was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln.engines.base import Session
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
+from graphkiln.graph.golden import GoldenSamples
+from graphkiln.graph.manifest import Verification
+from graphkiln.graph.signature import Signature
+from graphkiln.proof.comparison import compare, prove
+from graphkiln.proof.policy import Limits
+
+Arrays = Mapping[str, AnyArray]
+
+_PROOF_BATCH_SIZES = (1, 3)
+"""Both differ from the exported batch of 2: a batch that was baked in cannot pass."""
+_GOLDEN_SAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """Samples of one set of sizes and what the source answers to them, as the graph after all passes should.
+
+    Attributes:
+        feeds: Inputs of the saved graph, `[samples, ...]` each.
+        outputs: The source's answers, turned into outputs of the saved graph.
+    """
+
+    feeds: Arrays
+    outputs: Arrays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the samples showed.
+
+    Attributes:
+        verification: The worst verdict.
+        errors: Relative L2 error by output, the worst of all sizes.
+        signature: The graph's.
+        noise: Largest difference of an element.
+        golden: Samples that the server replays.
+    """
+
+    verification: Verification
+    errors: dict[str, float]
+    noise: float
+    signature: Signature
+    golden: GoldenSamples
+
+
+def prove_graph(graph: Path, samples: Sequence[Sampled], limits: Limits, noise: float | None = None) -> Proof:
+    """Proves a graph on all samples, in batches of each size.
+
+    Args:
+        graph: The graph; ONNX Runtime must run it on the CPU.
+        samples: What to ask and what to expect.
+        limits: Row of the policy.
+        noise: Of fp32 itself, for a graph of a lower precision.
+
+    Raises:
+        VerificationError: An output is outside its limits, or the graph does not run.
+    """
+    verdicts: list[Verification] = []
+    errors: dict[str, float] = {}
+    largest = 0.0
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        for sampled in samples:
+            for size in _PROOF_BATCH_SIZES:
+                outputs = _answers(session, sampled.feeds, size)
+                verdicts.append(prove(sampled.outputs, outputs, limits, batch_sizes=_PROOF_BATCH_SIZES, noise=noise))
+                largest = max(largest, _largest_difference(sampled.outputs, outputs))
+                for error in compare(sampled.outputs, outputs):
+                    errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+        return Proof(
+            verification=max(verdicts, key=lambda verdict: verdict.relative_l2),
+            errors=errors,
+            noise=largest,
+            signature=session.signature,
+            golden=_golden(session, samples[0]),
+        )
+
+
+def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the answers.
+
+    Raises:
+        ConversionError: An answer has not as many rows as the batch.
+    """
+    samples = len(next(iter(feeds.values())))
+    batches = []
+    for start in range(0, samples, size):
+        batch = {name: array[start : start + size] for name, array in feeds.items()}
+        rows, outputs = min(size, samples - start), run(batch)
+        for name, array in outputs.items():
+            if array.shape[:1] != (rows,):
+                raise ConversionError(
+                    f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
+                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
+                )
+        batches.append(outputs)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    try:
+        return run_in_batches(session.run, feeds, size)
+    except (SignatureError, ExecutionError, ConversionError) as error:
+        shapes = ", ".join(f"{name} {[size, *array.shape[1:]]}" for name, array in feeds.items())
+        raise VerificationError(
+            "the answers changed", report=f"the graph does not run with {shapes}: {error}"
+        ) from error
+
+
+def _golden(session: Session, sampled: Sampled) -> GoldenSamples:
+    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sampled.feeds.items()}
+    return GoldenSamples(
+        inputs=feeds,
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sampled.outputs.items()},
+        graph_outputs=session.run(feeds),
+    )
+
+
+def _largest_difference(reference: Arrays, outputs: Arrays) -> float:
+    floats = [name for name, array in reference.items() if array.dtype.kind == "f" and array.size]
+    return max((float(np.abs(outputs[name] - reference[name]).max()) for name in floats), default=0.0)
