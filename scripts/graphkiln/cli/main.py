@@ -9,7 +9,9 @@ import typer
 from graphkiln.cli.classify import classify
 from graphkiln.cli.convert import convert
 from graphkiln.cli.health import health
+from graphkiln.cli.inspect import inspect
 from graphkiln.cli.serve import serve
+from graphkiln.cli.verify import verify
 from graphkiln.graph.errors import GraphkilnError
 
 app = typer.Typer(
@@ -21,6 +23,8 @@ app = typer.Typer(
 # Flags that we do not know are tritonserver's; its own list decides which of them exist.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command()(convert)
+app.command()(verify)
+app.command()(inspect)
 app.command()(classify)
 app.command()(health)
 

@@ -1,0 +1,80 @@
+"""`graphkiln inspect`: what a version is, and what is known of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphkiln.cli.verify import version_folder
+
+if TYPE_CHECKING:
+    from graphkiln.passes.census import Census
+    from graphkiln.repository.version import ModelVersion
+
+_OPERATORS_SHOWN = 8
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Version folder, or model folder (its newest version).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show a version: signature, operators, arithmetic, parameters, precision, preprocessing and verdicts."""
+    from graphkiln.passes.census import census
+    from graphkiln.repository.version import read_version
+
+    version = read_version(version_folder(path))
+    found = census(version.graph_path)
+    if as_json:
+        typer.echo(json.dumps(_document(version, found), indent=2))
+    else:
+        _show(version, found)
+
+
+def _document(version: ModelVersion, found: Census) -> dict[str, Any]:
+    from graphkiln.graph.decoding import encode
+    from graphkiln.repository.onnx_file import read_signature
+
+    signature = version.manifest.signature if version.manifest else read_signature(version.graph_path)
+    document: dict[str, Any] = {"graph": str(version.graph_path), "signature": encode(signature), **encode(found)}
+    if version.manifest:
+        facts = encode(version.manifest)
+        document |= {key: facts[key] for key in ("preprocess", "labels", "provenance", "verification", "conversion")}
+    return document
+
+
+def _show(version: ModelVersion, found: Census) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from graphkiln.repository.onnx_file import read_signature
+
+    manifest = version.manifest
+    signature = manifest.signature if manifest else read_signature(version.graph_path)
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("graph", escape(str(version.graph_path)))
+    table.add_row("inputs", escape("\n".join(map(str, (*signature.inputs, *signature.optional_inputs)))))
+    table.add_row("outputs", escape("\n".join(map(str, signature.outputs))))
+    operators = [f"{count} {name}" for name, count in found.operators.items()]
+    more = f", {len(operators) - _OPERATORS_SHOWN} other types" if len(operators) > _OPERATORS_SHOWN else ""
+    table.add_row("operators", f"{sum(found.operators.values())}: {', '.join(operators[:_OPERATORS_SHOWN])}{more}")
+    flops = "not known" if found.flops is None else f"{found.flops / 1e9:.3g} GFLOP a sample"
+    table.add_row("arithmetic", flops)
+    table.add_row("parameters", f"{found.parameters:,} ({found.weight_bytes / 2**20:.1f} MB)")
+    shares = [f"{name} {count / max(1, found.parameters):.1%}" for name, count in found.precisions.items()]
+    table.add_row("weights in", ", ".join(shares) or "-")
+    table.add_row("format", f"opset {found.opset}, IR {found.ir_version}")
+    if manifest:
+        table.add_row("source", escape(manifest.provenance.source))
+        table.add_row("preprocess", escape(manifest.preprocess.to_json()) if manifest.preprocess else "-")
+        table.add_row("verdicts", escape("\n".join(item.verdict for item in manifest.verification)))
+        for note in manifest.conversion.notes if manifest.conversion else ():
+            table.add_row("note", escape(note))
+    else:
+        table.add_row("verdicts", "none: this graph came without a manifest (graphkiln convert FILE.onnx proves one)")
+    Console().print(table)

@@ -1,0 +1,69 @@
+"""`graphkiln verify`: prove a version again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphkiln.graph.errors import RepositoryError
+from graphkiln.graph.spelling import did_you_mean
+
+_PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(help="Version folder, or model folder (its newest version).")],
+    engine: Annotated[str, typer.Option(help="onnxruntime or openvino.")] = "onnxruntime",
+    precision: Annotated[
+        str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
+    ] = "",
+    samples: Annotated[Path | None, typer.Option(help="More samples: folder of pictures, or .npz.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Prove a version again: the same answers as its source model, on an engine of this machine.
+
+    Exit code 1 when the answers changed.
+    """
+    from graphkiln.client.image import load_sample
+    from graphkiln.converters.verify import verify as run
+    from graphkiln.engines.cores import usable_cores
+    from graphkiln.graph.decoding import encode
+    from graphkiln.repository.version import read_version
+
+    if precision and precision not in _PRECISIONS:
+        raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, _PRECISIONS))
+    verified = run(
+        read_version(version_folder(path)),
+        engine=engine,
+        precision=precision,
+        samples=samples,
+        load_picture=load_sample,
+        threads=usable_cores(),
+    )
+    if as_json:
+        typer.echo(json.dumps(encode(verified), indent=2))
+        return
+    for verdict in verified.verdicts:
+        typer.echo(verdict.verdict)
+    if verified.placement:
+        nodes = ", ".join(f"{count} nodes on {name}" for name, count in verified.placement.nodes.items())
+        typer.echo(f"ran: {nodes}, mostly in {verified.placement.precision}")
+
+
+def version_folder(path: Path) -> Path:
+    """A version folder, or the newest one of a model's folder.
+
+    Raises:
+        RepositoryError: There is none.
+    """
+    if not path.is_dir():
+        raise RepositoryError(f"there is no folder {path}", hint="name a version: model_repository/NAME/1")
+    if path.name.isdecimal():
+        return path
+    versions = sorted((child for child in path.iterdir() if child.name.isdecimal()), key=lambda child: int(child.name))
+    if not versions:
+        raise RepositoryError(f"{path} holds no version", hint="name a version: model_repository/NAME/1")
+    return versions[-1]
