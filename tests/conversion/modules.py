@@ -114,3 +114,41 @@ class Overflowing(nn.Module):
 def overflowing() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(3)
     return Overflowing(), torch.zeros(2, 8)
+
+
+class Pooling(nn.Module):
+    """Strided and grouped convolutions, pooling, normalisation and activations, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.SiLU(), nn.MaxPool2d(3, 2, padding=1)),
+            *(nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4), nn.GroupNorm(2, 8), nn.Hardswish()),
+            *(nn.AvgPool2d(2), nn.Flatten(), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 5)),
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.body(image)  # type: ignore[no-any-return]
+
+
+def pooling() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(2)
+    return Pooling(), torch.zeros(2, 3, 16, 16)
+
+
+class Inception(nn.Module):
+    """Branches that are joined, a transposed convolution, and a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 3, padding=1)
+        self.norm, self.up = nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 2, 2, stride=2)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        joined = self.norm(torch.cat([self.left(image), self.right(image)], dim=1)).relu()
+        return self.up(joined).flatten(1)[:, :40].softmax(dim=1)[:, :3]  # type: ignore[no-any-return]
+
+
+def inception() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(4)
+    return Inception(), torch.zeros(2, 3, 16, 16)

@@ -35,6 +35,9 @@ INT8 = Limits(step="int8", relative_l2=3e-1, worst_element=None, top1_agreement=
 BY_PRECISION = {"fp32": EXPORT, "fp16": FP16, "bf16": BF16, "int8": INT8}
 """A saved graph beside its source model in fp32."""
 
+GRADIENT_FACTOR = 5.0
+"""Gradients may be off by so many times the row of their precision."""
+
 REPLAY = {
     "fp32": OTHER_ENGINE,
     "fp16": replace(FP16, step="replay-fp16"),

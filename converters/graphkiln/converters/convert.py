@@ -17,7 +17,7 @@ from graphkiln.converters.precision import limits_of, lower_and_prove
 from graphkiln.converters.proving import Arrays, Sampled, prove_graph, run_in_batches
 from graphkiln.converters.recipe import Recipe
 from graphkiln.converters.samples import SEED, LoadPicture, made_up_pictures, read_samples, sizes_to_try
-from graphkiln.converters.sources.base import InputSpec, SourceModel, SourceOptions, made_up, open_source
+from graphkiln.converters.sources.base import Derived, InputSpec, SourceModel, SourceOptions, made_up, open_source
 from graphkiln.converters.writer import Proven, Source, check_free, next_number, write_proven
 from graphkiln.graph.decoding import decode
 from graphkiln.graph.errors import ConversionError
@@ -56,7 +56,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
     number = recipe.version or next_number(folder)
     check_free(folder, number)
     say(f"opening {recipe.source}")
-    with closing(open_source(recipe.source, source_options(recipe))) as source, TemporaryDirectory() as temporary:
+    with closing(_open(recipe)) as source, TemporaryDirectory() as temporary:
         say("exporting the graph")
         inputs = _with_dynamic(source.inputs, recipe.dynamic_axes)
         model = source.export({spec.name: spec.dynamic for spec in inputs})
@@ -72,13 +72,13 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
-        verification, notes = (proof.verification,), ()
+        verification, notes = proof.verification, ()
         if recipe.precision != "fp32":
             say(f"lowering to {recipe.precision}")
             calibration = partial(_calibration, recipe, inputs, edges, remaining, load_picture)
             lowered = lower_and_prove(graph, recipe, samples, proof, calibration=calibration, say=say)
             graph, proof, notes = lowered.graph, lowered.proof, lowered.notes
-            reports, verification = (*reports, *lowered.reports), (*verification, proof.verification)
+            reports, verification = (*reports, *lowered.reports), (*verification, *proof.verification)
         conversion = Conversion(
             recipe=recipe.model_copy(update={"version": number}).frozen(),
             precision=recipe.precision,
@@ -109,6 +109,15 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         )
         write_proven(proven, folder, number)
     return folder / str(number)
+
+
+def _open(recipe: Recipe) -> SourceModel:
+    source = open_source(recipe.source, source_options(recipe))
+    if not recipe.gradient:
+        return source
+    from graphkiln.converters.gradient import with_gradient
+
+    return with_gradient(source, recipe.gradient)
 
 
 def source_options(recipe: Recipe) -> SourceOptions:
@@ -217,13 +226,25 @@ def _samples(
         else:
             made = made_up(inputs, _MADE_UP, sizes, seed=SEED + number)
             feeds = _backwards(edges, {names[name]: array for name, array in made.items()})
-        yield Sampled(feeds=feeds, outputs=_reference(source, feeds, edges))
+        yield Sampled(
+            feeds=feeds,
+            outputs=_reference(source, feeds, edges),
+            gradients=_gradients(source, edges),
+            gradient_noise=source.noise(_source_feeds(feeds, edges)) if isinstance(source, Derived) else 0.0,
+        )
 
 
 def _graph_names(inputs: tuple[InputSpec, ...], edges: Sequence[EdgePass]) -> list[str]:
     """The inputs' names in the saved graph."""
     renames = [each.inputs for each in edges if isinstance(each, Rename)]
     return [renames[0].get(spec.name, spec.name) if renames else spec.name for spec in inputs]
+
+
+def _gradients(source: SourceModel, edges: Sequence[EdgePass]) -> frozenset[str]:
+    """The gradient's name in the saved graph, if there is one."""
+    name = source.gradient if isinstance(source, Derived) else ""
+    renames = [each.outputs for each in edges if isinstance(each, Rename)]
+    return frozenset({renames[0].get(name, name) if renames else name}) if name else frozenset()
 
 
 def _backwards(edges: Sequence[EdgePass], feeds: Arrays) -> Arrays:
@@ -234,9 +255,7 @@ def _backwards(edges: Sequence[EdgePass], feeds: Arrays) -> Arrays:
 
 def _reference(source: SourceModel, feeds: Arrays, edges: Sequence[EdgePass]) -> Arrays:
     """The source's answers in small batches, through what the passes say that they do to the edge."""
-    for each in reversed(edges):
-        feeds = each.to_source(feeds)
-    outputs: Arrays = run_in_batches(source.run, feeds, _REFERENCE_BATCH)
+    outputs: Arrays = run_in_batches(source.run, _source_feeds(feeds, edges), _REFERENCE_BATCH)
     for each in edges:
         outputs = each.from_source(outputs)
     return outputs
@@ -258,6 +277,12 @@ def _calibration(
         raise ConversionError("--calibration and --samples are the same: a proof on calibrated samples proves nothing")
     specs = dict(zip(_graph_names(inputs, edges), inputs, strict=True))
     return _read(recipe.calibration, preprocess, load, specs)
+
+
+def _source_feeds(feeds: Arrays, edges: Sequence[EdgePass]) -> Arrays:
+    for each in reversed(edges):
+        feeds = each.to_source(feeds)
+    return feeds
 
 
 def _record(report: PassReport) -> PassRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
 from graphkiln.graph.signature import Signature
 from graphkiln.proof.comparison import compare, prove
-from graphkiln.proof.policy import Limits
+from graphkiln.proof.policy import GRADIENT_FACTOR, Limits
 
 Arrays = Mapping[str, AnyArray]
 
@@ -32,10 +32,15 @@ class Sampled:
     Attributes:
         feeds: Inputs of the saved graph, `[samples, ...]` each.
         outputs: The source's answers, turned into outputs of the saved graph.
+        gradients: Which of the outputs are gradients.
+        gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
+            length.
     """
 
     feeds: Arrays
     outputs: Arrays
+    gradients: frozenset[str] = frozenset()
+    gradient_noise: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +48,14 @@ class Proof:
     """What the samples showed.
 
     Attributes:
-        verification: The worst verdict.
+        verification: The worst verdict, and that of the gradients.
         errors: Relative L2 error by output, the worst of all sizes.
         signature: The graph's.
         noise: Largest difference of an element.
         golden: Samples that the server replays.
     """
 
-    verification: Verification
+    verification: tuple[Verification, ...]
     errors: dict[str, float]
     noise: float
     signature: Signature
@@ -76,17 +81,30 @@ def prove_graph(graph: Path, samples: Sequence[Sampled], limits: Limits, noise: 
         for sampled in samples:
             for size in _PROOF_BATCH_SIZES:
                 outputs = _answers(session, sampled.feeds, size)
-                verdicts.append(prove(sampled.outputs, outputs, limits, batch_sizes=_PROOF_BATCH_SIZES, noise=noise))
+                verdicts += _verdicts(sampled, outputs, limits, noise)
                 largest = max(largest, _largest_difference(sampled.outputs, outputs))
                 for error in compare(sampled.outputs, outputs):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
         return Proof(
-            verification=max(verdicts, key=lambda verdict: verdict.relative_l2),
+            verification=_worst_by_step(verdicts),
             errors=errors,
             noise=largest,
             signature=session.signature,
             golden=_golden(session, samples[0]),
         )
+
+
+def _verdicts(sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | None) -> list[Verification]:
+    """Of the answers, and of the gradients, which have a row of their own."""
+    answers = {name: array for name, array in sampled.outputs.items() if name not in sampled.gradients}
+    found = {name: array for name, array in outputs.items() if name not in sampled.gradients}
+    verdicts = [prove(answers, found, limits, batch_sizes=_PROOF_BATCH_SIZES, noise=noise)]
+    if sampled.gradients:
+        row = _gradient_row(limits, sampled.gradient_noise)
+        gradients = {name: sampled.outputs[name] for name in sampled.gradients}
+        found = {name: outputs[name] for name in sampled.gradients}
+        verdicts.append(prove(gradients, found, row, batch_sizes=_PROOF_BATCH_SIZES))
+    return verdicts
 
 
 def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
@@ -108,6 +126,23 @@ def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) ->
                 )
         batches.append(outputs)
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _gradient_row(limits: Limits, noise: float) -> Limits:
+    """Five times the row; where fp32 itself does not know the gradient better than that, five times its noise."""
+    step, relative_l2 = f"{limits.step} gradient", limits.relative_l2 * GRADIENT_FACTOR
+    if noise > limits.relative_l2:
+        step += f" (which the noise of fp32 changes by {noise:.1e})"
+        return replace(limits, step=step, relative_l2=max(relative_l2, GRADIENT_FACTOR * noise), worst_element=None)
+    worst = limits.worst_element and limits.worst_element * GRADIENT_FACTOR
+    return replace(limits, step=step, relative_l2=relative_l2, worst_element=worst)
+
+
+def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]:
+    worst: dict[str, Verification] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2):
+        worst[verdict.step] = verdict
+    return tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts))
 
 
 def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:

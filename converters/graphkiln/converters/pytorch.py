@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class TorchModel:
         preprocess: How a picture becomes the only input, or None.
         labels: Class names.
         keywords: Whether inputs are passed by name.
+        returns: Names of what it returns, in order; empty to find them out.
     """
 
     module: nn.Module
@@ -46,6 +48,7 @@ class TorchModel:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     keywords: bool = False
+    returns: tuple[str, ...] = ()
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`.
@@ -68,9 +71,9 @@ class TorchModel:
             self.module,
             () if self.keywords else tuple(example.values()),
             example if self.keywords else {},
-            shapes if self.keywords else tuple(shapes.values()),
+            shapes if self.keywords else _positional(self.module, tuple(shapes.values())),
             input_names=[spec.name for spec in self.inputs],
-            output_names=list(answer),
+            output_names=list(self.returns or answer),
             what=self.description,
         )
         _check_dynamic(model, dynamic)
@@ -152,6 +155,12 @@ def run_module(module: nn.Module, samples: AnyArray) -> AnyArray:
     with torch.inference_mode():
         answers: AnyArray = module.eval()(torch.from_numpy(samples)).numpy()
     return answers
+
+
+def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """torch.export wants the shapes of `*inputs` in a tuple of their own."""
+    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+    return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
 
 
 def _dims(axes: Mapping[int, tuple[int, int]]) -> dict[int, Any]:

@@ -40,6 +40,7 @@ class Recipe(BaseModel):
     keep_names: bool = Field(default=False, description="keep the source's tensor names")
     outputs: tuple[str, ...] = Field(default=(), description="outputs to keep, by the source's names")
     input: Literal["source", "uint8-nhwc"] = Field(default="source", description="what the graph takes")
+    gradient: str = Field(default="", description="also answer the gradient, OUTPUT:INPUT by the source's names")
     softmax: bool = Field(default=False, description="answer probabilities")
     top_k: int = Field(default=0, ge=0, description="answer the k best scores and their indices; 0 for all")
     layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="layout of pictures and feature maps")

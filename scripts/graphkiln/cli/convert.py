@@ -89,6 +89,9 @@ def convert(  # one flag a field of the recipe
     top_k: Annotated[
         int | None, typer.Option(help="Answer the k best and their indices.", rich_help_panel=_EDGE)
     ] = None,
+    gradient: Annotated[
+        str | None, typer.Option(help="Answer a gradient, too.", metavar="OUTPUT:INPUT", rich_help_panel=_EDGE)
+    ] = None,
     preprocess: Annotated[
         str | None, typer.Option(help="How a picture becomes the input.", metavar="JSON", rich_help_panel=_EDGE)
     ] = None,
@@ -152,7 +155,7 @@ def convert(  # one flag a field of the recipe
 
 _FIELDS = {
     *("source", "name", "model_store", "version", "weights", "pretrained", "features_only", "out_indices", "shape"),
-    *("keep_names", "dynamic", "outputs", "input", "layout", "softmax", "top_k", "preprocess", "labels"),
+    *("keep_names", "dynamic", "outputs", "input", "layout", "softmax", "top_k", "gradient", "preprocess", "labels"),
     *("max_batch_size", "skip", "precision", "amp", "keep_fp32", "search_keep", "calibration", "calibration_method"),
     *("samples", "relative_l2"),
 }

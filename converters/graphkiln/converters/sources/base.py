@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir
@@ -86,6 +86,20 @@ class SourceModel(Protocol):
 
     def close(self) -> None:
         """Frees what the source holds."""
+        ...
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """A source model that answers a gradient, too."""
+
+    @property
+    def gradient(self) -> str:
+        """Name of that output."""
+        ...
+
+    def noise(self, feeds: Mapping[str, AnyArray]) -> float:
+        """How much it changes with what fp32 can hardly tell, as a share of its length."""
         ...
 
 
