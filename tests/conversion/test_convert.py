@@ -132,6 +132,17 @@ class TestEdges:
         np.testing.assert_allclose(got["OUTPUT_0"], best.values, rtol=1e-4)
         np.testing.assert_array_equal(got["INDEX_0"], best.indices)
 
+    def test_probabilities_are_not_made_twice(self, run: Convert, digits: Path) -> None:
+        version = run(str(digits / "1" / "model.onnx"), softmax=True)
+        sample = np.random.default_rng(0).normal(size=(2, 1, 32, 32)).astype(np.float32)
+        np.testing.assert_allclose(
+            answers(version, INPUT_0=sample)["OUTPUT_0"], answers(digits / "1", INPUT_0=sample)["OUTPUT_0"], rtol=1e-5
+        )
+
+    def test_raw_bytes_for_what_is_no_picture(self, run: Convert) -> None:
+        with pytest.raises(ConversionError, match="the input is no FP32 picture"):
+            run(f"python:{MODULES}:pair", input="uint8-nhwc", preprocess=PREPROCESS)
+
     def test_nhwc(self, run: Convert, small: str) -> None:
         sample = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
         got = answers(run(small, layout="nhwc"), INPUT_0=sample)["OUTPUT_0"]

@@ -71,7 +71,8 @@ class PassReport:
         nodes_before: Number of nodes.
         nodes_after: Number of nodes.
         seconds: Time it took.
-        note: Why it was skipped or what was left, or empty.
+        note: Why it had nothing to do, or what was left, or empty.
+        ran: Whether it had something to do.
     """
 
     name: str
@@ -79,6 +80,7 @@ class PassReport:
     nodes_after: int
     seconds: float
     note: str = ""
+    ran: bool = True
 
 
 def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> tuple[PassReport, ...]:
@@ -93,7 +95,8 @@ def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> tuple[PassReport
 def _run(model: onnx_ir.Model, each: Pass) -> PassReport:
     before, begun = model.graph.num_nodes(), time.perf_counter()
     note = each.requires(model)
-    if not note:
+    ran = not note
+    if ran:
         try:
             each(model)
             _tidy(model)
@@ -112,6 +115,7 @@ def _run(model: onnx_ir.Model, each: Pass) -> PassReport:
         nodes_after=model.graph.num_nodes(),
         seconds=time.perf_counter() - begun,
         note=note,
+        ran=ran,
     )
 
 

@@ -64,11 +64,16 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         preprocess = _preprocess(recipe, source)
         passes = _passes(model, recipe, preprocess)
         reports = run_passes(model, passes)
+        _check_embedded(passes, reports)
         graph = Path(temporary) / GRAPH_FILE
         save(model, graph)
         say("proving the answers")
-        remaining = _remaining(preprocess, passes)
-        edges = [each for each in passes if isinstance(each, EdgePass)]
+        edges = [
+            each
+            for each, report in zip(passes, reports, strict=True)
+            if report.ran and isinstance(each, EdgePass)  # one that had nothing to do left the edge as it was
+        ]
+        remaining = _remaining(preprocess, edges)
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
@@ -137,7 +142,15 @@ def _preprocess(recipe: Recipe, source: SourceModel) -> Preprocess | None:
     return decode(Preprocess, recipe.preprocess, path="preprocess")
 
 
-def _remaining(preprocess: Preprocess | None, passes: Sequence[Pass]) -> Preprocess | None:
+def _check_embedded(passes: Sequence[Pass], reports: Sequence[PassReport]) -> None:
+    for each, report in zip(passes, reports, strict=True):
+        if isinstance(each, EmbedPreprocess) and not report.ran:
+            raise ConversionError(
+                f"--input uint8-nhwc: {report.note}", hint="it is for models with one FP32 picture as their input"
+            )
+
+
+def _remaining(preprocess: Preprocess | None, passes: Sequence[EdgePass]) -> Preprocess | None:
     """What the client still has to do."""
     for each in passes:
         if isinstance(each, EmbedPreprocess):
