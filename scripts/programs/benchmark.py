@@ -1,6 +1,8 @@
 """Measures, in one run and as ratios, so that a noisy machine slows both sides of every comparison.
 
     scripts/benchmark serving      the served model beside the bare ONNX Runtime session, same threads
+    scripts/benchmark overhead     what the backend adds inside the server
+    scripts/benchmark memory       whether memory grows with the number of requests
     scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
 
 Segments of all set-ups are interleaved, round after round, and the median round counts. The load generator shares the
@@ -19,22 +21,27 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import torch
+import psutil
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from graphkiln.client import Client
-from graphkiln.converters.pytorch import export_graph
+from graphkiln.converters.sources.base import SourceOptions, open_source
 from graphkiln.engines.cores import usable_cores
 from graphkiln.graph.signature import Signature
+from graphkiln.passes.base import run_passes
+from graphkiln.passes.edges import Rename
+from graphkiln.passes.outputs import save
+from graphkiln.passes.pipeline import OPTIMISATIONS
 from graphkiln.repository.config import config_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -61,55 +68,28 @@ class Figure:
     p99_ms: float
 
 
-class Bottleneck(nn.Module):
-    """Residual block of ResNet-50. Source: He et al., "Deep Residual Learning", figure 5; stride in the 3x3."""
-
-    def __init__(self, before: int, width: int, stride: int) -> None:
-        super().__init__()
-        after = 4 * width
-        self.body = nn.Sequential(
-            *(nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after)),
-        )
-        shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-        self.shortcut = shortcut if before != after or stride > 1 else nn.Identity()
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """`[batch, before, h, w]` -> `[batch, 4 * width, h / stride, w / stride]`."""
-        return torch.relu(self.body(features) + self.shortcut(features))
-
-
-def resnet50() -> nn.Module:
-    """ResNet-50 with random weights: `[batch, 3, 224, 224]` -> `[batch, 1000]`."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    layers.append(nn.MaxPool2d(3, 2, padding=1))
-    before = 64
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        width = 64 * 2**stage
-        for block in range(blocks):
-            layers.append(Bottleneck(before, width, stride=2 if stage and not block else 1))
-            before = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
-
-
-def write_resnet50(store: Path) -> Path:
-    """Writes the model `resnet50` into a store, from the cache when it was exported before; returns the graph."""
-    cached = CACHE / "resnet50.onnx"
+def exported(architecture: str) -> Path:
+    """The graph of a torchvision architecture with random weights, from the cache when it was exported before."""
+    cached = CACHE / f"{architecture}.onnx"
     if not cached.exists():
-        print("exporting ResNet-50 (once)", file=sys.stderr)
+        print(f"exporting {architecture} (once)", file=sys.stderr)
         CACHE.mkdir(parents=True, exist_ok=True)
+        model = open_source(f"torchvision:{architecture}", SourceOptions()).export({})
+        run_passes(model, (*OPTIMISATIONS, Rename({"image": "INPUT_0"}, {"output": "OUTPUT_0"})))
         partial = cached.with_suffix(".partial.onnx")
-        export_graph(resnet50(), np.zeros((3, 224, 224), np.float32), partial)
+        save(model, partial)
         partial.rename(cached)
-    folder = store / "resnet50" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.onnx").symlink_to(cached)
-    with _reference_signature(cached) as signature:
-        text = config_text("resnet50", signature, max_batch_size=8, preprocess=None, labels_file=None)
-    (store / "resnet50" / "config.pbtxt").write_text(text)
     return cached
+
+
+def add_model(store: Path, name: str, graph: Path, extra: str = "") -> None:
+    """Puts a graph into a store as model `name`, with a complete configuration and `extra` behind it."""
+    folder = store / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").symlink_to(graph)
+    with _reference_signature(graph) as signature:
+        text = config_text(name, signature, max_batch_size=8, preprocess=None, labels_file=None)
+    (store / name / "config.pbtxt").write_text(text + extra)
 
 
 @contextmanager
@@ -203,21 +183,33 @@ def bare(graph: Path, threads: int, sample: np.ndarray) -> Callable[[], object]:
     return lambda: session.run(None, {name: sample})
 
 
+IMAGE = (1, 3, 224, 224)
+TWO_INSTANCES = "\ninstance_group { count: 2 kind: KIND_CPU }\n"
+
+
 def benchmark_serving(rounds: int, seconds: float) -> list[dict[str, object]]:
-    """Digits and ResNet-50: bare session, and served over gRPC and HTTP at concurrency 1 and 4."""
-    threads = usable_cores()
+    """Bare session, and served over gRPC and HTTP: one instance with all cores, then two that share them."""
     rows: list[dict[str, object]] = []
+    mobilenet, resnet = exported("mobilenet_v3_small"), exported("resnet50")
     with ExitStack() as stack:
         store = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        graphs = {
-            "digits": (DIGITS / "1" / "model.onnx", (1, 1, 32, 32)),
-            "resnet50": (write_resnet50(store), (1, 3, 224, 224)),
-        }
-        http_url, grpc_url = stack.enter_context(serving(DIGITS.parent, store))
-        for model, (graph, shape) in graphs.items():
+        add_model(store, "resnet50", resnet)
+        add_model(store, "mobilenet", mobilenet)
+        add_model(store, "mobilenet-x2", mobilenet, TWO_INSTANCES)
+        urls = stack.enter_context(serving(DIGITS.parent, store))
+        cores = usable_cores()
+        # model, graph, shape of a request, threads and number of the bare sessions, concurrencies
+        set_ups = (
+            ("digits", DIGITS / "1" / "model.onnx", (1, 1, 32, 32), cores, 1, CONCURRENCIES),
+            ("resnet50", resnet, IMAGE, cores, 1, CONCURRENCIES),
+            ("mobilenet", mobilenet, IMAGE, cores, 1, CONCURRENCIES),
+            ("mobilenet-x2", mobilenet, IMAGE, 1, 2, (8,)),
+        )
+        for model, graph, shape, threads, sessions, concurrencies in set_ups:
             sample = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-            segments = [Segment(name="bare session", concurrency=1, ask=bare(graph, threads, sample))]
-            for protocol, url in (("gRPC", grpc_url), ("HTTP", http_url)):
+            reference = f"{sessions} bare session{'s' if sessions > 1 else ''}"
+            segments = [Segment(name=reference, concurrency=sessions, ask=bare(graph, threads, sample))]
+            for protocol, url in zip(("HTTP", "gRPC"), urls, strict=True):
                 served = stack.enter_context(Client(url)).model(model)
                 segments += [
                     Segment(
@@ -225,21 +217,95 @@ def benchmark_serving(rounds: int, seconds: float) -> list[dict[str, object]]:
                         concurrency=concurrency,
                         ask=lambda served=served, sample=sample: served.infer({"INPUT_0": sample}),  # type: ignore[misc]
                     )
-                    for concurrency in CONCURRENCIES
+                    for concurrency in concurrencies
                 ]
+            rows += _ratios(model, measure(segments, rounds, seconds), reference)
+    return rows
+
+
+def _ratios(model: str, figures: dict[str, Figure], reference: str) -> list[dict[str, object]]:
+    return [
+        {
+            "model": model,
+            "set-up": name,
+            "requests/s": round(figure.per_second, 1),
+            "ratio": round(figure.per_second / figures[reference].per_second, 3),
+            "p50 ms": round(figure.p50_ms, 2),
+            "p99 ms": round(figure.p99_ms, 2),
+        }
+        for name, figure in figures.items()
+    ]
+
+
+def benchmark_overhead(rounds: int, seconds: float) -> list[dict[str, object]]:
+    """What the backend adds inside the server, by Triton's statistics, for requests of 4 kB and of 600 kB."""
+    graph = exported("mobilenet_v3_small")
+    rows: list[dict[str, object]] = []
+    with ExitStack() as stack:
+        store = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        add_model(store, "mobilenet", graph)
+        http_url, grpc_url = stack.enter_context(serving(DIGITS.parent, store))
+        for model, path, shape in (
+            ("digits", DIGITS / "1" / "model.onnx", (1, 1, 32, 32)),
+            ("mobilenet", graph, IMAGE),
+        ):
+            sample = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+            served = stack.enter_context(Client(grpc_url)).model(model)
+            segments = [
+                Segment(name="bare session", concurrency=1, ask=bare(path, usable_cores(), sample)),
+                Segment(
+                    name="served",
+                    concurrency=1,
+                    ask=lambda served=served, sample=sample: served.infer({"INPUT_0": sample}),  # type: ignore[misc]
+                ),
+            ]
+            before = _statistics(http_url, model)
             figures = measure(segments, rounds, seconds)
-            reference = figures["bare session"].per_second
-            rows += [
+            parts = {
+                part: (ns - before[part][0]) / (count - before[part][1]) / 1e3
+                for part, (ns, count) in _statistics(http_url, model).items()
+            }
+            bare_us = figures["bare session"].p50_ms * 1e3
+            rows.append(
                 {
                     "model": model,
-                    "set-up": name,
-                    "requests/s": round(figure.per_second, 1),
-                    "ratio": round(figure.per_second / reference, 3),
-                    "p50 ms": round(figure.p50_ms, 2),
-                    "p99 ms": round(figure.p99_ms, 2),
+                    "request": f"{sample.nbytes / 1e3:.0f} kB",
+                    "bare us": round(bare_us),
+                    **{f"{part} us": round(value) for part, value in parts.items()},
+                    "added us": round(sum(parts.values()) - bare_us),
                 }
-                for name, figure in figures.items()
-            ]
+            )
+    return rows
+
+
+def _statistics(url: str, model: str) -> dict[str, tuple[int, int]]:
+    """Nanoseconds and number of requests by part of the work. Source: Triton's statistics extension."""
+    with urllib.request.urlopen(f"{url}/v2/models/{model}/stats") as answer:
+        found = json.load(answer)["model_stats"][0]["inference_stats"]
+    return {
+        part: (found[f"compute_{part}"]["ns"], found[f"compute_{part}"]["count"])
+        for part in ("input", "infer", "output")
+    }
+
+
+def benchmark_memory(rounds: int, _: float) -> list[dict[str, object]]:
+    """Memory of the server's processes after every 40,000 requests, a warm-up of 20,000 not counted."""
+    sample = np.random.default_rng(0).normal(size=(1, 1, 32, 32)).astype(np.float32)
+    rows: list[dict[str, object]] = []
+    with serving(DIGITS.parent) as (_http, grpc_url), Client(grpc_url) as client:
+        model = client.model("digits")
+        processes = [
+            process for process in psutil.Process().children(recursive=True) if process.name().startswith("triton")
+        ]
+        for number in range(rounds + 1):
+            with ThreadPoolExecutor(4) as pool:
+                deque(pool.map(lambda _: model.infer({"INPUT_0": sample}), range(40_000 if number else 20_000)), 0)
+            memory = [process.memory_full_info().pss / 2**20 for process in processes]
+            first = sum(memory) if not number else float(str(rows[0]["MB"]))
+            rows.append(
+                {"model": "digits", "requests": 40_000 * number, "MB": round(sum(memory), 2),
+                 "ratio": round(sum(memory) / first, 3)}
+            )  # fmt: skip
     return rows
 
 
@@ -271,6 +337,8 @@ def benchmark_loading(rounds: int, _: float) -> list[dict[str, object]]:
 
 BENCHMARKS = {
     "serving": (benchmark_serving, "batch 1 a request, ratio to the bare session of the same threads"),
+    "overhead": (benchmark_overhead, "what the backend adds to a bare run, inside the server"),
+    "memory": (benchmark_memory, "memory of tritonserver and its stubs, ratio to the first row"),
     "loading": (benchmark_loading, "from the command until every model is ready, ratio to Triton's completion"),
 }
 
@@ -294,9 +362,7 @@ def main() -> None:
     for column in rows[0]:
         table.add_column(column, justify="left" if column in ("model", "set-up") else "right")
     for row in rows:
-        table.add_row(
-            *map(str, row.values()), end_section=str(row["set-up"]) == f"HTTP, concurrency {CONCURRENCIES[-1]}"
-        )
+        table.add_row(*map(str, row.values()))
     Console().print(table)
 
 
