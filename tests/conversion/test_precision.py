@@ -86,6 +86,20 @@ def test_the_types_are_those_that_were_asked_for(run: Convert, digits: Path, fil
     assert manifest.conversion.passes[-1].note == "5/5 products in fp16"
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "FP16"), ("bf16", "BF16")])
+def test_inputs_and_outputs_when_asked(
+    run: Convert, digits: Path, files: dict[str, str], precision: str, dtype: str
+) -> None:
+    source, samples = str(digits / "1" / "model.onnx"), files["samples"]
+    version = run(source, precision=precision, lower_edges=True, samples=samples)
+    signature = Manifest.read(version / "manifest.json").signature
+    assert [spec.dtype.value for spec in (*signature.inputs, *signature.outputs)] == [dtype, dtype]
+    step = OPENVINO if precision == "bf16" else ONNX_RUNTIME
+    lowered = lower(read_version(version), LoweringPlan(steps=(step,)))
+    lowered.session.close()
+    assert lowered.self_test is not None
+
+
 def test_int8_needs_samples_of_its_own(run: Convert, digits: Path, files: dict[str, str]) -> None:
     source = str(digits / "1" / "model.onnx")
     with pytest.raises(ConversionError, match="needs samples to calibrate on"):

@@ -1,7 +1,8 @@
 """Mixed precision: a saved fp32 graph becomes an fp16 or bf16 one, node by node.
 
-The levels are those of NVIDIA Apex's `amp` (O0 to O3). Inputs and outputs keep their types. A node stays fp32 when its
-operator must (control flow, shapes), when it is asked to, or when a weight of it is too large for the type.
+The levels are those of NVIDIA Apex's `amp` (O0 to O3). Inputs and outputs keep their types unless asked. A node stays
+fp32 when its operator must (control flow, shapes), when it is asked to, or when a weight of it is too large for the
+type.
 """
 
 from __future__ import annotations
@@ -60,12 +61,14 @@ class LowerPrecision:
         amp: O0 nothing; O1 products only; O2 all but normalisations and reductions; O3 all that can be.
         keep: Patterns (`*`, `?`) of names or operator types of nodes that stay fp32.
         keep_nodes: Names of further nodes that stay fp32.
+        edges: Whether the graph's inputs and outputs take the type, too.
     """
 
     target: Target
     amp: Amp = "O2"
     keep: tuple[str, ...] = ()
     keep_nodes: Collection[str] = field(default_factory=frozenset)
+    edges: bool = False
     name: str = "lower-precision"
     summary: str = "convolutions and products in fp16 or bf16"
 
@@ -86,12 +89,14 @@ class LowerPrecision:
         name_nodes(model)
         chosen = {id(node) for node in model.graph if self._lowers(node)}
         casts = _Casts(model, self.target)
+        if self.edges:
+            casts.lower_inputs()
         for node in list(model.graph):
             if id(node) in chosen:
                 casts.lower(node)
             else:
                 casts.raise_inputs(node)
-        casts.raise_outputs()
+        casts.retype_outputs(casts.low if self.edges else onnx_ir.DataType.FLOAT)
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """Says how many products run in the type; none is a failure of the request, not a detail."""
@@ -156,32 +161,38 @@ class _Casts:
     def __init__(self, model: onnx_ir.Model, target: Target) -> None:
         self._graph = model.graph
         self._target = target
-        self._low = _DTYPES[target]
+        self.low = _DTYPES[target]
         self._made: dict[tuple[int, onnx_ir.DataType], onnx_ir.Value] = {}
+
+    def lower_inputs(self) -> None:
+        """Gives the graph low inputs."""
+        for value in self._graph.inputs:
+            if value.dtype == onnx_ir.DataType.FLOAT:
+                value.dtype = self.low
 
     def lower(self, node: onnx_ir.Node) -> None:
         """Gives a node low inputs and low outputs."""
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype == onnx_ir.DataType.FLOAT:
-                node.replace_input_with(index, self._as(value, self._low))
+                node.replace_input_with(index, self._as(value, self.low))
         for value in node.outputs:
             if value.dtype in (onnx_ir.DataType.FLOAT, None):
-                value.dtype = self._low
+                value.dtype = self.low
 
     def raise_inputs(self, node: onnx_ir.Node) -> None:
         """Gives a node (and the graphs inside it) fp32 where it would read the low type."""
         for inner in _with_inner(node):
             for index, value in enumerate(inner.inputs):
-                if value is not None and value.dtype == self._low and self._is_outer(value):
+                if value is not None and value.dtype == self.low and self._is_outer(value):
                     inner.replace_input_with(index, self._as(value, onnx_ir.DataType.FLOAT))
 
-    def raise_outputs(self) -> None:
-        """Gives the graph's outputs their type back; they keep their names."""
+    def retype_outputs(self, dtype: onnx_ir.DataType) -> None:
+        """Gives the graph's floating-point outputs a type; they keep their names."""
         for position, value in enumerate(list(self._graph.outputs)):
-            if value.dtype == self._low:
+            if value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value.dtype != dtype:
                 name = value.name
-                value.name = f"{name}_{self._target}"
-                result = self._cast(value, onnx_ir.DataType.FLOAT)
+                value.name = f"{name}_before"
+                result = self._cast(value, dtype)
                 result.name = name
                 self._graph.outputs[position] = result
 
@@ -189,12 +200,16 @@ class _Casts:
         """Lets a node answer fp32, and rounds its answer for everybody who reads it."""
         value.dtype = onnx_ir.DataType.FLOAT
         uses = list(value.uses())
-        rounded = onnx_ir.node("Cast", [value], {"to": self._low})
+        rounded = onnx_ir.node("Cast", [value], {"to": self.low})
         rounded.outputs[0].name, rounded.outputs[0].shape = f"{value.name}_rounded", value.shape
-        rounded.outputs[0].dtype = self._low
+        rounded.outputs[0].dtype = self.low
         self._graph.insert_after(node, rounded)
         for user, index in uses:
             user.replace_input_with(index, rounded.outputs[0])
+        for position, output in enumerate(self._graph.outputs):
+            if output is value:
+                rounded.outputs[0].name, value.name = value.name, f"{value.name}_exact"
+                self._graph.outputs[position] = rounded.outputs[0]
 
     def _is_outer(self, value: onnx_ir.Value) -> bool:
         producer = value.producer()

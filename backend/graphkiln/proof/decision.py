@@ -54,7 +54,7 @@ def decide(reference: AnyArray, scores: AnyArray, limits: Limits, *, noise: floa
     expected = reference.astype(np.float64)
     order = np.sort(expected, axis=1)
     margin = order[:, -1] - order[:, -2]
-    flipped = (scores.argmax(axis=1) != expected.argmax(axis=1)) & (margin > noise)
+    flipped = (scores.astype(np.float64).argmax(axis=1) != expected.argmax(axis=1)) & (margin > noise)
     samples = len(expected)
     same = samples - int(flipped.sum())
     return Decision(

@@ -20,6 +20,7 @@ from graphkiln.converters.samples import SEED, LoadPicture, made_up_pictures, re
 from graphkiln.converters.sources.base import Derived, InputSpec, SourceModel, SourceOptions, made_up, open_source
 from graphkiln.converters.writer import Proven, Source, check_free, next_number, write_proven
 from graphkiln.graph.decoding import decode
+from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.manifest import Conversion, PassRecord
 from graphkiln.graph.preprocess import Preprocess
@@ -74,6 +75,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
             if report.ran and isinstance(each, EdgePass)  # one that had nothing to do left the edge as it was
         ]
         remaining = _remaining(preprocess, edges)
+        published = _published(recipe, remaining)
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
@@ -100,7 +102,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
             metrics={},
             samples=proof.golden.inputs,
             outputs=proof.golden.source_outputs,
-            preprocess=remaining,
+            preprocess=published,
             labels=_labels(recipe, source),
         )
         proven = Proven(
@@ -140,6 +142,15 @@ def _preprocess(recipe: Recipe, source: SourceModel) -> Preprocess | None:
     if recipe.preprocess is None:
         return source.preprocess
     return decode(Preprocess, recipe.preprocess, path="preprocess")
+
+
+def _published(recipe: Recipe, preprocess: Preprocess | None) -> Preprocess | None:
+    """What the server tells its clients, where the input takes the lowered type."""
+    if preprocess is None or not recipe.lower_edges or preprocess.dtype is DType.UINT8:
+        return preprocess
+    if recipe.precision == "bf16":
+        raise ConversionError("--lower-edges: clients make no bf16 pictures", hint="use --input uint8-nhwc or fp16")
+    return replace(preprocess, dtype=DType.FP16) if recipe.precision == "fp16" else preprocess
 
 
 def _check_embedded(passes: Sequence[Pass], reports: Sequence[PassReport]) -> None:

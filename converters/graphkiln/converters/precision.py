@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx_ir
 
 from graphkiln.converters.proving import Proof, Sampled, prove_graph
 from graphkiln.converters.recipe import Recipe
 from graphkiln.engines.quantization import Quantisation, quantise
-from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ConversionError, VerificationError
 from graphkiln.passes.base import PassReport, run_passes
 from graphkiln.passes.outputs import save
@@ -26,6 +27,8 @@ def limits_of(recipe: Recipe, precision: str) -> Limits:
     limits = BY_PRECISION[precision]
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
+
+_EDGES = {"fp16": DType.FP16, "bf16": DType.BF16}
 
 Prove = Callable[[Path], object]
 """Proves a graph that ONNX Runtime can run on the CPU; raises VerificationError."""
@@ -56,6 +59,8 @@ def lower_and_prove(
         VerificationError: The answers changed more than the policy allows.
     """
     limits = limits_of(recipe, recipe.precision)
+    if recipe.lower_edges and recipe.precision in _EDGES:
+        samples = [_with_edges(sampled, _EDGES[recipe.precision].numpy) for sampled in samples]
     target = fp32.parent / recipe.precision / fp32.name
     target.parent.mkdir()
     reports: tuple[PassReport, ...] = ()
@@ -84,6 +89,15 @@ def lower_and_prove(
     return LoweredGraph(graph=target, proof=proof, reports=reports, notes=tuple(notes))
 
 
+def _with_edges(sampled: Sampled, dtype: np.dtype[np.generic]) -> Sampled:
+    """The same samples with their fp32 arrays in another type."""
+
+    def typed(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        return {name: array.astype(dtype) if array.dtype == np.float32 else array for name, array in arrays.items()}
+
+    return replace(sampled, feeds=typed(sampled.feeds), outputs=typed(sampled.outputs))
+
+
 def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> tuple[Path, PassReport]:
     """Writes the lowered graph.
 
@@ -101,7 +115,13 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
     """
     model = onnx_ir.load(fp32)
     onnx_ir.external_data.load_to_model(model)
-    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32, frozenset(keep))  # type: ignore[arg-type]
+    lower = LowerPrecision(
+        recipe.precision,  # type: ignore[arg-type]
+        recipe.amp,
+        recipe.keep_fp32,
+        frozenset(keep),
+        edges=recipe.lower_edges,
+    )
     (report,) = run_passes(model, [lower])
     if report.note.startswith("0/") or report.nodes_before == report.nodes_after == 0:
         raise ConversionError(

@@ -47,6 +47,7 @@ class Recipe(BaseModel):
     skip: tuple[str, ...] = Field(default=(), description="passes to leave out")
     precision: Literal["fp32", "fp16", "bf16", "int8"] = Field(default="fp32", description="element type")
     amp: Literal["O0", "O1", "O2", "O3"] = Field(default="O2", description="how much of the graph is lowered")
+    lower_edges: bool = Field(default=False, description="fp16, bf16: inputs and outputs take the type, too")
     keep_fp32: tuple[str, ...] = Field(default=(), description="nodes that stay fp32, by pattern of name or type")
     search_keep: bool = Field(default=False, description="find the fewest nodes that must stay fp32")
     calibration: Path | None = Field(default=None, description="samples for int8, a folder or .npz")

@@ -116,6 +116,10 @@ def convert(  # one flag a field of the recipe
     keep_fp32: Annotated[
         list[str] | None, typer.Option(help="Nodes that stay fp32.", metavar="PATTERN", rich_help_panel=_GRAPH)
     ] = None,
+    lower_edges: Annotated[
+        bool | None,
+        typer.Option("--lower-edges", help="fp16, bf16: inputs and outputs, too.", rich_help_panel=_GRAPH),
+    ] = None,
     search_keep: Annotated[
         bool | None,
         typer.Option("--search-keep", help="Find the fewest nodes that must stay fp32.", rich_help_panel=_GRAPH),
@@ -156,7 +160,17 @@ def convert(  # one flag a field of the recipe
 _FIELDS = {
     *("source", "name", "model_store", "version", "weights", "pretrained", "features_only", "out_indices", "shape"),
     *("keep_names", "dynamic", "outputs", "input", "layout", "softmax", "top_k", "gradient", "preprocess", "labels"),
-    *("max_batch_size", "skip", "precision", "amp", "keep_fp32", "search_keep", "calibration", "calibration_method"),
+    *(
+        "max_batch_size",
+        "skip",
+        "precision",
+        "amp",
+        "keep_fp32",
+        "lower_edges",
+        "search_keep",
+        "calibration",
+        "calibration_method",
+    ),
     *("samples", "relative_l2"),
 }
 
