@@ -38,6 +38,14 @@ def load_weights(module: nn.Module, path: Path) -> None:
     module.load_state_dict(state)
 
 
+def not_downloaded(name: str, error: OSError) -> ConversionError:
+    """What to say when published weights cannot be had."""
+    return ConversionError(
+        f"cannot download the weights of {name}: {error}",
+        hint="download them elsewhere and name the file: --weights FILE",
+    )
+
+
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConversionError(f"there are no weights at {path}", hint="name a .pth, .pt or .safetensors file")

@@ -9,7 +9,7 @@ import torch
 from graphkiln.converters.pytorch import TorchModel, torch_model
 from graphkiln.converters.sources.base import InputSpec, SourceOptions
 from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.converters.weights import load_weights
+from graphkiln.converters.weights import load_weights, not_downloaded
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.spelling import did_you_mean
@@ -63,10 +63,7 @@ def _create(location: str, options: SourceOptions) -> torch.nn.Module:
             location, pretrained=options.pretrained, exportable=True, **features
         )
     except OSError as error:
-        raise ConversionError(
-            f"cannot download the weights of {location}: {error}",
-            hint="download them elsewhere and name the file: --weights FILE",
-        ) from error
+        raise not_downloaded(location, error) from error
     except (RuntimeError, AttributeError, TypeError, AssertionError, IndexError) as error:
         raise ConversionError(f"timm cannot make {location} with these options: {error}") from error
     return module

@@ -7,7 +7,7 @@ import torch
 from graphkiln.converters.pytorch import TorchModel, torch_model
 from graphkiln.converters.sources.base import InputSpec, SourceOptions
 from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.converters.weights import load_weights
+from graphkiln.converters.weights import load_weights, not_downloaded
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.spelling import did_you_mean
@@ -29,10 +29,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     try:
         module = torchvision.models.get_model(location, weights=published if options.pretrained else None)
     except OSError as error:
-        raise ConversionError(
-            f"cannot download the weights of {location}: {error}",
-            hint="download them elsewhere and name the file: --weights FILE",
-        ) from error
+        raise not_downloaded(location, error) from error
     if options.weights:
         load_weights(module, options.weights)
     transforms = published.transforms()
