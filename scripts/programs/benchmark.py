@@ -40,7 +40,7 @@ from graphkiln.engines.cores import usable_cores
 from graphkiln.graph.signature import Signature
 from graphkiln.passes.base import run_passes
 from graphkiln.passes.edges import Rename
-from graphkiln.passes.outputs import save
+from graphkiln.passes.graph_file import save
 from graphkiln.passes.pipeline import OPTIMISATIONS
 from graphkiln.repository.config import config_text
 

@@ -20,6 +20,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from graphkiln.client.image import load_sample
+from graphkiln.converters.proving import Sampled
 from graphkiln.converters.pytorch import export_graph, run_module
 from graphkiln.converters.writer import Source, write_version
 from graphkiln.graph.preprocess import Preprocess
@@ -139,12 +140,11 @@ def main() -> None:
             command=f"scripts/train-digits --epochs {options.epochs}",
             libraries=("torch", "onnx", "onnxruntime", "scikit-learn", "numpy", "pillow"),
             metrics={"test_accuracy": round(accuracy, 4), "test_pictures": len(test)},
-            samples={"INPUT_0": samples[test]},
-            outputs={"OUTPUT_0": answers},
             preprocess=PREPROCESS,
             labels=LABELS,
         )
-        manifest = write_version(graph, source, folder, options.version)
+        sampled = Sampled(feeds={"INPUT_0": samples[test]}, outputs={"OUTPUT_0": answers})
+        manifest = write_version(graph, source, sampled, folder, options.version)
     print(manifest.verification[0].verdict, file=sys.stderr)
 
     options.samples.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ class TestWhatIsWritten:
     def test_weights_above_the_limit_of_a_message_lie_beside_the_graph(
         self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("graphkiln.passes.outputs._EXTERNAL_DATA_FROM_BYTES", 100)
+        monkeypatch.setattr("graphkiln.passes.graph_file._EXTERNAL_DATA_FROM_BYTES", 100)
         version = run(small)
         assert (version / "model.onnx.data").exists()
         sample = np.ones((1, 3, 16, 16), np.float32)

@@ -135,6 +135,10 @@ class TestOverflow:
         with pytest.raises(ConversionError, match="lowers nothing"):
             run(self.SOURCE, precision="fp16", amp="O3", keep_fp32=["Gemm"])
 
+    def test_a_level_that_lowers_nothing_is_refused(self, run: Convert) -> None:
+        with pytest.raises(ConversionError, match="lowers nothing"):
+            run(self.SOURCE, precision="fp16", amp="O0")
+
     def test_the_fewest_nodes_are_found(self, run: Convert) -> None:
         version = run(self.SOURCE, precision="fp16", amp="O3", search_keep=True)
         manifest = Manifest.read(version / "manifest.json")

@@ -41,11 +41,10 @@ class _ConvAdd(RewriteRuleClassBase):
             return result.fail("not one value a channel")
         return result
 
-    def rewrite(self, op: Any, x: onnx_ir.Value, constant: onnx_ir.Value, convolved: onnx_ir.Value) -> Any:
+    def rewrite(self, op: Any, x: Any, constant: Any, convolved: Any) -> Any:
         node = convolved.producer()
-        assert node is not None and constant.const_value is not None  # noqa: S101, PT018 - `check` has seen both
         bias = constant.const_value.numpy().reshape(-1)
-        if len(node.inputs) > 2 and node.inputs[2] is not None and node.inputs[2].const_value is not None:
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
             bias = bias + node.inputs[2].const_value.numpy()
         name = f"{convolved.name}_bias"
         value = op.initializer(onnx_ir.tensor(np.ascontiguousarray(bias), name=name), name=name)

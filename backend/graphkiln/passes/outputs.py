@@ -12,10 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError, LoweringError
 from graphkiln.graph.spelling import did_you_mean
-from graphkiln.passes.base import weight_bytes
-
-_EXTERNAL_DATA_FROM_BYTES = 2**30
-"""A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
+from graphkiln.passes.graph_file import save
 
 
 @dataclass(frozen=True)
@@ -90,10 +87,3 @@ def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> fl
     RemoveUnusedOpsetsPass()(model)
     save(model, target)
     return 1 - model.graph.num_nodes() / before
-
-
-def save(model: onnx_ir.Model, target: Path) -> None:
-    """Writes a graph; weights above 1 GiB go into a file beside it, named after it."""
-    onnx_ir.external_data.load_to_model(model)  # else the copy would look for its weights where the graph has them
-    external = f"{target.name}.data" if weight_bytes(model) > _EXTERNAL_DATA_FROM_BYTES else None
-    onnx_ir.save(model, target, external_data=external)

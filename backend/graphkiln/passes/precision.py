@@ -218,13 +218,13 @@ class _Casts:
     def _as(self, value: onnx_ir.Value, dtype: onnx_ir.DataType) -> onnx_ir.Value:
         key = (id(value), dtype)
         if key not in self._made:
-            self._made[key] = self._weight(value, dtype) if value.is_initializer() else self._cast(value, dtype)
+            weight = value.const_value if value.is_initializer() else None
+            self._made[key] = self._cast(value, dtype) if weight is None else self._weight(value, weight, dtype)
         return self._made[key]
 
-    def _weight(self, value: onnx_ir.Value, dtype: onnx_ir.DataType) -> onnx_ir.Value:
-        assert value.const_value is not None  # noqa: S101 - an initializer has a value
+    def _weight(self, value: onnx_ir.Value, tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType) -> onnx_ir.Value:
         numpy_dtype = np.dtype(np.float32) if dtype == onnx_ir.DataType.FLOAT else _NUMPY[self._target]
-        array = value.const_value.numpy().astype(numpy_dtype)
+        array = tensor.numpy().astype(numpy_dtype)
         name = f"{value.name}_{dtype.name.lower()}"
         weight = onnx_ir.Value(
             name=name,

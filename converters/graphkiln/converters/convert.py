@@ -26,8 +26,8 @@ from graphkiln.graph.manifest import Conversion, PassRecord
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.passes.base import EdgePass, Pass, PassReport, run_passes
 from graphkiln.passes.edges import Nhwc, Rename
+from graphkiln.passes.graph_file import save
 from graphkiln.passes.input_embedding import EmbedPreprocess
-from graphkiln.passes.outputs import save
 from graphkiln.passes.pipeline import OPTIMISATIONS, edge_passes, without
 from graphkiln.repository.version import GRAPH_FILE
 
@@ -100,8 +100,6 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
             command=command,
             libraries=(*source.libraries, "onnx", "onnxruntime"),
             metrics={},
-            samples=proof.golden.inputs,
-            outputs=proof.golden.source_outputs,
             preprocess=published,
             labels=_labels(recipe, source),
         )

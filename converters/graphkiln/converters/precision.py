@@ -17,8 +17,8 @@ from graphkiln.engines.quantization import Quantisation, quantise
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ConversionError, VerificationError
 from graphkiln.passes.base import PassReport, run_passes
-from graphkiln.passes.outputs import save
-from graphkiln.passes.precision import PRODUCTS, LowerPrecision, emulate, name_nodes
+from graphkiln.passes.graph_file import load, save
+from graphkiln.passes.precision import PRODUCTS, LowerPrecision, emulate, lowered_products, name_nodes
 from graphkiln.proof.policy import BY_PRECISION, Limits
 
 
@@ -80,10 +80,9 @@ def lower_and_prove(
             notes.append(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}")
         to_prove, report = lower_graph(fp32, recipe, target, keep)
         reports = (report,)
+        notes.append(f"proven with {recipe.precision} values and fp32 sums, as units for {recipe.precision} compute")
     say("proving the lowered graph")
     proof = prove_graph(to_prove, samples, limits, fp32_proof.noise)
-    if to_prove != target:
-        notes.append(f"proven with {recipe.precision} values and fp32 sums, as units for {recipe.precision} compute")
     if recipe.precision == "bf16":
         notes.append("ONNX Runtime has no bf16 kernels for CPUs: serve it with OpenVINO or on a GPU")
     return LoweredGraph(graph=target, proof=proof, reports=reports, notes=tuple(notes))
@@ -113,8 +112,7 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
     Raises:
         ConversionError: Not one product was lowered.
     """
-    model = onnx_ir.load(fp32)
-    onnx_ir.external_data.load_to_model(model)
+    model = load(fp32)
     lower = LowerPrecision(
         recipe.precision,  # type: ignore[arg-type]
         recipe.amp,
@@ -123,7 +121,7 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
         edges=recipe.lower_edges,
     )
     (report,) = run_passes(model, [lower])
-    if report.note.startswith("0/") or report.nodes_before == report.nodes_after == 0:
+    if not lowered_products(model, recipe.precision)[0]:  # type: ignore[arg-type]
         raise ConversionError(
             f"--precision {recipe.precision} lowers nothing: {report.note}",
             hint="check --amp and --keep-fp32, or stay with fp32",

@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
-from graphkiln.engines.base import Session
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.dtypes import AnyArray
+from graphkiln.converters.proving import Sampled, prove_graph
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import (
@@ -29,14 +25,9 @@ from graphkiln.graph.manifest import (
 )
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.signature import Signature
-from graphkiln.proof.comparison import prove
 from graphkiln.proof.policy import EXPORT
 from graphkiln.repository.config import config_text
 from graphkiln.repository.version import CONFIG_FILE, GOLDEN_FILE, GRAPH_FILE, LABELS_FILE
-
-_GOLDEN_SAMPLES = 4
-_PROOF_BATCH_SIZES = (1, 3)
-"""Both differ from the exported batch of 2: a batch that was baked in cannot pass."""
 
 _MAX_BATCH_SIZE = 32
 
@@ -50,8 +41,6 @@ class Source:
         command: The command that repeats the conversion.
         libraries: Distributions whose versions matter.
         metrics: What was measured on the source task.
-        samples: Inputs by name, `[samples, ...]`.
-        outputs: The source model's own answers to them, by output name.
         preprocess: How a picture becomes the input, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
     """
@@ -60,8 +49,6 @@ class Source:
     command: str
     libraries: tuple[str, ...]
     metrics: Mapping[str, float]
-    samples: Mapping[str, AnyArray]
-    outputs: Mapping[str, AnyArray]
     preprocess: Preprocess | None
     labels: Sequence[str]
 
@@ -89,12 +76,13 @@ class Proven:
     max_batch_size: int = _MAX_BATCH_SIZE
 
 
-def write_version(graph: Path, source: Source, model_folder: Path, number: int) -> Manifest:
+def write_version(graph: Path, source: Source, sampled: Sampled, model_folder: Path, number: int) -> Manifest:
     """Proves an exported graph and writes `MODEL/NUMBER/`, the labels, and a config.pbtxt where there is none.
 
     Args:
         graph: The exported ONNX file; copied.
         source: What it was made from.
+        sampled: Inputs, and the source model's own answers to them.
         model_folder: Folder of the model in its repository; made when missing.
         number: Version number; must not exist yet.
 
@@ -103,14 +91,14 @@ def write_version(graph: Path, source: Source, model_folder: Path, number: int) 
         ConversionError: The version exists already.
     """
     check_free(model_folder, number)
-    with OnnxRuntimeEngine().build_reference(graph) as session:
-        proven = Proven(
-            graph=graph,
-            source=source,
-            signature=session.signature,
-            verification=(_prove(session, source),),
-            golden=_golden(session, source),
-        )
+    proof = prove_graph(graph, [sampled], EXPORT)
+    proven = Proven(
+        graph=graph,
+        source=source,
+        signature=proof.signature,
+        verification=proof.verification,
+        golden=proof.golden,
+    )
     return write_proven(proven, model_folder, number)
 
 
@@ -181,7 +169,9 @@ def _fill(folder: Path, proven: Proven) -> Manifest:
         provenance=_provenance(proven.source),
         verification=proven.verification,
         golden=Golden(
-            file=GOLDEN_FILE, sha256=sha256_of(folder / GOLDEN_FILE), samples=len(_first(proven.golden.inputs))
+            file=GOLDEN_FILE,
+            sha256=sha256_of(folder / GOLDEN_FILE),
+            samples=len(next(iter(proven.golden.inputs.values()))),
         ),
         conversion=proven.conversion,
         weights={path.name: sha256_of(folder / path.name) for path in beside},
@@ -196,37 +186,9 @@ def _write_new(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
-def _prove(session: Session, source: Source) -> Verification:
-    """Runs every sample in batches of each size, the last one smaller when they do not divide."""
-    verifications = []
-    for size in _PROOF_BATCH_SIZES:
-        outputs = _run_in_batches(session, source.samples, size)
-        verifications.append(prove(source.outputs, outputs, EXPORT, batch_sizes=_PROOF_BATCH_SIZES))
-    return max(verifications, key=lambda verification: verification.relative_l2)
-
-
-def _run_in_batches(session: Session, samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
-    starts = range(0, len(_first(samples)), size)
-    batches = [session.run({name: array[i : i + size] for name, array in samples.items()}) for i in starts]
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def _golden(session: Session, source: Source) -> GoldenSamples:
-    inputs = {name: array[:_GOLDEN_SAMPLES] for name, array in source.samples.items()}
-    return GoldenSamples(
-        inputs=inputs,
-        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in source.outputs.items()},
-        graph_outputs=session.run(inputs),
-    )
-
-
 def _provenance(source: Source) -> Provenance:
     versions = {name: version(name) for name in source.libraries}
     versions["python"] = ".".join(map(str, sys.version_info[:3]))
     return Provenance(
         source=source.description, command=source.command, versions=versions, metrics=dict(source.metrics)
     )
-
-
-def _first(arrays: Mapping[str, AnyArray]) -> AnyArray:
-    return next(iter(arrays.values()))

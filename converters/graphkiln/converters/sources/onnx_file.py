@@ -15,6 +15,7 @@ from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError, LoweringError
 from graphkiln.graph.signature import TensorSpec
+from graphkiln.passes.graph_file import load
 
 _LEAST_OPSET = 18
 _USUAL_SIZE = 8
@@ -49,8 +50,7 @@ class OnnxModel:
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002
         """See `SourceModel.export`; the graph's own varying dimensions stay as they are. Old opsets are raised."""
-        model = onnx_ir.load(self.path)
-        onnx_ir.external_data.load_to_model(model)
+        model = load(self.path)
         if (model.opset_imports.get("") or _LEAST_OPSET) < _LEAST_OPSET:
             version_converter.convert_version(model, _LEAST_OPSET, fallback=True)
         return model
