@@ -102,7 +102,8 @@ def command_line(
         memory: Sizes of shared-memory regions.
         complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
     """
-    defaults = {"log-info": "false", "cache-directory": str(installation.caches)}
+    # The HTTP port is shared with the supervisor's stand-in, which answers 503 while the server restarts.
+    defaults = {"log-info": "false", "cache-directory": str(installation.caches), "reuse-http-port": "true"}
     if not _NVIDIA_DRIVER.exists():
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
         defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}

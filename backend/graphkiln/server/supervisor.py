@@ -7,7 +7,7 @@ the batches that it has begun and ended; when all have been idle for `_SETTLE_S`
 and the server is ended. Models of other backends keep no such count: where one is loaded, Triton's own wait decides.
 
 Why a dead instance restarts the whole server: Triton (24.10) neither restarts a Python instance that died nor reports
-it as not ready; it answers every request with an error, for ever.
+it as not ready; it answers every request with an error, for ever. A stand-in answers 503 meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from graphkiln.server.flags import Endpoint
 from graphkiln.server.launch import Launch
 from graphkiln.server.probe import ModelState, is_live, model_states
 from graphkiln.server.runfolder import RunFolder
+from graphkiln.server.standin import StandIn
 from graphkiln.triton.instance_status import read_counters, read_statuses
 
 _POLL_S = 0.05
@@ -56,6 +57,7 @@ class Supervisor:
         self._say = say
         self._http = launch.flags.endpoint("http")
         self._stop_signals = 0
+        self._stand_in = ExitStack()
         self._deaths: deque[float] = deque(maxlen=_RESTARTS)
 
     def run(self) -> int:
@@ -65,7 +67,7 @@ class Supervisor:
             The server's exit code; 0 when it was ended after a complete drain; 128 + N when signal N killed it; 1 when
             instances died again and again.
         """
-        with _signals_to(self._on_signal) as wake:
+        with _signals_to(self._on_signal) as wake, self._stand_in:
             while True:
                 with RunFolder() as folder, self._launch.start(folder) as server:
                     try:
@@ -85,6 +87,7 @@ class Supervisor:
                 return self._give_up_or_restart(dead)
             if not live and self._answers():
                 live = True
+                self._stand_in.close()
                 self._on_live(self._states(folder))
             instances = [status.pid for status in read_statuses(folder.instances)]
             _wait([server.pid, *instances], wake, _WATCH_S if live else _POLL_S)
@@ -97,6 +100,11 @@ class Supervisor:
             return 1
         self._deaths.append(now)
         self._say(f"{dead} died: restarting the server")
+        if self._http:
+            try:
+                self._stand_in.enter_context(StandIn(self._http))
+            except OSError as error:  # the user's own --reuse-http-port=false
+                self._say(f"until then the HTTP port refuses connections instead of answering 503: {error}")
         return None
 
     def _answers(self) -> bool:
