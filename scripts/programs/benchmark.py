@@ -37,6 +37,7 @@ from rich.table import Table
 from graphkiln.client import Client
 from graphkiln.converters.sources.base import SourceOptions, open_source
 from graphkiln.engines.cores import usable_cores
+from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.signature import Signature
 from graphkiln.passes.base import run_passes
 from graphkiln.passes.edges import Rename
@@ -174,7 +175,7 @@ def measure(segments: list[Segment], rounds: int, seconds: float) -> dict[str, F
     }
 
 
-def bare(graph: Path, threads: int, sample: np.ndarray) -> Callable[[], object]:
+def bare(graph: Path, threads: int, sample: AnyArray) -> Callable[[], object]:
     """A bare session with ONNX Runtime's own defaults but for the number of threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -61,7 +62,7 @@ class DigitsNet(nn.Module):
         return self.logits(pixels).softmax(dim=1)
 
 
-def picture(digit: np.ndarray) -> Image.Image:
+def picture(digit: npt.NDArray[np.float64]) -> Image.Image:
     """An 8x8 array of 0..16 as the picture that a user would send."""
     small = Image.fromarray((digit * (255 / 16)).round().astype(np.uint8))
     return small.resize((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.BICUBIC)
@@ -95,12 +96,12 @@ def trained(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> Digits
     steps = epochs * -(-len(samples) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=1e-2, total_steps=steps)
     for epoch in range(epochs):
-        for rows in torch.randperm(len(samples), generator=generator).split(BATCH):
+        for rows in torch.randperm(len(samples), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
             loss = nn.functional.cross_entropy(
                 network.logits(augmented(samples[rows], generator)), targets[rows], label_smoothing=0.05
             )
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             schedule.step()
         print(f"\repoch {epoch + 1}/{epochs}, loss {loss.item():.3f}", end="", file=sys.stderr)

@@ -79,7 +79,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
-        verification, notes = proof.verification, ()
+        verification, notes = proof.verification, tuple[str, ...]()
         if recipe.precision != "fp32":
             say(f"lowering to {recipe.precision}")
             calibration = partial(_calibration, recipe, inputs, edges, remaining, load_picture)

@@ -94,14 +94,14 @@ class GradientModel:
         changes = [0.0]
         for _ in range(_NOISE_DRAWS if steady.any() else 0):
             factors = 1 + _NOISE * generator.standard_normal(feeds[self.input].shape).astype(np.float32)
-            nudged = {**feeds, self.input: feeds[self.input] * factors}
+            nudged = {**feeds, self.input: np.multiply(feeds[self.input], factors)}
             found = self._derive(nudged)[1]
             changes.append(float((found - steady).norm() / steady.norm()))
         return max(changes)
 
     def _derive(self, feeds: Mapping[str, AnyArray]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         tensors = {spec.name: torch.from_numpy(feeds[spec.name].copy()) for spec in self.inputs}
-        tensors[self.input].requires_grad_(requires_grad=True)
+        tensors[self.input].requires_grad_()
         with _plain_attention():
             answers = self._answer(self.model.module, tensors)
             (gradient,) = torch.autograd.grad(answers[self.output].sum(), tensors[self.input])
@@ -129,7 +129,7 @@ class GradientModel:
     def _joint(self) -> nn.Module:
         example = [torch.from_numpy(array) for array in made_up(self.inputs, _EXPORT_BATCH, {}, seed=0).values()]
         names = [spec.name for spec in self.inputs]
-        example[names.index(self.input)].requires_grad_(requires_grad=True)
+        example[names.index(self.input)].requires_grad_()
         module = _Summed(_frozen(copy.deepcopy(self.model.module)), self)
         batch = torch.export.Dim("batch")
         shapes = (tuple({0: batch} for _ in example),)
@@ -213,7 +213,10 @@ class _Lifted(nn.Module):
 class _FrozenNorm(nn.Module):
     """A batch norm in evaluation mode as a scale and a shift: its running statistics cannot be updated."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def __init__(self, norm: Any) -> None:
         super().__init__()
         mean, variance = norm.running_mean, norm.running_var
         scale = torch.rsqrt(variance + norm.eps) * (norm.weight if norm.affine else 1.0)
@@ -223,7 +226,7 @@ class _FrozenNorm(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """`[batch, channels, ...]`."""
         shape = (1, -1) + (1,) * (features.dim() - 2)
-        return features * self.scale.view(shape) + self.shift.view(shape)  # type: ignore[operator, union-attr, no-any-return]
+        return features * self.scale.view(shape) + self.shift.view(shape)
 
 
 def _frozen(module: nn.Module) -> nn.Module:

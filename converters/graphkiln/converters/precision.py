@@ -150,7 +150,11 @@ def quantise_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], 
     keep = [
         str(node.name)
         for node in model.graph
-        if any(fnmatch.fnmatchcase(word, pattern) for pattern in recipe.keep_fp32 for word in (node.name, node.op_type))
+        if any(
+            fnmatch.fnmatchcase(word, pattern)
+            for pattern in recipe.keep_fp32
+            for word in (str(node.name), node.op_type)
+        )
     ]
     if not recipe.quantise_ends:
         keep += [products[0], products[-1]]

@@ -166,4 +166,4 @@ def _golden(session: Session, sampled: Sampled) -> GoldenSamples:
 
 def _largest_difference(reference: Arrays, outputs: Arrays) -> float:
     floats = [name for name, array in reference.items() if array.dtype.kind == "f" and array.size]
-    return max((float(np.abs(outputs[name] - reference[name]).max()) for name in floats), default=0.0)
+    return max((float(np.abs(np.subtract(outputs[name], reference[name])).max()) for name in floats), default=0.0)

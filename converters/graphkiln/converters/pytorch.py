@@ -165,7 +165,7 @@ def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _dims(axes: Mapping[int, tuple[int, int]]) -> dict[int, Any]:
     """AUTO finds out by itself which axes of several inputs are the same size."""
-    return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in axes.items()}  # type: ignore[operator]
+    return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in axes.items()}
 
 
 def _check_dynamic(model: onnx_ir.Model, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:

@@ -40,7 +40,8 @@ def made_up_pictures(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
     smooth = sum(corner * weight for corner, weight in zip(corners, weights, strict=True))
     contrast = generator.uniform(0.3, 1.0, (count, 1, 1, 1))
     noisy = 0.5 + contrast * (smooth - 0.5) + generator.normal(0, 0.05, smooth.shape)
-    return (noisy * 255).clip(0, 255).astype(np.uint8)
+    pixels: AnyArray = (noisy * 255).clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def read_samples(

@@ -24,9 +24,11 @@ def import_torchvision() -> ModuleType:
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        library = torch.library.Library("torchvision", "DEF")
+        library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            library.define(schema)  # type: ignore[no-untyped-call]
         _DECLARED.append(library)
         import torchvision
-    return torchvision
+    module: ModuleType = torchvision
+    return module

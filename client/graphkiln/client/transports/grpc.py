@@ -110,7 +110,7 @@ def encode_request(request: InferRequest) -> bytes:
     for name, array in request.inputs.items():
         message.inputs.add(name=name, datatype=DType.from_numpy(array.dtype).value, shape=array.shape)
         raw = raw_buffer(array)
-        parts += (_RAW_INPUT_TAG, _varint(memoryview(raw).nbytes), raw)
+        parts += (_RAW_INPUT_TAG, _varint(len(raw) if isinstance(raw, bytes) else raw.nbytes), raw)
     for name, count in request.outputs.items():
         output = message.outputs.add(name=name)
         if count:

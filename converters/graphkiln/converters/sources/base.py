@@ -63,11 +63,30 @@ class SourceOptions:
 class SourceModel(Protocol):
     """A source model: knows its inputs, answers, and can be exported."""
 
-    description: str
-    libraries: tuple[str, ...]
-    inputs: tuple[InputSpec, ...]
-    preprocess: Preprocess | None
-    labels: tuple[str, ...]
+    @property
+    def description(self) -> str:
+        """The source in words."""
+        ...
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose versions matter."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """What it takes."""
+        ...
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """How a picture becomes its input, where that is known."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names, where they are known."""
+        ...
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """The reference answers, fp32: `[batch, ...]` arrays by the source's own names."""

@@ -47,5 +47,5 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
 def _unlifted(program: torch.export.ExportedProgram) -> torch.nn.Module:
     module = program.module()
     for parameter in module.parameters():
-        parameter.requires_grad_(requires_grad=False)
+        parameter.requires_grad_(False)
     return module

@@ -89,7 +89,7 @@ def _model(location: str, config: Any) -> Any:
     architecture = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if config.model_type == "t5":
         architecture = transformers.T5EncoderModel
-    factory = architecture or transformers.AutoModel
+    factory: Any = architecture or transformers.AutoModel
     folder = Path(location)
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         torch.manual_seed(0)
@@ -106,7 +106,7 @@ def _inputs(
         shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
         return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location, shape)
     if model.main_input_name == "input_ids":
-        most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", _MOST_TOKENS)
+        most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
         dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
         tokens = min(_TOKENS, most)
         ids = InputSpec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -16,6 +17,8 @@ from graphkiln.graph.spelling import did_you_mean
 
 import_torchvision()
 import timm  # noqa: E402 - timm imports torchvision
+from timm.data.config import resolve_data_config  # noqa: E402
+from timm.data.imagenet_info import ImageNetInfo  # noqa: E402
 
 _INTERPOLATIONS = {"nearest", "bilinear", "bicubic"}
 _IMAGENET_CLASSES = 1000
@@ -40,7 +43,9 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     module = _create(location, options)
     if options.weights:
         load_weights(module, options.weights)
-    facts = timm.data.resolve_data_config(getattr(module, "pretrained_cfg", {}), model=module)
+    facts = resolve_data_config(  # type: ignore[no-untyped-call]
+        getattr(module, "pretrained_cfg", {}), model=module
+    )
     shape = options.shapes.get("", tuple(facts["input_size"]))
     classes = 0 if options.features_only else getattr(module, "num_classes", 0)
     return torch_model(
@@ -54,9 +59,9 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
 
 
 def _create(location: str, options: SourceOptions) -> torch.nn.Module:
-    features = {"features_only": True} if options.features_only else {}
+    features: dict[str, Any] = {"features_only": True} if options.features_only else {}
     if options.out_indices:
-        features["out_indices"] = options.out_indices  # type: ignore[assignment]
+        features["out_indices"] = options.out_indices
     try:
         # Exportable layers: timm's own switch for jitted ones that tracing cannot follow.
         module: torch.nn.Module = timm.create_model(
@@ -87,5 +92,6 @@ def _preprocess(facts: dict[str, object], shape: tuple[int, ...]) -> Preprocess 
 
 
 def _labels() -> tuple[str, ...]:
-    info = timm.data.ImageNetInfo()
-    return tuple(info.index_to_description(index) for index in range(info.num_classes()))
+    info = ImageNetInfo()
+    names = map(info.index_to_description, range(_IMAGENET_CLASSES))
+    return tuple(names)
