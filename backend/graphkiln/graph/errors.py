@@ -6,6 +6,7 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── SignatureError              tensors do not fit the signature (`expected`, `got`)
 ├── EngineUnavailable           an engine is not installed (`extra`) or cannot run here
 ├── LoweringError               no engine could run the graph (`attempts`)
+├── CacheError                  the artifact cache cannot be used
 ├── ExecutionError              an engine failed while it ran a graph
 ├── VerificationError           the answers changed (`report`)
 ├── ConversionError             a source model could not become a saved graph
@@ -109,6 +110,12 @@ class LoweringError(GraphkilnError):
     def __init__(self, message: str, *, attempts: tuple[str, ...], hint: str = "") -> None:
         super().__init__("; ".join((message, *attempts)), hint=hint)
         self.attempts = attempts
+
+
+class CacheError(GraphkilnError):
+    """The artifact cache cannot be written, and does not hold what is wanted."""
+
+    triton_code = "UNAVAILABLE"
 
 
 class ExecutionError(GraphkilnError):
