@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 from running import Server, Serving, StartServer
 
+from graphkiln.lowering.cache import ArtifactCache
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _artifact_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands and servers of tests keep their artifacts in a folder of the test run, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAPHKILN_CACHE", str(tmp_path_factory.mktemp("artifacts")))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +48,10 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Serving(folder, "--model-store", repository / "model_repository") as running:
         running.wait_ready()
         yield running
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ArtifactCache]:
+    """An empty artifact cache."""
+    with ArtifactCache(tmp_path / "cache") as cache:
+        yield cache

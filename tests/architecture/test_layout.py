@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,10 @@ def test_ci_runs_the_three_scripts_and_nothing_else(repository: Path) -> None:
     lines = (repository / ".ci" / "run").read_text().splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["scripts/check", "scripts/test", "scripts/test-image"]
+
+
+def test_a_server_start_does_not_pay_for_what_most_starts_do_not_need() -> None:
+    heavy = {"torch", "onnx_ir", "onnxscript", "sympy", "openvino", "rich", "pydantic"}
+    program = "import sys, graphkiln.lowering.deployment, graphkiln.repository.overlay; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not heavy & set(loaded)

@@ -11,6 +11,7 @@ import onnx_ir
 import pytest
 import zoo
 from converting import MODULES, Convert
+from lowered import lower_version
 from onnx import TensorProto, helper
 from sklearn.datasets import load_digits
 
@@ -19,13 +20,11 @@ from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.engines.openvino import OpenVinoEngine
 from graphkiln.graph.errors import ConversionError, VerificationError
 from graphkiln.graph.manifest import Manifest
-from graphkiln.lowering.lower import lower
-from graphkiln.lowering.plan import LoweringPlan
+from graphkiln.lowering.cache import ArtifactCache
 from graphkiln.passes.base import run_passes
 from graphkiln.passes.precision import LowerPrecision, emulate
 from graphkiln.proof.decision import decide, lower_bound
 from graphkiln.proof.policy import BF16, INT8
-from graphkiln.repository.version import read_version
 
 ONNX_RUNTIME = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 OPENVINO = Step(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
@@ -58,7 +57,13 @@ def accuracy(version: Path, step: Step, data: Mapping[str, np.ndarray]) -> float
     ("precision", "amp"), [("fp16", "O1"), ("fp16", "O2"), ("fp16", "O3"), ("bf16", "O2"), ("int8", "O2")]
 )
 def test_the_trained_model_keeps_its_answers(  # noqa: PLR0917 - fixtures and parameters
-    run: Convert, digits: Path, files: dict[str, str], data: Mapping[str, np.ndarray], precision: str, amp: str
+    run: Convert,
+    digits: Path,
+    files: dict[str, str],
+    data: Mapping[str, np.ndarray],
+    cache: ArtifactCache,
+    precision: str,
+    amp: str,
 ) -> None:
     options = files if precision == "int8" else {"samples": files["samples"]}
     version = run(str(digits / "1" / "model.onnx"), precision=precision, amp=amp, **options)
@@ -69,7 +74,7 @@ def test_the_trained_model_keeps_its_answers(  # noqa: PLR0917 - fixtures and pa
     before = accuracy(digits / "1", ONNX_RUNTIME, data)
     after = accuracy(version, step, data)
     assert before - after < 0.005, (before, after)
-    lowered = lower(read_version(version), LoweringPlan(steps=(step,)))  # the server's own replay
+    lowered = lower_version(version, step, cache)  # the server's own replay
     lowered.session.close()
     assert lowered.self_test is not None
 
@@ -87,15 +92,15 @@ def test_the_types_are_those_that_were_asked_for(run: Convert, digits: Path, fil
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "FP16"), ("bf16", "BF16")])
-def test_inputs_and_outputs_when_asked(
-    run: Convert, digits: Path, files: dict[str, str], precision: str, dtype: str
+def test_inputs_and_outputs_when_asked(  # noqa: PLR0917 - fixtures and parameters
+    run: Convert, digits: Path, files: dict[str, str], cache: ArtifactCache, precision: str, dtype: str
 ) -> None:
     source, samples = str(digits / "1" / "model.onnx"), files["samples"]
     version = run(source, precision=precision, lower_edges=True, samples=samples)
     signature = Manifest.read(version / "manifest.json").signature
     assert [spec.dtype.value for spec in (*signature.inputs, *signature.outputs)] == [dtype, dtype]
     step = OPENVINO if precision == "bf16" else ONNX_RUNTIME
-    lowered = lower(read_version(version), LoweringPlan(steps=(step,)))
+    lowered = lower_version(version, step, cache)
     lowered.session.close()
     assert lowered.self_test is not None
 

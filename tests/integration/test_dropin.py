@@ -272,4 +272,4 @@ class TestEnableFlags:
         """Never a silent fallback: an engine that cannot run is a load error that names it."""
         server = start_server("--model-store", digits.parent, "--enable-tensorrt", "digits")
         assert server.process.wait(60) == 1
-        assert "engine 'tensorrt'" in server.log
+        assert "tensorrt serves gpu:N, not cpu" in server.log

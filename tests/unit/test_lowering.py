@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lowered import cpu, lower_version
 
 from graphkiln.engines import cores
 from graphkiln.engines.base import Step
@@ -16,7 +17,7 @@ from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Manifest, sha256_of
-from graphkiln.lowering.lower import lower
+from graphkiln.lowering.cache import ArtifactCache
 from graphkiln.lowering.plan import LoweringPlan, plan
 from graphkiln.lowering.settings import Settings
 from graphkiln.repository.config import config_text
@@ -113,17 +114,17 @@ class TestRegistry:
 
 
 class TestLower:
-    PLAN = plan(Settings(), device="cpu", cores=2, instances=1)
+    PLAN = plan(Settings(), cpu())
 
-    def test_the_example_passes_its_self_test(self, digits: Path) -> None:
-        lowered = lower(read_version(digits / "1"), self.PLAN)
+    def test_the_example_passes_its_self_test(self, digits: Path, cache: ArtifactCache) -> None:
+        lowered = lower_version(digits / "1", self.PLAN, cache)
         with lowered.session:
             assert lowered.self_test is not None
             assert lowered.self_test.verdict.endswith("PASS")
             assert lowered.placement is not None
             assert lowered.placement.precision == "fp32"
 
-    def test_a_graph_that_answers_otherwise_does_not_go_live(self, version_folder: Path) -> None:
+    def test_a_graph_that_answers_otherwise_does_not_go_live(self, version_folder: Path, cache: ArtifactCache) -> None:
         version = read_version(version_folder)
         assert version.golden
         scores = version.golden.graph_outputs["OUTPUT_0"] * np.float32(1.01)
@@ -140,44 +141,31 @@ class TestLower:
             manifest.replace(version.manifest.golden.sha256, sha256_of(version_folder / "golden.npz"))
         )
         with pytest.raises(LoweringError, match="the answers changed"):
-            lower(read_version(version_folder), self.PLAN)
+            lower_version(version_folder, self.PLAN, cache)
 
-    def test_a_manifest_of_other_tensors_is_refused(self, version_folder: Path) -> None:
+    def test_a_manifest_of_other_tensors_is_refused(self, version_folder: Path, cache: ArtifactCache) -> None:
         manifest = version_folder / "manifest.json"
         manifest.write_text(manifest.read_text().replace("OUTPUT_0", "SCORES"))
         with pytest.raises(LoweringError, match=r"the manifest's outputs are not the graph's"):
-            lower(read_version(version_folder), self.PLAN)
+            lower_version(version_folder, self.PLAN, cache)
 
-    def test_says_what_every_attempt_came_to(self, digits: Path) -> None:
+    def test_says_what_every_attempt_came_to(self, digits: Path, cache: ArtifactCache) -> None:
         steps = (
             Step(engine="nonesuch", device="cpu", threads=1, spin=False, reason="test"),
             Step(engine="onnxruntime", device="gpu:7", threads=1, spin=False, reason="test"),
         )
         with pytest.raises(LoweringError) as caught:
-            lower(read_version(digits / "1"), LoweringPlan(steps=steps))
+            lower_version(digits / "1", LoweringPlan(candidates=steps[:1], fallback=steps[1:]), cache)
         first, second = caught.value.attempts
         assert "unknown engine 'nonesuch'" in first
         assert "gpu:7" in second
 
-    def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path) -> None:
+    def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path, cache: ArtifactCache) -> None:
         (version_folder / "manifest.json").unlink()
-        lowered = lower(read_version(version_folder), self.PLAN)
+        lowered = lower_version(version_folder, self.PLAN, cache)
         with lowered.session:
             assert lowered.self_test is None
             assert lowered.placement is not None
-
-
-class TestPlan:
-    @pytest.mark.parametrize(("available", "instances", "threads"), [(2, 1, 2), (8, 3, 2), (2, 4, 1)])
-    def test_shares_the_cores(self, available: int, instances: int, threads: int) -> None:
-        assert plan(Settings(), device="cpu", cores=available, instances=instances).steps[0].threads == threads
-
-    def test_explains_itself(self) -> None:
-        text = LoweringPlan(
-            steps=plan(Settings(), device="cpu", cores=2, instances=2).steps, rejected=("openvino: not installed",)
-        ).explain()
-        assert "1. onnxruntime on cpu, 1 threads" in text
-        assert "rejected: openvino: not installed" in text
 
 
 class TestCores:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lowered import cpu, lower_version
 
 from graphkiln.engines.base import Step
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.engines.openvino import OpenVinoEngine
 from graphkiln.graph.errors import LoweringError, SignatureError
-from graphkiln.lowering.lower import lower
+from graphkiln.lowering.cache import ArtifactCache
 from graphkiln.lowering.plan import plan
 from graphkiln.lowering.settings import Settings
 from graphkiln.proof.comparison import prove
 from graphkiln.proof.policy import OTHER_ENGINE
-from graphkiln.repository.version import read_version
 
 STEP = Step(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
 
@@ -40,20 +40,37 @@ def test_answers_are_not_overwritten_by_the_next_run(digits: Path) -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_is_lowered_and_proven_when_it_is_asked_for(digits: Path) -> None:
-    steps = plan(Settings(engine="openvino", engine_from="--enable-openvino"), device="cpu", cores=1, instances=1)
-    lowered = lower(read_version(digits / "1"), steps, warm_sizes=(1, 3))
+def test_is_lowered_and_proven_when_it_is_asked_for(digits: Path, cache: ArtifactCache) -> None:
+    lowered = lower_version(digits / "1", plan(Settings(engine="openvino"), cpu(1)), cache, warm_sizes=(1, 3))
     with lowered.session:
         assert lowered.step.engine == "openvino"
         assert lowered.self_test is not None
         assert lowered.self_test.verdict.endswith("PASS")
 
 
-@pytest.mark.parametrize("options", [{"precision": "INT4"}, {"device_type": "GPU"}, {"num_of_threads": "two"}])
-def test_refuses_options_that_it_does_not_offer(digits: Path, options: dict[str, str]) -> None:
-    step = dataclasses.replace(STEP, accelerator=options)
-    with pytest.raises(LoweringError, match=next(iter(options.values()))):
+def test_refuses_a_device_that_it_does_not_offer(digits: Path) -> None:
+    step = dataclasses.replace(STEP, options={"device_type": "GPU"})
+    with pytest.raises(LoweringError, match="device_type must be CPU, got 'GPU'"):
         OpenVinoEngine().build(digits / "1" / "model.onnx", step)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_streams_compute_parts_of_a_batch_side_by_side(digits: Path, rows: int) -> None:
+    graph = digits / "1" / "model.onnx"
+    feeds = {"INPUT_0": np.random.default_rng(4).normal(size=(rows, 1, 32, 32)).astype(np.float32)}
+    streams = dataclasses.replace(STEP, streams=3)
+    with OpenVinoEngine().build(graph, STEP) as one, OpenVinoEngine().build(graph, streams) as three:
+        np.testing.assert_allclose(three.run(feeds)["OUTPUT_0"], one.run(feeds)["OUTPUT_0"], rtol=1e-5, atol=1e-7)
+
+
+def test_what_was_compiled_answers_alike(digits: Path, tmp_path: Path) -> None:
+    graph = digits / "1" / "model.onnx"
+    feeds = {"INPUT_0": np.random.default_rng(4).normal(size=(2, 1, 32, 32)).astype(np.float32)}
+    engine = OpenVinoEngine()
+    engine.compile(graph, STEP, tmp_path)
+    with engine.build(graph, STEP) as fresh, engine.build(graph, STEP, tmp_path) as compiled:
+        assert compiled.signature == fresh.signature
+        np.testing.assert_array_equal(compiled.run(feeds)["OUTPUT_0"], fresh.run(feeds)["OUTPUT_0"])
 
 
 def test_a_damaged_graph_is_a_lowering_error(tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ class TestInstanceStatus:
         engine="e",
         device="cpu",
         precision="fp32",
+        nodes={},
+        products={},
         threads=2,
         load_ms=1.5,
         warmup_ms=0.5,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lowered import cpu
 
 from graphkiln.engines.base import SessionTuning
-from graphkiln.engines.onnxruntime import _options
+from graphkiln.engines.onnxruntime import session_options
 from graphkiln.graph.errors import RepositoryError
 from graphkiln.lowering.plan import plan
-from graphkiln.lowering.settings import Settings
+from graphkiln.lowering.settings import Choice, Override, Settings, parse_override
 
 
 def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dict[str, Any]:
@@ -20,8 +21,8 @@ def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dic
     }
 
 
-def read(document: dict[str, Any], *, gpu: bool = False) -> Settings:
-    return Settings.from_config(document, gpu=gpu)
+def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> Settings:
+    return Settings.from_config(document, gpu=gpu, overrides=overrides)
 
 
 def test_an_empty_configuration_asks_for_nothing() -> None:
@@ -53,30 +54,67 @@ def test_graph_levels(level: int, expected: str) -> None:
     assert read(config(graph={"level": level})).tuning.graph_level == expected
 
 
+def test_our_own_keys() -> None:
+    asked = {"engine": "openvino", "precision": "bf16", "threads": "3", "streams": "2", "self_test": "off"}
+    settings = read(config({**asked, "fallback": "openvino:fp32, onnxruntime"}))
+    assert (settings.engine, settings.precision, settings.threads, settings.streams) == ("openvino", "bf16", 3, 2)
+    assert not settings.self_test
+    assert settings.fallback == (Choice(engine="openvino", precision="fp32"), Choice(engine="onnxruntime"))
+    assert settings.origins["precision"] == "parameters.precision"
+
+
+def test_what_only_a_gpu_has() -> None:
+    settings = read(config({"layout": "nhwc", "conv_search": "heuristic"}), gpu=True)
+    assert (settings.layout, settings.conv_search) == ("nhwc", "heuristic")
+
+
+@pytest.mark.parametrize(("number", "search"), [("0", "exhaustive"), ("1", "heuristic"), ("2", "default")])
+def test_the_convolution_search_of_the_c_backend(number: str, search: str) -> None:
+    assert read(config({"cudnn_conv_algo_search": number}), gpu=True).conv_search == search
+    on_cpu = read(config({"cudnn_conv_algo_search": number}))
+    assert on_cpu.conv_search == ""
+    assert "which has no cuDNN" in on_cpu.rejected[0]
+
+
 @pytest.mark.parametrize(
     ("xrt", "engine"), [("tensorrt", "tensorrt"), ("openvino", "openvino"), ("oneflow", "onnxruntime")]
 )
 def test_the_xrt_parameter_of_oneflow_serving(xrt: str, engine: str) -> None:
     settings = read(config({"xrt": xrt}))
-    assert (settings.engine, settings.engine_from) == (engine, "parameters.xrt")
+    assert (settings.engine, settings.origins["engine"]) == (engine, "parameters.xrt")
 
 
-def accelerators(kind: str, name: str, **parameters: str) -> dict[str, Any]:
-    return config(execution_accelerators={f"{kind}_execution_accelerator": [{"name": name, "parameters": parameters}]})
+def accelerators(kind: str, name: str, parameters: dict[str, str] | None = None, **options: str) -> dict[str, Any]:
+    block = {f"{kind}_execution_accelerator": [{"name": name, "parameters": options}]}
+    return config(parameters, execution_accelerators=block)
 
 
 def test_accelerators() -> None:
     tensorrt = read(accelerators("gpu", "tensorrt", precision_mode="FP16", trt_engine_cache_enable="1"), gpu=True)
-    assert tensorrt.engine == "tensorrt"
-    assert tensorrt.accelerator == {"precision_mode": "FP16", "trt_engine_cache_enable": "1"}
-    assert read(accelerators("cpu", "openvino", num_streams="2")).engine == "openvino"
-    assert read(accelerators("gpu", "cuda", anything="passes"), gpu=True).engine == "onnxruntime"
+    assert (tensorrt.engine, tensorrt.precision) == ("tensorrt", "fp16")
+    assert tensorrt.options == {"tensorrt": {"trt_engine_cache_enable": "1"}}
+    openvino = read(accelerators("cpu", "openvino", num_streams="2", num_of_threads="4", precision="ACCURACY"))
+    assert (openvino.engine, openvino.precision, openvino.streams, openvino.threads) == ("openvino", "", 2, 4)
+    cuda = read(accelerators("gpu", "cuda", {"gpu_mem_limit": "5"}, anything="passes"), gpu=True)
+    assert cuda.engine == "onnxruntime"
+    assert cuda.options == {"onnxruntime": {"anything": "passes", "gpu_mem_limit": "5"}}
 
 
 @pytest.mark.parametrize(
     ("document", "words"),
     [
         (config({"intra_op_threads": "2"}), "unknown key 'intra_op_threads' in parameters (did you mean"),
+        (config({"precison": "bf16"}), "unknown key 'precison' in parameters (did you mean 'precision'?)"),
+        (
+            config({"precision": "bfloat16"}),
+            "parameters.precision must be fp32, tf32, fp16, bf16, int8, got 'bfloat16'",
+        ),
+        (config({"self_test": "no"}), "parameters.self_test must be on or off, got 'no'"),
+        (config({"fallback": "openvino:int4"}), "parameters.fallback must be ENGINE or ENGINE:PRECISION"),
+        (config({"layout": "nhwc"}), "parameters.layout nhwc is for GPUs"),
+        (config({"layout": "chwn"}), "parameters.layout must be nchw, nhwc, got 'chwn'"),
+        (config({"conv_search": "exhaustive"}), "parameters.conv_search is for GPUs"),
+        (config({"streams": "-1"}), "parameters.streams must be a whole number"),
         (config({"execution_mode": "parallel"}), "parameters.execution_mode must be 0 or 1, got 'parallel'"),
         (config({"intra_op_thread_count": "-1"}), "parameters.intra_op_thread_count must be a whole number"),
         (config(graph={"level": 7}), "optimization.graph.level must be 0 (all)"),
@@ -87,6 +125,7 @@ def test_accelerators() -> None:
         ),
         (accelerators("gpu", "tensorrt", trt_engine_cach="1"), "did you mean 'trt_engine_cache"),
         (accelerators("cpu", "openvino", streams="1"), "unknown key 'streams' in cpu_execution_accelerator openvino"),
+        (accelerators("cpu", "openvino", precision="INT4"), "execution accelerator openvino, precision must be"),
         (accelerators("gpu", "tensorrt"), "but the instance runs on the CPU"),
     ],
 )
@@ -99,7 +138,7 @@ def test_what_is_refused(document: dict[str, Any], words: str) -> None:
 def test_the_options_reach_onnx_runtime() -> None:
     parameters = {"execution_mode": "1", "inter_op_thread_count": "3", "intra_op_thread_count": "2", "session.x": "y"}
     settings = read(config({**parameters, "enable_mem_arena": "0", "enable_mem_pattern": "0"}, graph={"level": 2}))
-    options = _options(plan(settings, device="cpu", cores=8, instances=1).steps[0])
+    options = session_options(plan(settings, cpu(8)).steps[0])
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 3)
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
     assert options.execution_mode.name == "ORT_PARALLEL"
@@ -108,8 +147,39 @@ def test_the_options_reach_onnx_runtime() -> None:
     assert settings.tuning != SessionTuning()
 
 
-def test_the_command_line_goes_first_and_takes_over_only_its_own_engines_options() -> None:
-    written = accelerators("cpu", "openvino", num_streams="2")
-    assert Settings.from_config(written, gpu=False, asked="openvino").accelerator == {"num_streams": "2"}
-    other = Settings.from_config(written, gpu=False, asked="tensorrt")
-    assert (other.engine, other.engine_from, other.accelerator) == ("tensorrt", "--enable-tensorrt", {})
+class TestPrecedence:
+    ENABLE = ("engine", "tensorrt", "--enable-tensorrt")
+    SET = ("engine", "onnxruntime", "--set")
+
+    def test_the_order(self) -> None:
+        document = accelerators("cpu", "openvino", {"xrt": "oneflow", "engine": "auto"})
+        flags = [self.SET, self.ENABLE]
+        seen = [read(document, *flags[start:]).engine for start in range(3)]
+        assert seen == ["onnxruntime", "tensorrt", "auto"]
+        del document["parameters"]["engine"]
+        assert read(document).origins["engine"] == "parameters.xrt"
+        del document["parameters"]["xrt"]
+        assert read(document).origins["engine"] == "execution accelerator openvino"
+
+    def test_what_lost_is_told(self) -> None:
+        rejected = read(accelerators("cpu", "openvino"), self.SET, self.ENABLE).rejected
+        assert rejected == (
+            "engine tensorrt of --enable-tensorrt: --set asks for onnxruntime",
+            "engine openvino of execution accelerator openvino: --set asks for onnxruntime",
+        )
+
+    def test_options_of_one_engine_are_not_handed_to_another(self) -> None:
+        written = accelerators("cpu", "openvino", num_streams="2", cache_dir="x")
+        same = read(written, ("engine", "openvino", "--enable-openvino"))
+        assert (same.streams, same.options) == (2, {"openvino": {"cache_dir": "x"}})
+        other = read(written, self.ENABLE)
+        assert (other.streams, other.options) == (0, {})
+
+    def test_the_set_flag(self) -> None:
+        assert parse_override("precision=bf16") == ("precision", "bf16", "--set")
+        with pytest.raises(RepositoryError, match="a value is missing"):
+            parse_override("precision")
+        with pytest.raises(RepositoryError, match="did you mean 'precision'"):
+            parse_override("precison=bf16")
+        with pytest.raises(RepositoryError, match="--set must be"):
+            read({}, ("precision", "bf17", "--set"))

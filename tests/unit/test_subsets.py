@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 import zoo
+from lowered import lower_version
 from onnx import helper
 
 from graphkiln.engines.base import Step
 from graphkiln.graph.errors import LoweringError, SignatureError
-from graphkiln.lowering.lower import Lowered, lower
-from graphkiln.lowering.plan import LoweringPlan
+from graphkiln.lowering.cache import ArtifactCache
+from graphkiln.lowering.lower import Lowered
 from graphkiln.passes.outputs import keep_outputs
-from graphkiln.repository.version import read_version
 
 GOOD = np.array([[0, 1]], np.int64)
 BAD = np.array([[7, 7]], np.int64)
@@ -33,9 +33,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lowered(folder: Path, reports: list[str]) -> Iterator[Lowered]:
+def lowered(folder: Path, reports: list[str], cache: ArtifactCache) -> Iterator[Lowered]:
     step = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
-    lowered = lower(read_version(folder), LoweringPlan(steps=(step,)), warm_sizes=(1,), report=reports.append)
+    lowered = lower_version(folder, step, cache, report=reports.append)
     with lowered.session:
         yield lowered
 
@@ -60,12 +60,12 @@ def test_a_file_that_was_replaced_is_not_read_again(lowered: Lowered, folder: Pa
     assert "no graph for output good alone" in reports[0]
 
 
-def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, reports: list[str]) -> None:
+def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, reports: list[str], cache: ArtifactCache) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["y"]), *(helper.make_node("Neg", [a], [b]) for a, b in CHAIN)]
     outputs = [zoo.value("y", ("batch", 2)), zoo.value("y30", ("batch", 2))]
     folder = zoo.add(tmp_path, "chain", zoo.model(nodes, [zoo.value("x", ("batch", 2))], outputs))
     step = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
-    lowered = lower(read_version(folder), LoweringPlan(steps=(step,)), report=reports.append)
+    lowered = lower_version(folder, step, cache, report=reports.append)
     with lowered.session as session:
         session.run({"x": np.ones((1, 2), np.float32)}, ["y30"])
     assert reports == ["output y30 alone: the whole graph answers"]

@@ -15,6 +15,9 @@ from typing import Literal, Protocol, Self
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.signature import Signature
 
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
+"""Element types of convolutions and matrix products; `tf32` is fp32 with a short mantissa, on NVIDIA's tensor cores."""
+
 GraphLevel = Literal["all", "extended", "basic", "off"]
 """How far a runtime may rewrite a graph while it loads it."""
 
@@ -52,9 +55,14 @@ class Step:
         threads: Threads inside one operator.
         spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
         reason: Why the plan holds this step.
+        precision: Element type that products must be computed in; empty leaves it to the graph and proves nothing.
+        layout: `nchw`, `nhwc`, or empty for the engine's own choice.
+        conv_search: How cuDNN searches for kernels, or empty for its default.
+        streams: Parts of a batch that are computed side by side.
+        largest_batch: The largest batch that will be asked for.
         tuning: The rest of the session's options.
         shared_folder: Where instances of the same model put what they can share, or None for an only instance.
-        accelerator: The engine's own options, as the configuration wrote them.
+        options: Options in the engine's own vocabulary, as the configuration wrote them.
     """
 
     engine: str
@@ -62,9 +70,17 @@ class Step:
     threads: int
     spin: bool
     reason: str
+    precision: str = ""
+    layout: str = ""
+    conv_search: str = ""
+    streams: int = 1
+    largest_batch: int = 1
     tuning: SessionTuning = field(default_factory=SessionTuning)
     shared_folder: Path | None = None
-    accelerator: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.engine} on {self.device}" + (f" in {self.precision}" if self.precision else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +97,20 @@ class Placement:
 
     Attributes:
         nodes: Number of executed nodes by the runtime's own name of the executor.
-        precision: Element type of the arithmetic of the heaviest kind of node: `fp32`, `fp16`, `int8`, ...
+        products: Number of executed convolutions and matrix products by the element type that they were computed in.
+        precision: Element type of most of the arithmetic: `fp32`, `fp16`, `int8`, ...
+        elsewhere: Products that ran on another device than the step's, by name.
     """
 
     nodes: Mapping[str, int]
     precision: str
+    products: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{count} nodes on {executor}" for executor, count in self.nodes.items())
+        products = ", ".join(f"{count} in {precision}" for precision, count in self.products.items())
+        return f"{nodes}; products: {products or 'none'}"
 
 
 class Session(Protocol):
@@ -133,8 +158,28 @@ class Engine(Protocol):
         """Whether this engine can run on the device, without building anything."""
         ...
 
-    def build(self, graph_path: Path, step: Step) -> Session:
+    def identity(self, step: Step) -> Mapping[str, str]:
+        """Everything that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
+
+        Empty when the engine compiles nothing that is worth keeping for such a step.
+        """
+        ...
+
+    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+        """Writes into an empty folder what `build` can start from.
+
+        Raises:
+            LoweringError: The runtime refuses the graph.
+        """
+        ...
+
+    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> Session:
         """Loads a graph file.
+
+        Args:
+            graph_path: The graph.
+            step: How to run it.
+            compiled: What `compile` wrote for the same graph and step, or None.
 
         Raises:
             EngineUnavailable: The runtime cannot run here.

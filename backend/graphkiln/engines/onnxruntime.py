@@ -1,7 +1,8 @@
-"""ONNX Runtime: the reference engine, on the CPU.
+"""ONNX Runtime: the reference engine, on the CPU or on CUDA.
 
-The one home of `import onnxruntime`. Providers are named explicitly and read back after the build, because ONNX
-Runtime replaces a provider that it cannot start with the CPU and says nothing.
+The one home of `import onnxruntime` (with `tensorrt.py`, which reaches TensorRT through it). Providers are named
+explicitly and read back after the build, because ONNX Runtime replaces a provider that it cannot start with the CPU and
+says nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +22,12 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from graphkiln.engines.base import Placement, Step, Support
+from graphkiln.engines.base import GraphLevel, Placement, Step, Support
+from graphkiln.engines.cuda_graphs import CapturedRuns
+from graphkiln.engines.device import gpu
 from graphkiln.engines.shared_graph import WEIGHTS, SharedGraph
 from graphkiln.graph.dtypes import AnyArray, DType
-from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln.graph.errors import EngineUnavailable, ExecutionError, LoweringError, SignatureError
 from graphkiln.graph.signature import Signature, TensorSpec, free_dim
 
 # ONNX Runtime 1.31 for Linux reports usage to its vendor unless told not to: a model server must not.
@@ -35,7 +39,13 @@ _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-_PROVIDERS = {"cpu": "CPUExecutionProvider"}
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_PRODUCTS = (
+    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
+    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
+    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
+)
+"""Operators that multiply and add, as ONNX Runtime names them after its own rewriting."""
 _ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -49,6 +59,8 @@ _ERRORS = (
     RuntimeError,
     ValueError,
 )
+Provider = tuple[str, dict[str, str]]
+_COMPILED = "optimised.onnx"
 _ONNX_BF16 = 16
 """Source: `onnx.TensorProto.BFLOAT16`."""
 _INTEGER_TYPES = {"int8", "uint8"}
@@ -56,29 +68,60 @@ _TYPE_NAMES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double":
 
 
 class OnnxRuntimeEngine:
-    """ONNX Runtime on the CPU."""
+    """ONNX Runtime on the CPU or on CUDA."""
 
     def probe(self, device: str) -> Support:
-        """Says yes to the CPU."""
-        if device in _PROVIDERS:
+        """Says yes to the CPU, and to a GPU that is there and that this build of ONNX Runtime has a provider for."""
+        if device == "cpu":
             return Support(ok=True)
-        return Support(ok=False, reason=f"onnxruntime serves {', '.join(_PROVIDERS)}, not {device}")
+        if CUDA not in onnxruntime.get_available_providers():
+            return Support(
+                ok=False,
+                reason=f"onnxruntime on {device}: this build has no CUDA provider "
+                "(pip uninstall onnxruntime, then pip install 'graphkiln[gpu]')",
+            )
+        try:
+            gpu(device)
+        except EngineUnavailable as error:
+            return Support(ok=False, reason=str(error))
+        return Support(ok=True)
 
-    def build(self, graph_path: Path, step: Step) -> OnnxRuntimeSession:
+    def identity(self, step: Step) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`. Only optimised graphs for the CPU are kept."""
+        if step.device != "cpu" or step.tuning.graph_level == "off":
+            return {}
+        return {"onnxruntime": onnxruntime.__version__, "level": _kept_level(step)}
+
+    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+        """Writes the optimised graph, its weights beside it so that they are mapped and not copied.
+
+        At most at the level `extended`: what comes after it is made for one processor, and done at load.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        options = session_options(replace(step, tuning=replace(step.tuning, graph_level=_kept_level(step))))
+        _save_optimised(graph_path, options, folder / _COMPILED)
+
+    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OnnxRuntimeSession:
         """Loads a graph with the step's threads.
 
         Raises:
             LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
                 graph to another provider than the one asked for.
         """
-        provider = _PROVIDERS[step.device]
-        options = _options(step)
+        source = compiled / _COMPILED if compiled else graph_path
+        options = session_options(step)
+        provider = cpu_or_cuda(step)
         shrink = step.tuning.arena_shrinkage
-        if not step.shared_folder:
-            return _load(graph_path, options, provider, shrink=shrink)
-        shared = _share(step.shared_folder, graph_path, step, provider)
+        if step.options.get("enable_cuda_graph") == "1":
+            captured = partial(CapturedRuns, device_id=int(provider[1]["device_id"]))
+            return load(source, options, [provider], shrink=shrink, captured=captured)
+        if not step.shared_folder or step.device != "cpu":
+            return load(source, options, [provider], shrink=shrink)
+        shared = _share(step.shared_folder, source, step)
         options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimised already
-        return _load(shared.path, options, provider, shrink=shrink, on_close=shared.close)
+        return load(shared.path, options, [provider], shrink=shrink, on_close=shared.close)
 
     def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
         """Loads a graph as the reference of the numeric policy: CPU, every graph optimisation off.
@@ -88,7 +131,7 @@ class OnnxRuntimeEngine:
         """
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return _load(graph_path, options, _PROVIDERS["cpu"])
+        return load(graph_path, options, [(CPU, {})])
 
 
 class OnnxRuntimeSession:
@@ -100,8 +143,10 @@ class OnnxRuntimeSession:
         shrink: str,
         profiled: Callable[[Path], onnxruntime.InferenceSession],
         on_close: Callable[[], None],
+        captured: Callable[[onnxruntime.InferenceSession], CapturedRuns] | None,
     ) -> None:
         self._session = session
+        self._captured = captured(session) if captured else None
         self._profiled = profiled
         self._on_close = on_close
         self._run_options = _run_options(shrink)
@@ -127,6 +172,8 @@ class OnnxRuntimeSession:
         self, session: onnxruntime.InferenceSession, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None
     ) -> dict[str, AnyArray]:
         names = self._outputs if outputs is None else outputs
+        if self._captured and session is self._session:
+            return self._captured.run(feeds, names)
         if self._has_strings:
             feeds = {name: _as_text(name, array) for name, array in feeds.items()}
         try:
@@ -154,11 +201,12 @@ class OnnxRuntimeSession:
             finally:
                 profile = Path(session.end_profiling())
             events = json.loads(profile.read_bytes())
-        return _placement([event for event in events if event.get("cat") == "Node" and "args" in event])
+        asked = self._session.get_providers()[0]
+        return placement([event for event in events if event.get("cat") == "Node" and "args" in event], asked)
 
     def close(self) -> None:
         """Drops the runtime's session."""
-        del self._session, self._profiled
+        del self._session, self._profiled, self._captured
         self._on_close()
 
     def __enter__(self) -> Self:
@@ -170,7 +218,8 @@ class OnnxRuntimeSession:
         self.close()
 
 
-def _options(step: Step) -> onnxruntime.SessionOptions:
+def session_options(step: Step) -> onnxruntime.SessionOptions:
+    """ONNX Runtime's options for a step."""
     tuning = step.tuning
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[tuning.graph_level]
@@ -187,7 +236,33 @@ def _options(step: Step) -> onnxruntime.SessionOptions:
     return options
 
 
-def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> SharedGraph:
+def _kept_level(step: Step) -> GraphLevel:
+    return "extended" if step.tuning.graph_level == "all" else step.tuning.graph_level
+
+
+def _save_optimised(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    load(graph_path, options, [(CPU, {})]).close()
+
+
+def cpu_or_cuda(step: Step) -> Provider:
+    """The provider of a step, with its options.
+
+    Source: ONNX Runtime, "CUDA Execution Provider" (configuration options).
+    """
+    if step.device == "cpu":
+        return CPU, {}
+    options = {"device_id": step.device.removeprefix("gpu:"), "use_tf32": "1" if step.precision == "tf32" else "0"}
+    if step.layout == "nhwc":
+        options["prefer_nhwc"] = "1"
+    if step.conv_search:
+        options["cudnn_conv_algo_search"] = step.conv_search.upper()
+    return CUDA, {**options, **step.options}
+
+
+def _share(folder: Path, graph_path: Path, step: Step) -> SharedGraph:
     """Saves the optimised graph with its repacked weights, once for all instances.
 
     Raises:
@@ -195,12 +270,9 @@ def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> SharedG
     """
 
     def save(path: Path) -> None:
-        options = _options(step)
-        options.optimized_model_filepath = str(path)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
-        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        options = session_options(step)
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-        _load(graph_path, options, provider).close()
+        _save_optimised(graph_path, options, path)
 
     try:
         return SharedGraph(folder, graph_path, f"{onnxruntime.__version__}|{step.tuning}", save)
@@ -212,33 +284,47 @@ def _share(folder: Path, graph_path: Path, step: Step, provider: str) -> SharedG
         ) from error
 
 
-def _load(
+def load(
     graph_path: Path,
     options: onnxruntime.SessionOptions,
-    provider: str,
+    providers: Sequence[Provider],
     *,
     shrink: str = "",
     on_close: Callable[[], None] = lambda: None,
+    captured: Callable[[onnxruntime.InferenceSession], CapturedRuns] | None = None,
 ) -> OnnxRuntimeSession:
+    """Loads a graph file on providers, and makes sure that the first is the one that was asked for.
+
+    Args:
+        graph_path: The graph.
+        options: ONNX Runtime's own.
+        providers: Names and options; the first one must take the graph, the others what it leaves.
+        shrink: Arenas that shrink after each run.
+        on_close: Called when the session is closed, or not made.
+        captured: Makes the runner for CUDA graphs, or None for plain runs.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph or chooses another provider.
+    """
     options.log_severity_level = 3
 
     def profiled(prefix: Path) -> onnxruntime.InferenceSession:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
-        return onnxruntime.InferenceSession(str(graph_path), options, providers=[provider])
+        return onnxruntime.InferenceSession(str(graph_path), options, providers=list(providers))
 
     try:
-        session = onnxruntime.InferenceSession(str(graph_path), options, providers=[provider])
+        session = onnxruntime.InferenceSession(str(graph_path), options, providers=list(providers))
     except _ERRORS as error:
         on_close()
         raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),)) from error
-    if session.get_providers()[0] != provider:
+    if session.get_providers()[0] != providers[0][0]:
         on_close()
         raise LoweringError(
             f"{graph_path} would run elsewhere than asked",
-            attempts=(f"asked for {provider}, ONNX Runtime chose {session.get_providers()}",),
+            attempts=(f"asked for {providers[0][0]}, ONNX Runtime chose {session.get_providers()}",),
         )
-    return OnnxRuntimeSession(session, shrink, profiled, on_close)
+    return OnnxRuntimeSession(session, shrink, profiled, on_close, captured)
 
 
 def _run_values(
@@ -297,14 +383,26 @@ def _spec(node: Any) -> TensorSpec:
     )
 
 
-def _placement(kernels: list[dict[str, Any]]) -> Placement:
+def placement(kernels: list[dict[str, Any]], asked: str) -> Placement:
+    """Counts the kernels of a profile.
+
+    Args:
+        kernels: The profile's events of nodes.
+        asked: Provider that the graph should run on.
+    """
     ran = [event for event in kernels if event["name"].endswith("_kernel_time")]
     time_by_precision: Counter[str] = Counter()
     for event in ran:
         time_by_precision[_precision(event["args"])] += event["dur"] + 1
-    nodes = Counter(event["args"].get("provider", "unknown") for event in ran)
-    precision = time_by_precision.most_common(1)[0][0] if time_by_precision else "unknown"
-    return Placement(nodes=dict(nodes), precision=precision)
+    products = [event for event in ran if event["args"].get("op_name") in _PRODUCTS]
+    return Placement(
+        nodes=dict(Counter(event["args"].get("provider", "unknown") for event in ran)),
+        precision=time_by_precision.most_common(1)[0][0] if time_by_precision else "unknown",
+        products=dict(Counter(_precision(event["args"]) for event in products)),
+        elsewhere=tuple(
+            event["name"].removesuffix("_kernel_time") for event in products if event["args"].get("provider") != asked
+        ),
+    )
 
 
 def _precision(arguments: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,11 +23,14 @@ from graphkiln.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 _DEVICES = {"cpu": "CPU"}
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
+_PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
+"""Layers that multiply and add, as OpenVINO names them after its own rewriting."""
+_COMPILED = "model.blob"
 _PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64", "i8": "int8", "u8": "int8"}
 
 
 class OpenVinoEngine:
-    """OpenVINO on the CPU, in fp32."""
+    """OpenVINO on the CPU. The graph's own types decide the precision: fp32, bf16, fp16 (where the CPU can), int8."""
 
     def probe(self, device: str) -> Support:
         """Says yes to the CPU."""
@@ -34,31 +38,48 @@ class OpenVinoEngine:
             return Support(ok=True)
         return Support(ok=False, reason=f"openvino serves {', '.join(_DEVICES)}, not {device}")
 
-    def build(self, graph_path: Path, step: Step) -> OpenVinoSession:
-        """Compiles a graph with the step's threads.
+    def identity(self, step: Step) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`."""
+        return {"openvino": openvino.__version__, "options": str(sorted(_options(step).items()))}
+
+    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+        """Writes the compiled model as OpenVINO exports it.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        blob = _compile(graph_path, step).export_model()
+        (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
+
+    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OpenVinoSession:
+        """Compiles a graph with the step's threads, or loads what was compiled.
 
         Raises:
             LoweringError: OpenVINO refuses the graph or an option.
         """
+        model = _import(compiled / _COMPILED, step) if compiled else _compile(graph_path, step)
         try:
-            core = openvino.Core()
-            model = core.read_model(str(graph_path))
-            compiled = core.compile_model(model, _DEVICES[step.device], _options(step))
-            return OpenVinoSession(compiled)
-        except (RuntimeError, ValueError, TypeError, ManifestError) as error:
-            raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
+            return OpenVinoSession(model, step.streams)
+        except ManifestError as error:
+            raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
 
 
 class OpenVinoSession:
-    """A compiled graph; see `engines.base.Session`."""
+    """A compiled graph; see `engines.base.Session`.
 
-    def __init__(self, compiled: openvino.CompiledModel) -> None:
+    Args:
+        compiled: The model.
+        streams: Parts of a batch that are computed side by side, where every tensor has a row per sample.
+    """
+
+    def __init__(self, compiled: openvino.CompiledModel, streams: int = 1) -> None:
         self._compiled = compiled
-        self._request = compiled.create_infer_request()
         self._signature = Signature(
             inputs=tuple(_spec(port) for port in compiled.inputs),
             outputs=tuple(_spec(port) for port in compiled.outputs),
         )
+        splits = all(spec.batchable for spec in (*self._signature.inputs, *self._signature.outputs))
+        self._requests = [compiled.create_infer_request() for _ in range(streams if splits else 1)]
         self._outputs = [spec.name for spec in self._signature.outputs]
         self._bf16_outputs = {spec.name for spec in self._signature.outputs if spec.dtype is DType.BF16}
 
@@ -69,13 +90,31 @@ class OpenVinoSession:
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all and returns those asked for."""
-        arrays = {name: _carried(array) for name, array in feeds.items()}
+        names = self._outputs if outputs is None else outputs
         try:
-            results = self._request.infer(arrays, share_inputs=True, share_outputs=False)
+            if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
+                return self._run_side_by_side(feeds, names)
+            arrays = {name: _carried(array) for name, array in feeds.items()}
+            results = self._requests[0].infer(arrays, share_inputs=True, share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
             self._signature.check(feeds)  # says better than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
-        return {name: self._typed(name, results[name]) for name in (self._outputs if outputs is None else outputs)}
+        return {name: self._typed(name, results[name]) for name in names}
+
+    def _run_side_by_side(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
+        """Cuts a batch into a part for each stream, and joins the answers."""
+        rows = len(next(iter(feeds.values())))
+        requests = self._requests[:rows]
+        cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
+        parts = [{name: _carried(array[start:stop]) for name, array in feeds.items()} for start, stop in pairwise(cuts)]
+        for request, part in zip(requests, parts, strict=True):
+            request.start_async(part, share_inputs=True)
+        for request in requests:
+            request.wait()
+        return {
+            name: np.concatenate([self._typed(name, request.get_tensor(name).data) for request in requests])
+            for name in names
+        }
 
     def _typed(self, name: str, array: AnyArray) -> AnyArray:
         """OpenVINO hands out bf16 under the name of another type of two bytes."""
@@ -84,20 +123,25 @@ class OpenVinoSession:
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds and counts the kernels of the executed model, with the precision that each ran in."""
         self.run(feeds)
-        nodes: Counter[str] = Counter()
+        kernels = 0
         precisions: Counter[str] = Counter()
+        products: Counter[str] = Counter()
         for operation in self._compiled.get_runtime_model().get_ordered_ops():
             facts = operation.get_rt_info()
-            if str(facts["layerType"].astype(str)) in _NOT_KERNELS:
+            kind = str(facts["layerType"].astype(str))
+            if kind in _NOT_KERNELS:
                 continue
-            nodes["CPU"] += 1
-            precisions[str(facts["runtimePrecision"].astype(str)).lower()] += 1
-        most = precisions.most_common(1)[0][0] if precisions else "unknown"
-        return Placement(nodes=dict(nodes), precision=_PRECISIONS.get(most, most))
+            kernels += 1
+            precision = str(facts["runtimePrecision"].astype(str)).lower()
+            precisions[_PRECISIONS.get(precision, precision)] += 1
+            if kind in _PRODUCTS:
+                products[_PRECISIONS.get(precision, precision)] += 1
+        most = (products or precisions).most_common(1)
+        return Placement(nodes={"CPU": kernels}, products=dict(products), precision=most[0][0] if most else "unknown")
 
     def close(self) -> None:
         """Drops the compiled model."""
-        del self._request, self._compiled
+        del self._requests, self._compiled
 
     def __enter__(self) -> Self:
         return self
@@ -108,24 +152,39 @@ class OpenVinoSession:
         self.close()
 
 
+def _compile(graph_path: Path, step: Step) -> openvino.CompiledModel:
+    try:
+        core = openvino.Core()
+        return core.compile_model(core.read_model(str(graph_path)), _DEVICES[step.device], _options(step))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
+
+
+def _import(blob: Path, step: Step) -> openvino.CompiledModel:
+    try:
+        return openvino.Core().import_model(blob.read_bytes(), _DEVICES[step.device], _options(step))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringError(f"OpenVINO cannot load what it compiled, {blob}", attempts=(str(error),)) from error
+
+
 def _options(step: Step) -> dict[str, Any]:
-    """OpenVINO's properties for a step. `accelerator` holds the options that the configuration wrote, by their names.
+    """OpenVINO's properties for a step.
 
     Raises:
-        ValueError: An option asks for something that this engine does not offer.
+        LoweringError: An option asks for something that this engine does not offer.
     """
-    asked = step.accelerator
-    if asked.get("precision", "FP32") != "FP32":
-        raise ValueError(f"precision must be FP32, got '{asked['precision']}'")
-    if asked.get("device_type", "CPU") != "CPU":
-        raise ValueError(f"device_type must be CPU, got '{asked['device_type']}'")
+    if step.options.get("device_type", "CPU") != "CPU":
+        raise LoweringError(
+            "OpenVINO serves the CPU here", attempts=(f"device_type must be CPU, got '{step.options['device_type']}'",)
+        )
     options: dict[str, Any] = {
+        # Its own default on many CPUs is bf16. With f32, what the graph holds in bf16 or fp16 stays that.
         "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": int(asked.get("num_of_threads", step.threads)),
-        "NUM_STREAMS": asked.get("num_streams", "1"),
+        "INFERENCE_NUM_THREADS": step.threads,
+        "NUM_STREAMS": str(step.streams),
     }
-    if "cache_dir" in asked:
-        options["CACHE_DIR"] = asked["cache_dir"]
+    if "cache_dir" in step.options:
+        options["CACHE_DIR"] = step.options["cache_dir"]
     return options
 
 

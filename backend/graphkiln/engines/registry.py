@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import cast
 
-from graphkiln.engines.base import Engine
+from graphkiln.engines.base import Engine, Support
 from graphkiln.graph.errors import EngineUnavailable
 from graphkiln.graph.spelling import did_you_mean
 
 GROUP = "graphkiln.engines"
 
-_EXTRAS = {"onnxruntime": "serve", "openvino": "openvino"}
+_EXTRAS = {"onnxruntime": "serve", "openvino": "openvino", "tensorrt": "gpu"}
 
 
 def engine_names() -> list[str]:
@@ -33,3 +33,11 @@ def load_engine(name: str) -> Engine:
                 f"engine '{name}' is known but its runtime is not installed: {error}", extra=_EXTRAS.get(name)
             ) from error
     raise EngineUnavailable(f"unknown engine '{name}'", hint=did_you_mean(name, engine_names()))
+
+
+def probe(name: str, device: str) -> Support:
+    """Whether an engine is known, installed, and can run on a device."""
+    try:
+        return load_engine(name).probe(device)
+    except EngineUnavailable as error:
+        return Support(ok=False, reason=str(error))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from graphkiln.engines.base import Engine, Placement, Session, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.errors import (
+    CacheError,
+    ConversionError,
     EngineUnavailable,
     ExecutionError,
     LoweringError,
@@ -23,16 +23,25 @@ from graphkiln.graph.errors import (
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
 from graphkiln.graph.signature import Signature
-from graphkiln.lowering.plan import LoweringPlan
-from graphkiln.lowering.subsets import SubsetSession
-from graphkiln.lowering.warmup import made_up_feeds, warm_up
-from graphkiln.passes.outputs import keep_outputs
+from graphkiln.lowering.artifacts import Artifacts
+from graphkiln.lowering.plan import LoweringPlan, best
+from graphkiln.lowering.subsets import SubsetSession, build_part
+from graphkiln.lowering.warmup import made_up_feeds, repeated, warm_up
 from graphkiln.proof.comparison import prove
-from graphkiln.proof.policy import REPLAY, Limits
+from graphkiln.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln.repository.version import ModelVersion
 
-_WORTH_DROPPING = 0.05
-"""Share of the nodes that a part must save before it is worth holding its weights again."""
+_TIMED_RUNS = 3
+_TRIED = (
+    CacheError,
+    ConversionError,
+    EngineUnavailable,
+    ExecutionError,
+    LoweringError,
+    SignatureError,
+    VerificationError,
+)
+"""What a step may fail with; anything else is a fault of ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,122 +52,149 @@ class Lowered:
         session: Ready and warm.
         step: The step that built it.
         placement: What ran where, or None when the graph could not be run on made-up inputs.
-        self_test: What the golden samples proved, or None for a version that has none.
+        self_test: What the golden samples proved, or None for a version that has none, or with `self_test: off`.
         fallbacks: One line per step that failed before this one.
+        slower: One line per candidate that works and is not the fastest.
         warmup_s: Seconds that warming up took.
-        warmup_note: Why warming up stopped early, or empty.
+        notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
     """
 
     session: Session
     step: Step
     placement: Placement | None
     self_test: Verification | None
-    fallbacks: tuple[str, ...]
-    warmup_s: float
-    warmup_note: str
+    fallbacks: tuple[str, ...] = ()
+    slower: tuple[str, ...] = ()
+    warmup_s: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
-def lower(
-    version: ModelVersion,
-    plan: LoweringPlan,
-    *,
-    warm_sizes: tuple[int, ...] = (),
-    report: Callable[[str], None] = lambda _: None,
-) -> Lowered:
-    """Builds, proves and warms the first step that works.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is asked of every session, whichever step builds it.
+
+    Attributes:
+        warm_sizes: Batch sizes to warm up.
+        self_test: Whether the golden samples are replayed.
+        artifacts: Where lowered graphs and compiled artifacts come from.
+        report: Told in one line, later and from another thread, when a part of the outputs got a graph of its own.
+    """
+
+    artifacts: Artifacts
+    warm_sizes: tuple[int, ...] = (1,)
+    self_test: bool = True
+    report: Callable[[str], None] = lambda _: None
+
+
+def lower(version: ModelVersion, plan: LoweringPlan, wanted: Wanted) -> Lowered:
+    """Builds, proves and warms the fastest candidate that works, or else the first fallback that does.
 
     Args:
         version: The graph and what is known of it.
         plan: The steps to try.
-        warm_sizes: Batch sizes to warm up.
-        report: Told in one line, later and from another thread, when a part of the outputs got a graph of its own.
+        wanted: What is asked of the session.
 
     Raises:
         LoweringError: No step worked; `attempts` says what each came to.
     """
     attempts: list[str] = []
-    for step in plan.steps:
-        try:
-            return _build(version, step, warm_sizes, tuple(attempts), report)
-        except LoweringError as error:
-            attempts.extend(error.attempts)
-        except (EngineUnavailable, ExecutionError, SignatureError, VerificationError) as error:
-            attempts.append(f"{step.engine} on {step.device}: {error}")
+    candidates = [built for step in plan.candidates if (built := _try(version, step, wanted, attempts))]
+    if candidates:
+        return _fastest(version, candidates, wanted, tuple(attempts))
+    for step in plan.fallback:
+        if built := _try(version, step, wanted, attempts):
+            return replace(built, fallbacks=tuple(attempts))
     raise LoweringError(f"cannot serve {version.graph_path}", attempts=tuple(attempts))
 
 
-def _build(
-    version: ModelVersion,
-    step: Step,
-    warm_sizes: tuple[int, ...],
-    fallbacks: tuple[str, ...],
-    report: Callable[[str], None],
+def _try(version: ModelVersion, step: Step, wanted: Wanted, attempts: list[str]) -> Lowered | None:
+    try:
+        return _build(version, step, wanted)
+    except _TRIED as error:
+        attempts.append(f"{step}: {error}")
+        return None
+
+
+def _fastest(
+    version: ModelVersion, candidates: Sequence[Lowered], wanted: Wanted, attempts: tuple[str, ...]
 ) -> Lowered:
+    """Times the candidates on the largest batch, keeps the fastest and closes the others."""
+    if len(candidates) == 1:
+        return replace(candidates[0], fallbacks=attempts)
+    size = max(wanted.warm_sizes)
+    times = [_time_s(each.session, version.golden, size) for each in candidates]
+    chosen = candidates[best(times)]
+    lines = [
+        f"{each.step}: {size / seconds:.1f}/s at batch {size}" for each, seconds in zip(candidates, times, strict=True)
+    ]
+    for each in candidates:
+        if each is not chosen:
+            each.session.close()
+    slower = tuple(line for each, line in zip(candidates, lines, strict=True) if each is not chosen)
+    reason = f"{chosen.step.reason}; the fastest here: {lines[candidates.index(chosen)]}"
+    return replace(chosen, step=replace(chosen.step, reason=reason), fallbacks=attempts, slower=slower)
+
+
+def _time_s(session: Session, golden: GoldenSamples | None, size: int) -> float:
+    """The fastest of some runs, in seconds."""
+    feeds = repeated(golden.inputs, size) if golden else made_up_feeds(session.signature, size)
+    times = []
+    for _ in range(_TIMED_RUNS):
+        begun = time.perf_counter()
+        session.run(feeds)
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
     engine = load_engine(step.engine)
     support = engine.probe(step.device)
     if not support.ok:
         raise EngineUnavailable(support.reason)
-    stamp = _stamp(version.graph_path)
-    session = engine.build(version.graph_path, step)
+    stamp = version.stamp()
+    artifacts = wanted.artifacts
+    session = _load(engine, step, artifacts)
+    limits = _limits(artifacts.saved, step)
+    golden = version.golden if wanted.self_test else None
     try:
         _check_signature(version, session.signature)
         placement = _read_placement(session, version.golden)
-        self_test = _self_test(session, version.golden, _limits(version)) if version.golden else None
+        notes = _check_placement(step, placement, artifacts.saved)
+        self_test = _self_test(session, golden, limits, max(wanted.warm_sizes)) if golden else None
         begun = time.monotonic()
-        warmup_note = warm_up(session, warm_sizes, version.golden)
+        warmup_note = warm_up(session, wanted.warm_sizes, version.golden)
         warmup_s = time.monotonic() - begun
     except BaseException:
         session.close()
         raise
+    if version.golden and not wanted.self_test:
+        notes = (*notes, "self_test: off: the golden samples were not replayed")
     if len(session.signature.outputs) > 1:
-        session = SubsetSession(session, partial(_build_part, engine, version, step, warm_sizes, stamp=stamp), report)
+        build = partial(
+            build_part,
+            engine=engine,
+            graph=artifacts.graph(step),
+            step=step,
+            prove=partial(_prove_part, version=version, wanted=wanted, limits=limits),
+            unchanged=lambda: version.stamp() == stamp,
+        )
+        session = SubsetSession(session, build, wanted.report)
     return Lowered(
         session=session,
         step=step,
         placement=placement,
         self_test=self_test,
-        fallbacks=fallbacks,
         warmup_s=warmup_s,
-        warmup_note=warmup_note,
+        notes=tuple(filter(None, (*notes, warmup_note))),
     )
 
 
-def _build_part(
-    engine: Engine,
-    version: ModelVersion,
-    step: Step,
-    warm_sizes: tuple[int, ...],
-    outputs: tuple[str, ...],
-    *,
-    stamp: tuple[int, int],
-) -> Session | None:
-    """Builds, proves and warms the graph of some outputs; None where it would be hardly smaller.
-
-    Raises:
-        LoweringError: The graph's file has another stamp than it had when the whole graph was loaded.
-    """
-    with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
-        path = Path(folder) / version.graph_path.name
-        dropped = keep_outputs(version.graph_path, outputs, path)
-        if _stamp(version.graph_path) != stamp:
-            raise LoweringError(f"{version.graph_path} is no longer the file that was loaded", attempts=())
-        if dropped < _WORTH_DROPPING:
-            return None
-        session = engine.build(path, replace(step, shared_folder=None))
-    golden = version.golden and version.golden.only(outputs)
-    try:
-        if golden:
-            _self_test(session, golden, _limits(version))
-        warm_up(session, warm_sizes, golden)
-    except BaseException:
-        session.close()
-        raise
-    return session
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    facts = path.stat()
-    return facts.st_size, facts.st_mtime_ns
+def _load(engine: Engine, step: Step, artifacts: Artifacts) -> Session:
+    """A session from the cache where there is one, else from the graph."""
+    compiled = artifacts.compiled(engine, step)
+    if compiled is None:
+        return engine.build(artifacts.graph(step), step)
+    return engine.build(artifacts.graph(step), step, compiled)
 
 
 def _check_signature(version: ModelVersion, found: Signature) -> None:
@@ -186,16 +222,59 @@ def _read_placement(session: Session, golden: GoldenSamples | None) -> Placement
         return None
 
 
-def _limits(version: ModelVersion) -> Limits:
-    conversion = version.manifest.conversion if version.manifest else None
-    return REPLAY[conversion.precision if conversion else "fp32"]
+def _check_placement(step: Step, placement: Placement | None, saved: str) -> tuple[str, ...]:
+    """Holds what ran to what was asked for; returns what a person should know.
+
+    Raises:
+        LoweringError: Nothing ran in the precision that was asked for, or products fell back to another device.
+    """
+    if placement is None:
+        if step.precision:
+            raise LoweringError(
+                f"{step}: what it runs in cannot be read back",
+                attempts=("the graph has no golden samples and does not run on zeros",),
+                hint="convert it (graphkiln convert FILE.onnx), or leave `precision` out",
+            )
+        return ()
+    if placement.elsewhere:
+        named = ", ".join(placement.elsewhere[:3])
+        raise LoweringError(
+            f"{step}: {len(placement.elsewhere)} products ran elsewhere",
+            attempts=(f"{placement}; the first: {named}",),
+            hint="the engine does not take these nodes: choose another engine or precision",
+        )
+    computed = "fp32" if step.precision == "tf32" else step.precision  # told apart by no runtime
+    if computed and not placement.products.get(computed):
+        hint = "a CPU computes fp16 in fp32; bf16 is the precision that pays there" if computed == "fp16" else ""
+        raise LoweringError(f"{step}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
+    if not step.precision and saved in ("fp16", "bf16") and placement.products and saved not in placement.products:
+        return (f"saved in {saved}, computed in {placement.precision} ({placement})",)
+    return ()
 
 
-def _self_test(session: Session, golden: GoldenSamples, limits: Limits) -> Verification:
-    """Replays the golden samples one by one and all together on the session that will answer."""
+def _limits(saved: str, step: Step) -> Limits:
+    """Against the saved graph's own answers: tight for an as-saved session, the precision's row for a lowered one."""
+    lowered = step.precision in BY_PRECISION and step.precision != saved
+    limits = BY_PRECISION[step.precision] if lowered else REPLAY[saved]
+    return replace(limits, step=f"{step.precision or saved} on {step.engine}")
+
+
+def _self_test(session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int) -> Verification:
+    """Replays the golden samples one by one and in the largest batch, on the session that will answer."""
     samples = len(next(iter(golden.inputs.values())))
     singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]
     alone = {name: np.concatenate([single[name] for single in singles]) for name in golden.graph_outputs}
     prove(golden.graph_outputs, alone, limits, batch_sizes=(1,))
-    together = session.run(golden.inputs)
-    return prove(golden.graph_outputs, together, limits, batch_sizes=(1, samples))
+    size = max(largest_batch, samples) if all(spec.batchable for spec in session.signature.inputs) else samples
+    together = session.run(repeated(golden.inputs, size))
+    return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size))
+
+
+def _prove_part(
+    session: Session, outputs: tuple[str, ...], *, version: ModelVersion, wanted: Wanted, limits: Limits
+) -> None:
+    """Proves and warms the session of a part of the outputs."""
+    golden = version.golden and version.golden.only(outputs)
+    if golden and wanted.self_test:
+        _self_test(session, golden, limits, max(wanted.warm_sizes))
+    warm_up(session, wanted.warm_sizes, golden)

@@ -1,28 +1,39 @@
-"""What a config.pbtxt asks of the engine, as one typed object: every key is honoured or refused with a reason.
+"""What a model's configuration asks for, as one typed object: every key is honoured or refused with a reason.
 
-The vocabulary is that of Triton's C++ `onnxruntime` backend and of oneflow-serving, so that their repositories work
-unchanged. Theirs ignore what they do not know; here an unknown key is an error that names the nearest known one.
+The vocabulary is graphkiln's own (`engine`, `precision`, ...), that of Triton's C++ `onnxruntime` backend and that of
+oneflow-serving, so that their repositories work unchanged. Theirs ignore what they do not know; here an unknown key is
+an error that names the nearest known one.
+
+Where a setting is asked for more than once, this order decides: `--set MODEL.key=value`, `--enable-ENGINE MODEL`,
+`parameters` of config.pbtxt, its `xrt` parameter, its execution accelerator. What lost is kept, with the reason.
 
 Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-serving, `xrt` parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from graphkiln.engines.base import GraphLevel, SessionTuning
+from graphkiln.engines.base import PRECISIONS, GraphLevel, SessionTuning
 from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln.graph.spelling import did_you_mean
 
 T = TypeVar("T")
 
+AUTO = "auto"
+Override = tuple[str, str, str]
+"""A key of `parameters`, its value, and the flag that asks for it."""
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}
+ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
+LAYOUTS = ("nchw", "nhwc")
+CONV_SEARCHES = ("exhaustive", "heuristic", "default")
 
 _GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
 
+_OUR_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback")
 _SESSION_KEYS = (
     "execution_mode",
     "intra_op_thread_count",
@@ -35,6 +46,9 @@ _CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy"
 _TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
 """Read by Triton's Python backend itself."""
 _OTHER_KEYS = ("xrt", PREPROCESS)
+
+_CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
+"""How the C++ backend writes `cudnn_conv_algo_search`."""
 
 _TENSORRT_KEYS = (
     *("precision_mode", "max_workspace_size_bytes", "int8_calibration_table_name"),
@@ -49,101 +63,224 @@ _TENSORRT_KEYS = (
     *("trt_extra_plugin_lib_paths", "trt_weight_stripped_engine_enable", "trt_onnx_model_folder_path"),
 )
 _OPENVINO_KEYS = ("num_of_threads", "num_streams", "device_type", "precision", "cache_dir", "enable_dynamic_shapes")
+_AS_SETTINGS = {
+    "tensorrt": {"precision_mode": "precision"},
+    "openvino": {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"},
+    "cuda": {"cudnn_conv_algo_search": "conv_search"},
+}
+"""Options of accelerator blocks that say what a setting says: accelerator -> its key -> ours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """An engine, and the precision that it must compute in; an empty one leaves it to the graph or the plan."""
+
+    engine: str
+    precision: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.engine}:{self.precision}" if self.precision else self.engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What was asked for.
+    """What was asked for. Empty and 0 mean that nothing was.
 
     Attributes:
         engine: Name of an engine, or `auto`.
-        engine_from: The key that named the engine, for messages; empty for `auto`.
-        threads: Threads inside one operator; 0 for the default.
+        precision: Element type that convolutions and matrix products must be computed in.
+        layout: `nchw` or `nhwc`: the order in which a GPU keeps pictures.
+        conv_search: How cuDNN searches for convolution kernels.
+        threads: Threads inside one operator.
+        streams: Parts of a batch that are computed side by side.
+        self_test: Whether the golden samples are replayed before the version may answer.
+        fallback: What to try, in order, when the first choice fails.
         tuning: The rest of the session's options.
-        cuda: Options of the CUDA provider, as written.
-        accelerator: Options of the accelerator that was asked for, as written.
+        options: Engine -> options in its own vocabulary, as written.
+        origins: Setting -> the key that asked for it.
+        rejected: One line per key that lost against another.
     """
 
-    engine: str = "auto"
-    engine_from: str = ""
+    engine: str = ""
+    precision: str = ""
+    layout: str = ""
+    conv_search: str = ""
     threads: int = 0
+    streams: int = 0
+    self_test: bool = True
+    fallback: tuple[Choice, ...] = ()
     tuning: SessionTuning = field(default_factory=SessionTuning)
-    cuda: Mapping[str, str] = field(default_factory=dict)
-    accelerator: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    rejected: tuple[str, ...] = ()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, gpu: bool, asked: str | None = None) -> Settings:
+    def from_config(cls, config: Mapping[str, Any], *, gpu: bool, overrides: Sequence[Override] = ()) -> Settings:
         """Reads a model configuration.
 
         Args:
             config: As Triton gives it to a Python backend: the protobuf's JSON with its own field names.
             gpu: Whether the instance runs on a GPU.
-            asked: Engine that the command line asks for; goes before the configuration's.
+            overrides: What the command line asks for; goes before the configuration, the first before the next.
 
         Raises:
             RepositoryError: A key is unknown, a value is malformed, or the instance cannot do what is asked.
         """
         parameters = {name: value.get("string_value", "") for name, value in config.get("parameters", {}).items()}
-        known = (*_SESSION_KEYS, *_CUDA_KEYS, *_TRITON_KEYS, *_OTHER_KEYS)
-        _check_known((name for name in parameters if not name.startswith("session.")), known, "parameters")
-        optimization = config.get("optimization", {})
-        engine, engine_from, accelerator = _engine(parameters, optimization, gpu=gpu)
-        if asked:
-            # Options written for one engine mean nothing to another.
-            accelerator = accelerator if asked == engine else {}
-            engine, engine_from = asked, f"--enable-{asked}"
+        asked = _Asked()
+        for name, value, flag in overrides:
+            _check_known([name], _known_keys(), flag)
+            asked.add(name, value, flag)
+        _check_known(parameters, _known_keys(), "parameters")
+        for name, value in parameters.items():
+            asked.add(name, value, f"parameters.{name}")
+        accelerator, options = _accelerator(config.get("optimization", {}), gpu=gpu)
+        _translate(asked, accelerator, options)
+        asked.check("layout", LAYOUTS)
+        asked.check("conv_search", CONV_SEARCHES)
+        asked.check("precision", PRECISIONS)
+        if not gpu:
+            _check_cpu(asked)
+        by_engine = {ENGINE_FOR_ACCELERATOR[accelerator]: options} if accelerator else {}
+        if gpu:
+            cuda = {name: asked.get(name) for name in _CUDA_KEYS[1:] if name in asked.values}
+            by_engine["onnxruntime"] = {**by_engine.get("onnxruntime", {}), **cuda}
         return cls(
-            engine=engine,
-            engine_from=engine_from,
-            threads=_read(parameters, "intra_op_thread_count", _count, 0),
-            tuning=_tuning(parameters, optimization.get("graph", {})),
-            cuda={name: parameters[name] for name in _CUDA_KEYS if name in parameters},
-            accelerator=accelerator,
+            engine=asked.get("engine"),
+            precision=asked.get("precision"),
+            layout=asked.get("layout"),
+            conv_search=asked.get("conv_search"),
+            threads=asked.read("threads", _count, 0),
+            streams=asked.read("streams", _count, 0),
+            self_test=asked.read("self_test", _switch, default=True),
+            fallback=asked.read("fallback", _choices, ()),
+            tuning=_tuning(asked, config.get("optimization", {}).get("graph", {})),
+            options={name: options for name, options in by_engine.items() if options},
+            origins={name: origin for name, (_, origin) in asked.values.items() if name in _OUR_KEYS},
+            rejected=tuple(asked.rejected),
         )
 
 
-def _tuning(parameters: Mapping[str, str], graph: Mapping[str, Any]) -> SessionTuning:
+def parse_override(text: str) -> Override:
+    """Reads `KEY=VALUE` of a `--set` flag.
+
+    Raises:
+        RepositoryError: There is no `=`, or the key is unknown.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise RepositoryError(f"--set {text}: a value is missing", hint="--set KEY=VALUE")
+    _check_known([key], _known_keys(), "--set")
+    return key, value, "--set"
+
+
+class _Asked:
+    """Keys with their values and where they come from; the first to ask wins."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[str, str]] = {}
+        self.rejected: list[str] = []
+
+    def add(self, name: str, value: str, origin: str) -> None:
+        held, by = self.values.setdefault(name, (value, origin))
+        if held != value:
+            self.rejected.append(f"{name} {value} of {origin}: {by} asks for {held}")
+
+    def get(self, name: str) -> str:
+        return self.values.get(name, ("", ""))[0]
+
+    def read(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
+        if name not in self.values:
+            return default
+        value, origin = self.values[name]
+        return parse(origin, value)
+
+    def check(self, name: str, allowed: Sequence[str]) -> None:
+        if name in self.values and self.get(name) not in allowed:
+            value, origin = self.values[name]
+            raise _bad(origin, value, ", ".join(allowed))
+
+
+def _check_cpu(asked: _Asked) -> None:
+    """What only a GPU has is refused on a CPU; the C++ backend's own key has no effect there, as with that backend.
+
+    Raises:
+        RepositoryError: `layout` or `conv_search` asks for something that a CPU does not have.
+    """
+    search, origin = asked.values.get("conv_search", ("", ""))
+    if origin == "parameters.cudnn_conv_algo_search":
+        asked.rejected.append(f"conv_search {search} of {origin}: the instance runs on the CPU, which has no cuDNN")
+        del asked.values["conv_search"]
+    elif search:
+        raise RepositoryError(f"{origin} is for GPUs, but the instance runs on the CPU", hint="take it out")
+    layout, origin = asked.values.get("layout", ("", ""))
+    if layout == "nhwc":
+        raise RepositoryError(
+            f"{origin} nhwc is for GPUs: on a CPU the engines choose their own blocked layout", hint="take it out"
+        )
+
+
+def _translate(asked: _Asked, accelerator: str, options: dict[str, str]) -> None:
+    """Adds what other vocabularies say to ours; options that became settings are taken out of `options`.
+
+    Raises:
+        RepositoryError: A value is unknown.
+    """
+    if "xrt" in asked.values:
+        xrt, origin = asked.values["xrt"]
+        if xrt not in ENGINE_FOR_XRT:
+            raise _bad(origin, xrt, ", ".join(ENGINE_FOR_XRT))
+        asked.add("engine", ENGINE_FOR_XRT[xrt], origin)
+    if "intra_op_thread_count" in asked.values:
+        value, origin = asked.values["intra_op_thread_count"]
+        if _count(origin, value):
+            asked.add("threads", value, origin)
+    if "cudnn_conv_algo_search" in asked.values:
+        value, origin = asked.values["cudnn_conv_algo_search"]
+        asked.add("conv_search", _CONV_SEARCH_NUMBERS.get(value, value.lower()), origin)
+    if not accelerator:
+        return
+    origin = f"execution accelerator {accelerator}"
+    asked.add("engine", ENGINE_FOR_ACCELERATOR[accelerator], origin)
+    same = asked.get("engine") == ENGINE_FOR_ACCELERATOR[accelerator]
+    for key, name in _AS_SETTINGS[accelerator].items():
+        value = options.pop(key, "")
+        if value and same and value != "ACCURACY":  # OpenVINO's word for: as saved
+            asked.add(name, value.lower(), f"{origin}, {key}")
+    if not same:
+        options.clear()  # options written for one engine mean nothing to another
+
+
+def _tuning(asked: _Asked, graph: Mapping[str, Any]) -> SessionTuning:
     level = int(graph.get("level", 0))
     if level not in _GRAPH_LEVELS:
         raise _bad("optimization.graph.level", str(level), "0 (all), -1 (basic), 1 (extended) or 2 (off)")
     return SessionTuning(
         graph_level=_GRAPH_LEVELS[level],
-        parallel=_read(parameters, "execution_mode", _flag, default=False),
-        inter_threads=_read(parameters, "inter_op_thread_count", _count, 0),
-        memory_arena=_read(parameters, "enable_mem_arena", _flag, default=True),
-        memory_pattern=_read(parameters, "enable_mem_pattern", _flag, default=True),
-        arena_shrinkage=parameters.get("memory.enable_memory_arena_shrinkage", ""),
-        config_entries={name: value for name, value in parameters.items() if name.startswith("session.")},
+        parallel=asked.read("execution_mode", _flag, default=False),
+        inter_threads=asked.read("inter_op_thread_count", _count, 0),
+        memory_arena=asked.read("enable_mem_arena", _flag, default=True),
+        memory_pattern=asked.read("enable_mem_pattern", _flag, default=True),
+        arena_shrinkage=asked.get("memory.enable_memory_arena_shrinkage"),
+        config_entries={name: value for name, (value, _) in asked.values.items() if name.startswith("session.")},
     )
 
 
-def _engine(
-    parameters: Mapping[str, str], optimization: Mapping[str, Any], *, gpu: bool
-) -> tuple[str, str, Mapping[str, str]]:
-    """The engine that is asked for, the key that asks, and its options."""
+def _accelerator(optimization: Mapping[str, Any], *, gpu: bool) -> tuple[str, dict[str, str]]:
+    """The execution accelerator that is asked for and its options; two empty ones where there is none."""
     accelerators = optimization.get("execution_accelerators", {})
     for_gpu = accelerators.get("gpu_execution_accelerator", [])
     for_cpu = accelerators.get("cpu_execution_accelerator", [])
     _check_accelerators(for_gpu, {"tensorrt": _TENSORRT_KEYS, "cuda": None}, "gpu_execution_accelerator")
     _check_accelerators(for_cpu, {"openvino": _OPENVINO_KEYS}, "cpu_execution_accelerator")
-    if "xrt" in parameters:
-        asked = parameters["xrt"]
-        if asked not in ENGINE_FOR_XRT:
-            raise _bad("parameters.xrt", asked, ", ".join(ENGINE_FOR_XRT))
-        return ENGINE_FOR_XRT[asked], "parameters.xrt", {}
     if for_gpu and not gpu:
         raise RepositoryError(
             f"gpu_execution_accelerator '{for_gpu[0]['name']}' is asked for, but the instance runs on the CPU",
             hint="take the accelerator out of config.pbtxt, or serve it on a machine with a GPU",
         )
     for accelerator in for_gpu if gpu else for_cpu:
-        name = accelerator["name"]
-        return (
-            ("onnxruntime" if name == "cuda" else name),
-            f"execution accelerator {name}",
-            accelerator.get("parameters", {}),
-        )
-    return "auto", "", {}
+        return accelerator["name"], dict(accelerator.get("parameters", {}))
+    return "", {}
 
 
 def _check_accelerators(
@@ -156,27 +293,44 @@ def _check_accelerators(
             _check_known(accelerator.get("parameters", {}), keys, f"{where} {accelerator['name']}")
 
 
-def _check_known(names: Iterable[str], known: tuple[str, ...], where: str) -> None:
+def _known_keys() -> tuple[str, ...]:
+    return (*_OUR_KEYS, *_SESSION_KEYS, *_CUDA_KEYS, *_TRITON_KEYS, *_OTHER_KEYS)
+
+
+def _check_known(names: Iterable[str], known: Sequence[str], where: str) -> None:
     for name in names:
-        if name not in known:
-            raise RepositoryError(f"config.pbtxt: unknown key '{name}' in {where}", hint=did_you_mean(name, known))
+        if name not in known and not name.startswith("session."):
+            raise RepositoryError(f"unknown key '{name}' in {where}", hint=did_you_mean(name, known))
 
 
-def _read(parameters: Mapping[str, str], name: str, parse: Callable[[str, str], T], default: T) -> T:
-    return parse(name, parameters[name]) if name in parameters else default
-
-
-def _flag(name: str, text: str) -> bool:
+def _flag(origin: str, text: str) -> bool:
     if text not in ("0", "1"):
-        raise _bad(f"parameters.{name}", text, "0 or 1")
+        raise _bad(origin, text, "0 or 1")
     return text == "1"
 
 
-def _count(name: str, text: str) -> int:
+def _switch(origin: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise _bad(origin, text, "on or off")
+    return text == "on"
+
+
+def _count(origin: str, text: str) -> int:
     if not text.isdecimal():
-        raise _bad(f"parameters.{name}", text, "a whole number, 0 for the default")
+        raise _bad(origin, text, "a whole number, 0 for the default")
     return int(text)
 
 
-def _bad(key: str, value: str, expected: str) -> RepositoryError:
-    return RepositoryError(f"config.pbtxt: {key} must be {expected}, got '{value}'")
+def _choices(origin: str, text: str) -> tuple[Choice, ...]:
+    """Reads `openvino:bf16, onnxruntime`."""
+    choices = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        engine, _, precision = word.partition(":")
+        if precision and precision not in PRECISIONS:
+            raise _bad(origin, word, f"ENGINE or ENGINE:PRECISION, with a precision of {', '.join(PRECISIONS)}")
+        choices.append(Choice(engine=engine, precision=precision))
+    return tuple(choices)
+
+
+def _bad(origin: str, value: str, expected: str) -> RepositoryError:
+    return RepositoryError(f"{origin} must be {expected}, got '{value}'")

@@ -7,16 +7,21 @@ is answered by the whole graph, while a graph of that part is built beside it; l
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from graphkiln.engines.base import Placement, Session
+from graphkiln.engines.base import Engine, Placement, Session, Step
 from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import GraphkilnError
+from graphkiln.graph.errors import GraphkilnError, LoweringError
 from graphkiln.graph.signature import Signature
 
+_WORTH_DROPPING = 0.05
+"""Share of the nodes that a part must save before it is worth holding its weights again."""
 _MOST_SUBSETS = 4
 """Every part holds its weights again. Clients that ask for many different parts get them from the whole graph."""
 
@@ -97,3 +102,43 @@ class SubsetSession:
         else:
             self._report(f"{what} alone: " + ("a graph of that part answers" if part else "the whole graph answers"))
         self._parts[names] = part or self._whole
+
+
+def build_part(
+    outputs: tuple[str, ...],
+    *,
+    engine: Engine,
+    graph: Path,
+    step: Step,
+    prove: Callable[[Session, tuple[str, ...]], None],
+    unchanged: Callable[[], bool],
+) -> Session | None:
+    """Builds the session of some outputs; None where its graph would be hardly smaller.
+
+    Args:
+        outputs: Names.
+        engine: Builds it.
+        graph: The whole graph.
+        step: How the whole graph runs.
+        prove: Raises when the session must not answer.
+        unchanged: Whether the graph's file is the one that the whole session was made of.
+
+    Raises:
+        LoweringError: The graph's file has changed since.
+    """
+    from graphkiln.passes.outputs import keep_outputs  # a second of imports, which most servers need not pay
+
+    with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
+        path = Path(folder) / graph.name
+        dropped = keep_outputs(graph, outputs, path)
+        if not unchanged():
+            raise LoweringError(f"{graph} is no longer the file that was loaded", attempts=())
+        if dropped < _WORTH_DROPPING:
+            return None
+        session = engine.build(path, replace(step, shared_folder=None))
+    try:
+        prove(session, outputs)
+    except BaseException:
+        session.close()
+        raise
+    return session

@@ -101,6 +101,11 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
             config[field] = completed[field]
 
 
+def as_dictionary(config: pb.ModelConfig) -> dict[str, Any]:
+    """A configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names."""
+    return dict(json_format.MessageToDict(config, preserving_proto_field_name=True))
+
+
 def _refuse_unsupported(config: pb.ModelConfig) -> None:
     """Keys that Triton leaves to the backend, and hands to no Python backend: ignored, they would change answers."""
     asked = {

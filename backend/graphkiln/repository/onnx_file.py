@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import onnx
@@ -10,6 +12,13 @@ from google.protobuf.message import DecodeError
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.signature import Dim, Signature, TensorSpec, free_dim
+
+_QUANTISED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+_PRECISIONS: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "fp32",
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+}
 
 
 def read_signature(path: Path) -> Signature:
@@ -34,6 +43,27 @@ def read_signature(path: Path) -> Signature:
         outputs=tuple(_spec(value, path) for value in graph.output),
         optional_inputs=tuple(_spec(value, path) for value in graph.input if value.name in initialised),
     )
+
+
+def read_precision(path: Path) -> str:
+    """The element type that a graph keeps most of its weights in: fp32, fp16, bf16, or int8 where it is quantised.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    try:
+        graph = onnx.load_model(path, load_external_data=False).graph
+    except (DecodeError, OSError) as error:
+        raise RepositoryError(
+            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
+        ) from error
+    if any(node.op_type in _QUANTISED for node in graph.node):
+        return "int8"
+    elements: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        elements[_PRECISIONS.get(tensor.data_type, "")] += math.prod(tensor.dims)
+    del elements[""]
+    return elements.most_common(1)[0][0] if elements else "fp32"
 
 
 def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:

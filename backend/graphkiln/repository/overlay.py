@@ -18,7 +18,7 @@ from graphkiln.graph.errors import GraphkilnError, RepositoryError
 from graphkiln.graph.signature import Signature
 from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND, DROP_IN_PLATFORM, complete, read_config
 from graphkiln.repository.onnx_file import read_signature
-from graphkiln.repository.version import CONFIG_FILE, LABELS_FILE, find_graph, read_manifest
+from graphkiln.repository.version import CONFIG_FILE, LABELS_FILE, find_graph, newest_version, read_manifest
 
 DEFAULT_INSTANCES = {DROP_IN_BACKEND: 2}
 """CPU instances that Triton makes where a configuration names none; one for every other backend."""
@@ -85,24 +85,32 @@ def _row_bytes(tensor: Any) -> int:
     return 0 if dtype is DType.BYTES else dtype.numpy.itemsize * math.prod(max(1, dim) for dim in tensor.dims)
 
 
-def _mirror_model(model: Path, mirror: Path, backends: frozenset[str]) -> None:
+def complete_config(model: Path, backends: frozenset[str]) -> Any:
+    """A model's configuration, completed from the graph of its newest version.
+
+    Args:
+        model: The model's folder.
+        backends: Names under which our backend is installed.
+
+    Raises:
+        RepositoryError: The configuration or the graph is not usable, or the model is of another backend.
+        ManifestError: The manifest cannot be read.
+    """
     config = read_config(model / CONFIG_FILE)
     config.name = config.name or model.name
     if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:
         raise RepositoryError(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
-    versions = sorted((path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()), key=_number)
-    if not versions:
-        raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
-    signature = version_signature(versions[-1], config.default_model_filename)
-    complete(config, signature, labels_file=labels_file(model))
+    newest = newest_version(model)
+    complete(config, version_signature(newest, config.default_model_filename), labels_file=labels_file(model))
+    return config
+
+
+def _mirror_model(model: Path, mirror: Path, backends: frozenset[str]) -> None:
+    config = complete_config(model, backends)
     mirror.mkdir()
     for entry in model.iterdir():
         if entry.name != CONFIG_FILE:
             (mirror / entry.name).symlink_to(entry.absolute())
     (mirror / CONFIG_FILE).write_text(text_format.MessageToString(config))
-
-
-def _number(version: Path) -> int:
-    return int(version.name)

@@ -29,6 +29,11 @@ class ModelVersion:
     manifest: Manifest | None
     golden: GoldenSamples | None
 
+    def stamp(self) -> tuple[int, int]:
+        """Size and time of change of the graph's file: another stamp means another file."""
+        facts = self.graph_path.stat()
+        return facts.st_size, facts.st_mtime_ns
+
 
 def find_graph(folder: Path, default_filename: str = "") -> Path:
     """The graph file of a version folder: `model.onnx`, another name, or a folder of that name that holds it.
@@ -46,6 +51,20 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
     if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
         raise RepositoryError(f"default_model_filename '{default_filename}' leads out of the version folder")
     return _existing(path)
+
+
+def newest_version(model: Path) -> Path:
+    """The version folder of a model with the highest number.
+
+    Raises:
+        RepositoryError: There is none.
+    """
+    if not model.is_dir():
+        raise RepositoryError(f"there is no folder {model}", hint="name a model: model_repository/NAME")
+    versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
+    if not versions:
+        raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
+    return max(versions, key=lambda path: int(path.name))
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from graphkiln.server.flags import TritonFlags
 from graphkiln.server.installation import Installation
 from graphkiln.server.runfolder import RunFolder
 from graphkiln.server.sharedmemory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
-from graphkiln.triton.environment import to_environment
+from graphkiln.triton.environment import CacheSettings, Overrides, to_environment
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
@@ -39,14 +39,16 @@ class Launch:
         installation: The server to run.
         stores: Model stores.
         flags: The user's flags for tritonserver.
-        engines: Model name -> engine that the command line asks for.
+        overrides: What the command line asks for, by model.
+        cache: The artifact cache.
         replace_onnxruntime: Whether our backend stands in for an installed C++ `onnxruntime` backend.
     """
 
     installation: Installation
     stores: Sequence[Path]
     flags: TritonFlags
-    engines: Mapping[str, str] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=dict)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
 
     def start(self, folder: RunFolder) -> subprocess.Popen[bytes]:
@@ -79,7 +81,7 @@ class Launch:
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
-            **to_environment(folder.instances, folder.shared, self.engines),
+            **to_environment(folder.instances, folder.shared, self.overrides, self.cache),
         }
 
 

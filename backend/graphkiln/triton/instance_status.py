@@ -33,6 +33,8 @@ class InstanceStatus:
         engine: Engine that answers.
         device: Where it answers.
         precision: Arithmetic that was read back from the engine.
+        nodes: Number of executed nodes by executor; empty where they could not be read.
+        products: Number of executed convolutions and matrix products by element type.
         threads: Threads inside one operator.
         load_ms: Milliseconds from the start of loading until the instance was proven and ready.
         warmup_ms: Milliseconds of it for warming up.
@@ -47,6 +49,8 @@ class InstanceStatus:
     engine: str
     device: str
     precision: str
+    nodes: dict[str, int]
+    products: dict[str, int]
     threads: int
     load_ms: float
     warmup_ms: float

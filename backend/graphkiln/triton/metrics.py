@@ -20,6 +20,8 @@ class InstanceMetrics:
     """The metrics of one instance; they vanish with it.
 
     - `graphkiln_instance_info`: 1, with engine, device and precision as labels
+    - `graphkiln_nodes`, by executor, and `graphkiln_products` (convolutions and matrix products), by precision: what
+      really ran
     - `graphkiln_load_seconds`, `graphkiln_warmup_seconds`
     - `graphkiln_self_test_error`: relative L2 error on the golden samples; -1 for a version without any
     - `graphkiln_batch_size`: histogram of the rows of each run
@@ -32,6 +34,10 @@ class InstanceMetrics:
         how = {"engine": status.engine, "device": status.device, "precision": status.precision}
         self._kept: list[Any] = []
         self._set("graphkiln_instance_info", "How the instance was lowered", {**labels, **how}, 1)
+        for executor, count in status.nodes.items():
+            self._set("graphkiln_nodes", "Executed nodes", {**labels, "executor": executor}, count)
+        for precision, count in status.products.items():
+            self._set("graphkiln_products", "Executed products", {**labels, "precision": precision}, count)
         self._set(
             "graphkiln_load_seconds", "Seconds from the start of loading until ready", labels, status.load_ms / 1e3
         )

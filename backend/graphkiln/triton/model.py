@@ -19,17 +19,16 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln.engines.cores import usable_cores
+from graphkiln.engines.registry import probe
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import GraphkilnError
-from graphkiln.lowering.lower import Lowered, lower
-from graphkiln.lowering.plan import plan
-from graphkiln.lowering.settings import Settings
-from graphkiln.lowering.warmup import batch_sizes
+from graphkiln.lowering.deployment import Deployment
+from graphkiln.lowering.lower import Lowered
+from graphkiln.lowering.plan import Machine
 from graphkiln.repository.config import complete_dictionary
 from graphkiln.repository.overlay import labels_file, version_signature
-from graphkiln.repository.version import read_version
 from graphkiln.triton.batching import Concatenator, Feeds, cut_to_batches, group_by_shape, split_rows
-from graphkiln.triton.environment import asked_engine, shared_folder
+from graphkiln.triton.environment import asked_for, open_cache, shared_folder
 from graphkiln.triton.instance_status import InstanceStatus, StatusFile
 from graphkiln.triton.metrics import InstanceMetrics
 from graphkiln.triton.tensors import to_array, to_tensor
@@ -70,18 +69,20 @@ class TritonPythonModel:
         begun = time.monotonic()
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
+        say = _reporter(args["model_name"])
+        self._cache = open_cache(say)
         try:
             gpu = args["model_instance_kind"] == "GPU"
-            steps = plan(
-                Settings.from_config(config, gpu=gpu, asked=asked_engine(args["model_name"])),
+            machine = Machine(
                 device=f"gpu:{args['model_instance_device_id']}" if gpu else "cpu",
                 cores=usable_cores(),
-                instances=_instances(config),
+                probe=probe,
                 shared_folder=shared_folder(),
             )
-            version = read_version(folder, config.get("default_model_filename", ""))
-            self._lowered = lower(version, steps, warm_sizes=_warm_sizes(config), report=_reporter(args["model_name"]))
+            deployment = Deployment.read(folder, config, machine, asked_for(args["model_name"]))
+            self._lowered = deployment.lower(self._cache, report=say, building=say)
         except GraphkilnError as error:
+            self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = self._lowered.session
         self._batching = config["max_batch_size"] > 0
@@ -102,7 +103,9 @@ class TritonPythonModel:
         self._run_s = 0.0
         load_ms = (time.monotonic() - begun) * 1e3
         status = _status(args, self._lowered, load_ms)
-        for line in filter(None, (*self._lowered.fallbacks, self._lowered.warmup_note)):
+        for line in (*deployment.plan.explain().splitlines(), f"runs: {self._lowered.step}: {self._lowered.placement}"):
+            say(line)
+        for line in (*self._lowered.fallbacks, *self._lowered.notes):
             pb_utils.Logger.log_warn(f"graphkiln: {args['model_name']}: {line}")
         instance = args["model_instance_name"]
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes())
@@ -130,6 +133,7 @@ class TritonPythonModel:
         if self._status:
             self._status.close()
         self._session.close()
+        self._cache.close()
 
     # What follows is kept short for a single request: after a run has filled the processor's caches, each line of
     # Python costs ten times what a benchmark of it alone says.
@@ -225,11 +229,6 @@ def _reporter(model: str) -> Callable[[str], None]:
     return lambda line: pb_utils.Logger.log_info(f"graphkiln: {model}: {line}")
 
 
-def _instances(config: dict[str, Any]) -> int:
-    """Instances of the model on this machine: Triton fills in the count of every group."""
-    return max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
-
-
 def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceStatus:
     return InstanceStatus(
         pid=os.getpid(),
@@ -238,6 +237,8 @@ def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceS
         engine=lowered.step.engine,
         device=lowered.step.device,
         precision=lowered.placement.precision if lowered.placement else "unknown",
+        nodes=dict(lowered.placement.nodes) if lowered.placement else {},
+        products=dict(lowered.placement.products) if lowered.placement else {},
         threads=lowered.step.threads,
         load_ms=load_ms,
         warmup_ms=lowered.warmup_s * 1e3,
@@ -245,16 +246,6 @@ def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceS
         self_test_error=lowered.self_test.relative_l2 if lowered.self_test else -1.0,
         fallbacks=len(lowered.fallbacks),
     )
-
-
-def _warm_sizes(config: dict[str, Any]) -> tuple[int, ...]:
-    """The batch sizes that Triton will form by this configuration."""
-    if config["max_batch_size"] < 1:
-        return (1,)
-    preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", [])
-    if "dynamic_batching" not in config:
-        return (1, config["max_batch_size"])
-    return batch_sizes(config["max_batch_size"], tuple(map(int, preferred)))
 
 
 def _shared_memory_bytes() -> int:

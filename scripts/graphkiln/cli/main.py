@@ -6,10 +6,13 @@ import sys
 
 import typer
 
+from graphkiln.cli import cache
 from graphkiln.cli.classify import classify
 from graphkiln.cli.convert import convert
+from graphkiln.cli.explain import explain
 from graphkiln.cli.health import health
 from graphkiln.cli.inspect import inspect
+from graphkiln.cli.lower import lower
 from graphkiln.cli.serve import serve
 from graphkiln.cli.verify import verify
 from graphkiln.graph.errors import GraphkilnError
@@ -25,6 +28,9 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(convert)
 app.command()(verify)
 app.command()(inspect)
+app.command()(explain)
+app.command()(lower)
+app.add_typer(cache.app, name="cache")
 app.command()(classify)
 app.command()(health)
 

@@ -11,8 +11,10 @@ from graphkiln.graph.errors import ServerSetupError
 from graphkiln.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from graphkiln.lowering.settings import Override
     from graphkiln.server.flags import TritonFlags
     from graphkiln.server.probe import ModelState
+    from graphkiln.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
 
@@ -33,6 +35,25 @@ def serve(
     enable_tensorrt: Annotated[
         list[str] | None, typer.Option(help="Run this model with TensorRT; may be given several times.", metavar="NAME")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Setting of a model over its config.pbtxt, such as resnet.precision=bf16; may be repeated.",
+            metavar="MODEL.KEY=VALUE",
+        ),
+    ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="Folder for lowered graphs and compiled artifacts, or 'off'.",
+            envvar="GRAPHKILN_CACHE",
+            show_default="~/.cache/graphkiln",
+        ),
+    ] = "",
+    cache_size: Annotated[
+        str, typer.Option(help="How large it may grow; the least recently used goes first.", metavar="SIZE")
+    ] = "20G",
     replace_onnxruntime: Annotated[
         bool, typer.Option("--replace-onnxruntime", help="Stand in for an installed C++ onnxruntime backend, too.")
     ] = False,
@@ -42,6 +63,7 @@ def serve(
     Every other flag goes to tritonserver untouched, for example --http-port=9000,
     --model-control-mode=poll or --log-verbose=1.
     """
+    from graphkiln.cli.cache import cache_settings
     from graphkiln.server.flags import TritonFlags
     from graphkiln.server.installation import find_installation
     from graphkiln.server.launch import Launch
@@ -50,18 +72,19 @@ def serve(
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags)
     stores = _checked_stores([*(model_store or ()), *flags.stores] or [_DEFAULT_STORE])
-    engines = _checked_engines({"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
+    overrides = _overrides(set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
     flags.check_ports()
     supervisor = Supervisor(
         Launch(
             installation=installation,
             stores=stores,
             flags=flags,
-            engines=engines,
+            overrides=overrides,
+            cache=cache_settings(cache, cache_size, say=_say),
             replace_onnxruntime=replace_onnxruntime,
         ),
         on_live=lambda states: _show(states, flags),
-        say=lambda line: typer.echo(f"graphkiln: {line}", err=True),
+        say=_say,
     )
     code = supervisor.run()
     if code:
@@ -79,20 +102,37 @@ def _checked_stores(stores: list[Path]) -> list[Path]:
     return stores
 
 
-def _checked_engines(asked: dict[str, list[str]], stores: list[Path]) -> dict[str, str]:
-    """Model name -> engine, from the --enable flags."""
+def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
+    """What the command line asks for, by model; --set goes before --enable."""
+    from graphkiln.lowering.settings import parse_override
+
     models = sorted({path.name for store in stores for path in store.iterdir() if path.is_dir()})
+    overrides: dict[str, list[Override]] = {}
+    for text in settings:
+        model, dot, setting = text.partition(".")
+        if not dot:
+            raise ServerSetupError(f"--set {text}: no model is named", hint="--set MODEL.KEY=VALUE")
+        _check_model(model, models, stores, f"--set {text}")
+        overrides.setdefault(model, []).append(parse_override(setting))
     engines: dict[str, str] = {}
-    for engine, names in asked.items():
+    for engine, names in enabled.items():
         for name in names:
-            if name not in models:
-                raise ServerSetupError(
-                    f"--enable-{engine} {name}: there is no such model in {', '.join(map(str, stores))}",
-                    hint=did_you_mean(name, models),
-                )
+            _check_model(name, models, stores, f"--enable-{engine} {name}")
             if engines.setdefault(name, engine) != engine:
                 raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} name '{name}'")
-    return engines
+            overrides.setdefault(name, []).append(("engine", engine, f"--enable-{engine}"))
+    return overrides
+
+
+def _check_model(name: str, models: list[str], stores: list[Path], flag: str) -> None:
+    if name not in models:
+        raise ServerSetupError(
+            f"{flag}: there is no such model in {', '.join(map(str, stores))}", hint=did_you_mean(name, models)
+        )
+
+
+def _say(line: str) -> None:
+    typer.echo(f"graphkiln: {line}", err=True)
 
 
 def _show(states: list[ModelState], flags: TritonFlags) -> None:

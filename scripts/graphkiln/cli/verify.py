@@ -59,11 +59,6 @@ def version_folder(path: Path) -> Path:
     Raises:
         RepositoryError: There is none.
     """
-    if not path.is_dir():
-        raise RepositoryError(f"there is no folder {path}", hint="name a version: model_repository/NAME/1")
-    if path.name.isdecimal():
-        return path
-    versions = sorted((child for child in path.iterdir() if child.name.isdecimal()), key=lambda child: int(child.name))
-    if not versions:
-        raise RepositoryError(f"{path} holds no version", hint="name a version: model_repository/NAME/1")
-    return versions[-1]
+    from graphkiln.repository.version import newest_version
+
+    return path if path.is_dir() and path.name.isdecimal() else newest_version(path)

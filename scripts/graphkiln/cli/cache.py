@@ -1,0 +1,139 @@
+"""`graphkiln cache`: list, prune and verify the artifact cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphkiln.graph.errors import CacheError
+
+if TYPE_CHECKING:
+    from graphkiln.lowering.cache import ArtifactCache
+    from graphkiln.triton.environment import CacheSettings
+
+OFF = "off"
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_Folder = Annotated[
+    str, typer.Option("--cache", help="Its folder.", envvar="GRAPHKILN_CACHE", show_default="~/.cache/graphkiln")
+]
+
+app = typer.Typer(help="Look after the cache of lowered graphs and compiled artifacts.", no_args_is_help=True)
+
+
+@app.command(name="list")
+def list_(folder: _Folder = "") -> None:
+    """Show every entry: what it is, for which model, how large, when it was last used."""
+    from rich.console import Console
+    from rich.table import Table
+
+    with _open(folder) as cache:
+        listed = cache.entries()
+        table = Table("entry", "model", "size", "built in", "last used")
+        for each in reversed(listed):
+            ago = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_s))
+            table.add_row(
+                each.path.name[: len(each.entry.kind) + 9],
+                each.entry.model,
+                _size(each.entry.bytes),
+                f"{each.entry.seconds:.1f} s",
+                ago,
+            )
+        console = Console()
+        console.print(table if listed else "the cache is empty", highlight=False)
+        console.print(f"{_size(sum(each.entry.bytes for each in listed))} in {cache.folder}", highlight=False)
+
+
+@app.command()
+def prune(
+    to: Annotated[str, typer.Option(help="Remove the least recently used until no more than this is left.")] = "0",
+    folder: _Folder = "",
+) -> None:
+    """Remove entries that nobody uses right now, and what dead builds left behind."""
+    with _open(folder) as cache:
+        before = {each.path: each.entry.bytes for each in cache.entries()}
+        removed = cache.prune(parse_size(to))
+        left = sum(before.values()) - sum(before[path] for path in removed)
+        typer.echo(f"removed {len(removed)} of {len(before)} entries, {_size(left)} are left in {cache.folder}")
+
+
+@app.command()
+def verify(folder: _Folder = "") -> None:
+    """Compare every entry with its checksums. Exit code 1 when one is damaged: it will be built again when needed."""
+    with _open(folder) as cache:
+        faults = cache.faults()
+        for path, fault in faults.items():
+            typer.echo(f"{path}: {fault}")
+        total = len(cache.entries())
+        typer.echo(f"{total - len(faults)} of {total} entries are whole" if not faults else f"{len(faults)} damaged")
+    raise typer.Exit(1 if faults else 0)
+
+
+def cache_settings(folder: str, size: str, *, say: Callable[[str], None]) -> CacheSettings:
+    """The cache that a command line asks for.
+
+    Args:
+        folder: What was written: a folder, `off`, or nothing for the default one.
+        size: How large it may grow.
+        say: Told when the default folder cannot be used.
+
+    Raises:
+        CacheError: The size is none.
+    """
+    from graphkiln.lowering.cache import default_folder
+    from graphkiln.triton.environment import CacheSettings
+
+    limit_bytes = parse_size(size)
+    if folder == OFF:
+        return CacheSettings(limit_bytes=limit_bytes)
+    if folder:
+        return CacheSettings(folder=Path(folder).absolute(), limit_bytes=limit_bytes)
+    default = default_folder()
+    try:
+        default.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say(f"no artifact cache: {default} cannot be made ({error.strerror}); models are lowered anew at each start")
+        return CacheSettings(limit_bytes=limit_bytes)
+    if not os.access(default, os.W_OK):
+        say(f"no artifact cache: {default} cannot be written; models are lowered anew at each start")
+        return CacheSettings(limit_bytes=limit_bytes)
+    return CacheSettings(folder=default, limit_bytes=limit_bytes)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `500M` or `20G` (powers of 1024).
+
+    Raises:
+        CacheError: It is no size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise CacheError(f"'{text}' is not a size", hint="write 500M or 20G")
+    return int(float(found[1]) * 2 ** _UNITS[found[2].upper()])
+
+
+def _open(folder: str) -> ArtifactCache:
+    from graphkiln.lowering.cache import ArtifactCache, default_folder
+
+    if folder == OFF:
+        raise CacheError("the cache is off", hint="name its folder: --cache DIR")
+    path = Path(folder) if folder else default_folder()
+    if not path.is_dir():
+        raise CacheError(
+            f"there is no cache at {path}", hint="name its folder: --cache DIR; `serve` and `lower` make it"
+        )
+    return ArtifactCache(path)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

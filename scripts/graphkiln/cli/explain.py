@@ -1,0 +1,60 @@
+"""`graphkiln explain`: how a model is lowered, and why not otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphkiln.cli.deployed import Cache, ModelPath, Set, read_deployment
+
+if TYPE_CHECKING:
+    from graphkiln.lowering.lower import Lowered
+    from graphkiln.lowering.settings import Settings
+
+
+def explain(
+    path: ModelPath,
+    set_: Set = None,
+    cache: Cache = "",
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
+) -> None:
+    """Show how a model is lowered on this machine: every setting and its origin, every choice, what really ran."""
+    from graphkiln.cli.lower import lower_deployment
+
+    deployment = read_deployment(path, set_)
+    _show_settings(deployment.settings, deployment.saved)
+    typer.echo(deployment.plan.explain())
+    if not plan_only:
+        with lower_deployment(deployment, cache) as lowered:
+            _show_result(lowered)
+
+
+def _show_settings(settings: Settings, saved: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("setting", "value", "asked for by")
+    rows = {
+        "engine": settings.engine or "the default",
+        "precision": settings.precision or f"as saved ({saved})",
+        "layout": settings.layout or "the engine's",
+        "conv_search": settings.conv_search or "the engine's",
+        "threads": str(settings.threads or "cores / instances"),
+        "streams": str(settings.streams or 1),
+        "self_test": "on" if settings.self_test else "off",
+        "fallback": ", ".join(map(str, settings.fallback)) or "none",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value, settings.origins.get(name, "-"))
+    Console().print(table, highlight=False)
+
+
+def _show_result(lowered: Lowered) -> None:
+    for line in (*lowered.fallbacks, *lowered.slower):
+        typer.echo(f"rejected: {line}")
+    typer.echo(f"serves: {lowered.step}")
+    typer.echo(f"ran: {lowered.placement or 'not known: the graph has no golden samples and does not run on zeros'}")
+    typer.echo(f"self-test: {lowered.self_test.verdict if lowered.self_test else 'none'}")
+    for note in lowered.notes:
+        typer.echo(f"note: {note}")

@@ -1,0 +1,108 @@
+"""Which steps are tried, in which order, and what is refused before anything is built."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphkiln.engines.base import Support
+from graphkiln.graph.errors import LoweringError
+from graphkiln.lowering.plan import LoweringPlan, Machine, best, plan
+from graphkiln.lowering.settings import Choice, Settings
+
+
+def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Machine:
+    def probe(engine: str, _: str) -> Support:
+        return Support(ok=engine != missing, reason="not installed")
+
+    return Machine(device=device, cores=cores, probe=probe, instances=instances)
+
+
+def engines(planned: LoweringPlan) -> list[str]:
+    return [step.engine for step in planned.candidates]
+
+
+@pytest.mark.parametrize(("available", "instances", "threads"), [(2, 1, 2), (8, 3, 2), (2, 4, 1)])
+def test_shares_the_cores(available: int, instances: int, threads: int) -> None:
+    assert plan(Settings(), machine(cores=available, instances=instances)).steps[0].threads == threads
+
+
+@pytest.mark.parametrize(
+    ("precision", "saved", "device", "expected"),
+    [
+        ("", "fp32", "cpu", ["onnxruntime"]),
+        ("", "int8", "cpu", ["onnxruntime"]),
+        ("", "bf16", "cpu", ["openvino"]),
+        ("bf16", "fp32", "cpu", ["openvino"]),
+        ("bf16", "bf16", "cpu", ["openvino"]),
+        ("fp16", "fp32", "cpu", ["openvino"]),
+        ("tf32", "fp32", "gpu:0", ["onnxruntime"]),
+        ("fp16", "fp32", "gpu:0", ["onnxruntime"]),
+    ],
+)
+def test_the_default_engine_is_one_that_can_compute_in_the_precision(
+    precision: str, saved: str, device: str, expected: list[str]
+) -> None:
+    assert engines(plan(Settings(precision=precision), machine(device), saved=saved)) == expected
+
+
+def test_auto_tries_all_that_are_there() -> None:
+    auto = Settings(engine="auto")
+    assert engines(plan(auto, machine())) == ["onnxruntime", "openvino"]
+    assert engines(plan(auto, machine("gpu:0"))) == ["onnxruntime", "tensorrt"]
+    without = plan(auto, machine(missing="openvino"))
+    assert engines(without) == ["onnxruntime"]
+    assert without.rejected == ("openvino: not installed",)
+    with pytest.raises(LoweringError, match=r"no engine can serve this graph in bf16.*not installed"):
+        plan(Settings(engine="auto", precision="bf16"), machine(missing="openvino"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved", "words"),
+    [
+        (Settings(precision="int8"), "fp32", "int8 needs samples to calibrate on"),
+        (Settings(precision="tf32"), "fp32", "tf32 is for NVIDIA GPUs"),
+        (Settings(precision="fp32"), "int8", "saved in int8, which loading does not change"),
+        (Settings(precision="bf16", engine="onnxruntime"), "fp32", "no bf16 kernels for CPUs"),
+        (Settings(engine="onnxruntime"), "bf16", "no bf16 kernels for CPUs"),
+        (Settings(precision="fp16", engine="onnxruntime"), "fp32", "computes fp16 graphs in fp32.*precision: bf16"),
+        (
+            Settings(fallback=(Choice(engine="onnxruntime", precision="bf16"),), origins={"fallback": "--set"}),
+            "fp32",
+            "onnxruntime:bf16 cannot serve this graph",
+        ),
+    ],
+)
+def test_what_no_build_could_make_true_is_refused(settings: Settings, saved: str, words: str) -> None:
+    with pytest.raises(LoweringError, match=words):
+        plan(settings, machine(), saved=saved)
+
+
+def test_fp16_graphs_are_served_by_onnx_runtime_unless_fp16_is_asked_for() -> None:
+    assert engines(plan(Settings(engine="onnxruntime"), machine(), saved="fp16")) == ["onnxruntime"]
+
+
+def test_fallbacks_come_last_in_the_users_order() -> None:
+    fallback = (Choice(engine="openvino", precision="fp32"), Choice(engine="onnxruntime"))
+    settings = Settings(engine="openvino", precision="bf16", fallback=fallback, origins={"fallback": "--set"})
+    planned = plan(settings, machine())
+    assert [str(step) for step in planned.steps] == [
+        "openvino on cpu in bf16",
+        "openvino on cpu in fp32",
+        "onnxruntime on cpu",
+    ]
+    assert "asked for by --set" in planned.fallback[0].reason
+
+
+def test_explains_itself() -> None:
+    settings = Settings(streams=2, precision="bf16", rejected=("threads 3 of x: y asks for 2",))
+    text = plan(settings, machine(instances=2)).explain()
+    assert "1. openvino on cpu in bf16, 1 threads, idle threads sleep, 2 streams: the default, 2 cores shared" in text
+    assert "rejected: threads 3 of x: y asks for 2" in text
+    assert "rejected: onnxruntime: ONNX Runtime has no bf16 kernels for CPUs" in text
+    gpu = plan(Settings(layout="nhwc", conv_search="heuristic"), machine("gpu:0")).explain()
+    assert "layout nhwc, heuristic search for convolutions" in gpu
+
+
+@pytest.mark.parametrize(("times_s", "index"), [([1.0, 0.5], 1), ([1.0, 0.98], 0), ([0.5, 1.0, 0.4], 2)])
+def test_the_fastest_wins_and_noise_does_not(times_s: list[float], index: int) -> None:
+    assert best(times_s) == index

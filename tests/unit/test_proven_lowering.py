@@ -1,0 +1,225 @@
+"""Precision at load, execution proof, self-test and fallback, on real sessions of the committed example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import zoo
+from lowered import cpu, lower_version
+from onnx import helper
+
+from graphkiln.engines.base import Placement, Step
+from graphkiln.engines.onnxruntime import OnnxRuntimeSession
+from graphkiln.engines.openvino import OpenVinoEngine, OpenVinoSession
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError, LoweringError
+from graphkiln.lowering.cache import ArtifactCache
+from graphkiln.lowering.plan import LoweringPlan, plan
+from graphkiln.lowering.settings import Choice, Settings
+from graphkiln.repository.onnx_file import read_precision
+
+ORT = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+OV = replace(ORT, engine="openvino")
+BF16 = replace(OV, precision="bf16")
+
+
+def has_bf16() -> bool:
+    facts = Path("/proc/cpuinfo").read_text()
+    return "avx512_bf16" in facts or "amx_bf16" in facts
+
+
+bf16_only = pytest.mark.skipif(not has_bf16(), reason="this CPU does not compute in bf16")
+
+
+def placed(**facts: object) -> object:
+    def placement(_: object, __: Mapping[str, AnyArray]) -> Placement:
+        return Placement(nodes={"CPU": 9}, precision="fp32", **facts)  # type: ignore[arg-type]
+
+    return placement
+
+
+class TestPrecisionAtLoad:
+    @bf16_only
+    def test_bf16_is_computed_in_bf16_and_proven(self, digits: Path, cache: ArtifactCache) -> None:
+        lowered = lower_version(digits / "1", BF16, cache, warm_sizes=(1, 8))
+        with lowered.session:
+            assert lowered.placement
+            assert lowered.placement.products == {"bf16": 5}
+            assert lowered.self_test
+            assert lowered.self_test.batch_sizes == (1, 8)
+            assert 1e-5 < lowered.self_test.relative_l2 < lowered.self_test.relative_l2_limit == 0.1
+
+    @pytest.mark.skipif(has_bf16(), reason="this CPU computes in bf16")
+    def test_a_cpu_without_bf16_is_a_load_error(self, digits: Path, cache: ArtifactCache) -> None:
+        with pytest.raises(LoweringError, match="no product ran in bf16"):
+            lower_version(digits / "1", BF16, cache)
+
+    def test_the_lowered_graph_is_made_once_and_keeps_its_signature(self, digits: Path, cache: ArtifactCache) -> None:
+        building: list[str] = []
+        for _ in range(2):
+            try:
+                lower_version(digits / "1", BF16, cache, building=building.append).session.close()
+            except LoweringError:
+                assert not has_bf16()
+        assert sorted(building) == ["compiling for openvino on cpu in bf16", "lowering the graph to bf16"]
+        (graph,) = (cache.folder / "entries").glob("graph-*/bf16-model.onnx")
+        assert read_precision(graph) == "bf16"
+        inputs = onnx.load(graph).graph.input
+        assert [value.type.tensor_type.elem_type for value in inputs] == [onnx.TensorProto.FLOAT]
+
+    def test_a_graph_that_the_passes_cannot_lower_says_so(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ConversionError("the pass 'lower-precision' failed")
+
+        monkeypatch.setattr("graphkiln.passes.base.run_passes", fail)
+        with pytest.raises(LoweringError, match="the pass 'lower-precision' failed"):
+            lower_version(digits / "1", BF16, cache)
+
+
+class TestExecutionProof:
+    """Sessions that say they ran something else than was asked for must not serve."""
+
+    def test_no_product_in_the_precision(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
+        with pytest.raises(LoweringError, match="no product ran in bf16; 9 nodes on CPU; products: 5 in fp32"):
+            lower_version(digits / "1", BF16, cache)
+
+    def test_fp16_on_a_cpu_recommends_bf16(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
+        with pytest.raises(LoweringError, match="a CPU computes fp16 in fp32; bf16 is the precision that pays"):
+            lower_version(digits / "1", replace(OV, precision="fp16"), cache)
+
+    def test_products_that_fell_back_to_another_device(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OnnxRuntimeSession, "placement", placed(products={"fp32": 5}, elsewhere=("conv1",)))
+        with pytest.raises(LoweringError, match=r"1 products ran elsewhere.*the first: conv1"):
+            lower_version(digits / "1", ORT, cache)
+
+    def test_what_cannot_be_read_back_is_not_believed(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]  # does not run on one zero
+        graph = zoo.model(
+            nodes, [zoo.value("x", ("n",))], [zoo.value("y", (3, "m"))], {"shape": np.array([3, -1], np.int64)}
+        )
+        folder = zoo.add(tmp_path, "m", graph)
+        assert lower_version(folder, ORT, cache).placement is None
+        with pytest.raises(LoweringError, match=r"cannot be read back.*graphkiln convert"):
+            lower_version(folder, replace(ORT, precision="fp32"), cache)
+
+    def test_counts_are_read_from_both_runtimes(self, digits: Path, cache: ArtifactCache) -> None:
+        for step in (ORT, OV):
+            lowered = lower_version(digits / "1", replace(step, precision="fp32"), cache)
+            lowered.session.close()
+            assert lowered.placement
+            assert lowered.placement.products == {"fp32": 5}
+            assert not lowered.placement.elsewhere
+
+
+class TestSelfTest:
+    def test_a_session_that_fails_in_large_batches_only_is_caught(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = OnnxRuntimeSession.run
+
+        def wrong(self: OnnxRuntimeSession, feeds: Mapping[str, AnyArray], outputs: None = None) -> dict[str, AnyArray]:
+            answers = run(self, feeds, outputs)
+            return {name: array * (1.01 if len(array) == 8 else 1) for name, array in answers.items()}
+
+        monkeypatch.setattr(OnnxRuntimeSession, "run", wrong)
+        lower_version(digits / "1", ORT, cache, warm_sizes=(1, 4)).session.close()
+        with pytest.raises(LoweringError, match="the answers changed"):
+            lower_version(digits / "1", ORT, cache, warm_sizes=(1, 8))
+        lowered = lower_version(digits / "1", ORT, cache, warm_sizes=(1, 8), self_test=False)
+        lowered.session.close()
+        assert lowered.self_test is None
+        assert lowered.notes == ("self_test: off: the golden samples were not replayed",)
+
+
+class TestFallback:
+    def test_the_first_one_that_works_serves_and_what_failed_is_kept(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
+        order = (Choice(engine="openvino", precision="bf16"), Choice(engine="onnxruntime"))
+        settings = Settings(engine="nonesuch", fallback=order, origins={"fallback": "--set"})
+        lowered = lower_version(digits / "1", plan(settings, cpu()), cache)
+        lowered.session.close()
+        assert lowered.step.engine == "onnxruntime"
+        first, second = lowered.fallbacks
+        assert "unknown engine 'nonesuch'" in first
+        assert "no product ran in bf16" in second
+
+    def test_nothing_falls_back_by_itself(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
+        with pytest.raises(LoweringError, match="no product ran in bf16"):
+            lower_version(digits / "1", plan(Settings(precision="bf16"), cpu()), cache)
+
+
+class TestAuto:
+    def test_the_fastest_candidate_serves(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for slow, fast, kind in ((ORT, OV, OnnxRuntimeSession), (OV, ORT, OpenVinoSession)):
+
+            def time_s(session: object, *_: object, kind: type = kind) -> float:
+                return 2.0 if isinstance(session, kind) else 1.0
+
+            monkeypatch.setattr("graphkiln.lowering.lower._time_s", time_s)
+            lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
+            lowered.session.close()
+            assert lowered.step.engine == fast.engine
+            assert lowered.slower == (f"{slow}: 0.5/s at batch 1",)
+            assert "the fastest here: " in lowered.step.reason
+
+    def test_a_candidate_that_fails_is_no_candidate(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise LoweringError("refused", attempts=())
+
+        monkeypatch.setattr(OpenVinoEngine, "build", fail)
+        lowered = lower_version(digits / "1", LoweringPlan(candidates=(OV, ORT)), cache)
+        lowered.session.close()
+        assert lowered.step == ORT
+        assert lowered.fallbacks == ("openvino on cpu: refused",)
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("step", [ORT, OV], ids=["onnxruntime", "openvino"])
+    def test_the_second_load_builds_nothing_and_answers_alike(
+        self, digits: Path, cache: ArtifactCache, step: Step
+    ) -> None:
+        feeds = {"INPUT_0": np.random.default_rng(1).normal(size=(3, 1, 32, 32)).astype(np.float32)}
+        building: list[str] = []
+        answers = []
+        for _ in range(2):
+            lowered = lower_version(digits / "1", step, cache, building=building.append)
+            with lowered.session as session:
+                answers.append(session.run(feeds)["OUTPUT_0"])
+        assert building == [f"compiling for {step}"]
+        np.testing.assert_array_equal(answers[0], answers[1])
+
+    def test_other_options_are_other_artifacts(self, digits: Path, cache: ArtifactCache) -> None:
+        building: list[str] = []
+        for step in (OV, replace(OV, threads=2), replace(OV, streams=2)):
+            lower_version(digits / "1", step, cache, building=building.append).session.close()
+        assert len(building) == 3
+
+    def test_a_cache_that_vanishes_keeps_nothing_compiled(self, digits: Path, tmp_path: Path) -> None:
+        building: list[str] = []
+        with ArtifactCache(tmp_path / "c", lasting=False) as cache:
+            lower_version(digits / "1", OV, cache, building=building.append).session.close()
+        assert building == []

@@ -1,0 +1,91 @@
+"""TensorRT's options, as far as they can be seen without a GPU: names, profiles, the error of a machine without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import zoo
+
+from graphkiln.engines import tensorrt
+from graphkiln.engines.base import Step
+from graphkiln.engines.device import Gpu
+from graphkiln.engines.tensorrt import PROVIDER, TensorRtEngine, _options
+from graphkiln.graph.errors import LoweringError
+from graphkiln.lowering.settings import _TENSORRT_KEYS
+from graphkiln.repository.onnx_file import read_signature
+
+STEP = Step(engine="tensorrt", device="gpu:1", threads=1, spin=False, reason="test", largest_batch=16)
+NAMES = Path(__file__).with_name("tensorrt_options.txt")
+
+
+def known_options() -> set[str]:
+    """Option names in the provider's library where it is installed, else those of the release that the file names."""
+    library = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_tensorrt.so"
+    if not library.exists():
+        return set(NAMES.read_text().split("\n\n")[1].split())
+    content = library.read_bytes()
+    return {name for name in _asked_names() if name.encode() in content}
+
+
+def _asked_names() -> set[str]:
+    every = dict.fromkeys((key for key in _TENSORRT_KEYS if key != "precision_mode"), "1")
+    lowered = replace(STEP, precision="fp16", options=every)
+    return set(_options(lowered, None, Path("folder"))) | set(_options(replace(STEP, precision="bf16"), None, None))
+
+
+def test_every_option_is_one_that_the_provider_knows() -> None:
+    assert _asked_names() <= known_options()
+
+
+def test_precision_is_a_matter_of_the_graph() -> None:
+    assert _options(STEP, None, None)["trt_fp16_enable"] == "0"
+    assert _options(replace(STEP, precision="fp16"), None, None)["trt_fp16_enable"] == "1"
+    assert _options(replace(STEP, precision="bf16"), None, None)["trt_bf16_enable"] == "1"
+    assert _options(replace(STEP, precision="int8"), None, None)["trt_int8_enable"] == "1"
+
+
+def test_engines_and_timings_are_kept_where_the_cache_says() -> None:
+    options = _options(STEP, None, Path("/cache/entry"))
+    assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == "/cache/entry"
+    own = replace(STEP, options={"trt_engine_cache_path": "/mine"})
+    assert _options(own, None, Path("/cache/entry"))["trt_engine_cache_path"] == "/mine"
+
+
+def test_the_profile_comes_from_the_signature(digits: Path) -> None:
+    options = _options(STEP, read_signature(digits / "1" / "model.onnx"), None)
+    assert options["device_id"] == "1"
+    assert options["trt_profile_min_shapes"] == "INPUT_0:1x1x32x32"
+    assert options["trt_profile_opt_shapes"] == options["trt_profile_max_shapes"] == "INPUT_0:16x1x32x32"
+
+
+def test_sizes_without_bounds_are_refused_unless_the_user_bounds_them(tmp_path: Path) -> None:
+    folder = zoo.add(tmp_path, "m", zoo.identity(("batch", "n"), 1))
+    signature = read_signature(folder / "model.onnx")
+    with pytest.raises(LoweringError, match=r"has none for n.*trt_profile_min_shapes"):
+        _options(STEP, signature, None)
+    bounded = replace(STEP, options={"trt_profile_min_shapes": "x:1x1"})
+    assert _options(bounded, signature, None)["trt_profile_min_shapes"] == "x:1x1"
+
+
+class TestProbe:
+    def test_a_cpu(self) -> None:
+        assert TensorRtEngine().probe("cpu").reason == "tensorrt serves gpu:N, not cpu"
+
+    def test_a_build_without_the_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+        assert "pip install 'graphkiln[gpu]'" in TensorRtEngine().probe("gpu:0").reason
+
+    def test_missing_libraries_name_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
+        monkeypatch.setattr(tensorrt, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
+        support = TensorRtEngine().probe("gpu:0")
+        if not support.ok:
+            assert "libnvinfer.so.10" in support.reason
+            assert "pip install 'tensorrt>=10,<11'" in support.reason
+
+    def test_no_such_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
+        assert "there is no GPU 7 here" in TensorRtEngine().probe("gpu:7").reason
