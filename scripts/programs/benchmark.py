@@ -3,6 +3,9 @@
     scripts/benchmark serving      the served model beside the bare ONNX Runtime session, same threads
     scripts/benchmark overhead     what the backend adds inside the server
     scripts/benchmark memory       whether memory grows with the number of requests
+    scripts/benchmark lowering     ResNet-101 in each precision, beside ONNX Runtime in fp32
+    scripts/benchmark load         loading what was lowered: the first time, and from the cache
+    scripts/benchmark session      what a session adds to the runtime's own call, what the self-test costs
     scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
 
 Segments of all set-ups are interleaved, round after round, and the median round counts. The load generator shares the
@@ -18,69 +21,31 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import psutil
+from lowering import benchmark_lowered_load, benchmark_lowering, benchmark_session
+from measuring import Figure, Segment, exported, measure
 from rich.console import Console
 from rich.table import Table
 
 from graphkiln.client import Client
-from graphkiln.converters.sources.base import SourceOptions, open_source
 from graphkiln.engines.cores import usable_cores
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.signature import Signature
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.edges import Rename
-from graphkiln.passes.graph_file import save
-from graphkiln.passes.pipeline import OPTIMISATIONS
 from graphkiln.repository.config import config_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
-CACHE = REPOSITORY / ".cache" / "benchmark"
 CONCURRENCIES = (1, 4)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """One set-up: a function that answers one request, called by `concurrency` threads."""
-
-    name: str
-    concurrency: int
-    ask: Callable[[], object]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """Medians over the rounds."""
-
-    per_second: float
-    p50_ms: float
-    p99_ms: float
-
-
-def exported(architecture: str) -> Path:
-    """The graph of a torchvision architecture with random weights, from the cache when it was exported before."""
-    cached = CACHE / f"{architecture}.onnx"
-    if not cached.exists():
-        print(f"exporting {architecture} (once)", file=sys.stderr)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        model = open_source(f"torchvision:{architecture}", SourceOptions()).export({})
-        run_passes(model, (*OPTIMISATIONS, Rename({"image": "INPUT_0"}, {"output": "OUTPUT_0"})))
-        partial = cached.with_suffix(".partial.onnx")
-        save(model, partial)
-        partial.rename(cached)
-    return cached
 
 
 def add_model(store: Path, name: str, graph: Path, extra: str = "") -> None:
@@ -132,47 +97,6 @@ def _ready(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-def run_segment(segment: Segment, seconds: float) -> tuple[float, list[float]]:
-    """Requests per second, and every latency in milliseconds."""
-    latencies: list[float] = []
-    deadline = time.perf_counter() + seconds
-
-    def work() -> None:
-        while (begun := time.perf_counter()) < deadline:
-            segment.ask()
-            latencies.append((time.perf_counter() - begun) * 1e3)
-
-    threads = [threading.Thread(target=work) for _ in range(segment.concurrency)]
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(latencies) / (time.perf_counter() - begun), latencies
-
-
-def measure(segments: list[Segment], rounds: int, seconds: float) -> dict[str, Figure]:
-    """Interleaves the segments; the first round is a warm-up and does not count."""
-    rates: dict[str, list[float]] = {segment.name: [] for segment in segments}
-    latencies: dict[str, list[float]] = {segment.name: [] for segment in segments}
-    for number in range(rounds + 1):
-        for segment in segments:
-            print(f"\r\033[Kround {number}/{rounds}: {segment.name}", end="", file=sys.stderr)
-            rate, times = run_segment(segment, seconds if number else min(seconds, 1.0))
-            if number:
-                rates[segment.name].append(rate)
-                latencies[segment.name] += times
-    print("\r\033[K", end="", file=sys.stderr)
-    return {
-        name: Figure(
-            per_second=statistics.median(rates[name]),
-            p50_ms=float(np.percentile(latencies[name], 50)),
-            p99_ms=float(np.percentile(latencies[name], 99)),
-        )
-        for name in rates
-    }
 
 
 def bare(graph: Path, threads: int, sample: AnyArray) -> Callable[[], object]:
@@ -337,6 +261,9 @@ def benchmark_loading(rounds: int, _: float) -> list[dict[str, object]]:
 
 
 BENCHMARKS = {
+    "lowering": (benchmark_lowering, "threads = cores, ratio to ONNX Runtime in fp32 of the same batch"),
+    "load": (benchmark_lowered_load, "seconds to load, ratio of the first to the cached load"),
+    "session": (benchmark_session, "one picture a run, ratio of our session to the runtime's own call"),
     "serving": (benchmark_serving, "batch 1 a request, ratio to the bare session of the same threads"),
     "overhead": (benchmark_overhead, "what the backend adds to a bare run, inside the server"),
     "memory": (benchmark_memory, "memory of tritonserver and its stubs, ratio to the first row"),

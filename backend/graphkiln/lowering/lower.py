@@ -162,7 +162,7 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
         notes = _check_placement(step, placement, artifacts.saved)
         self_test = _self_test(session, golden, limits, max(wanted.warm_sizes)) if golden else None
         begun = time.monotonic()
-        warmup_note = warm_up(session, wanted.warm_sizes, version.golden)
+        warmup_note = warm_up(session, wanted.warm_sizes, version.golden, already=self_test is not None)
         warmup_s = time.monotonic() - begun
     except BaseException:
         session.close()

@@ -30,13 +30,14 @@ def batch_sizes(max_batch_size: int, preferred: tuple[int, ...] = ()) -> tuple[i
     return tuple(sorted(size for size in sizes if 0 < size <= max_batch_size))
 
 
-def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | None) -> str:
+def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | None, *, already: bool = False) -> str:
     """Runs the session at every size.
 
     Args:
         session: Ready to run; its signature's first dimension varies when there is more than one size.
         sizes: Batch sizes.
         golden: Samples to repeat; made-up ones are used when there are none.
+        already: Whether the session has run the largest size once.
 
     Returns:
         Empty, or why warming stopped: made-up inputs need not make sense to a graph, which is no fault of it.
@@ -44,7 +45,7 @@ def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | No
     for size in sizes:
         feeds = repeated(golden.inputs, size) if golden else made_up_feeds(session.signature, size)
         try:
-            for _ in range(_RUNS):
+            for _ in range(_RUNS - (already and size == max(sizes))):
                 session.run(feeds)
         except GraphkilnError as error:
             if golden:

@@ -1,0 +1,94 @@
+"""Interleaved segments of measured work, and the graphs that they run."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln.converters.sources.base import SourceOptions, open_source
+from graphkiln.passes.base import run_passes
+from graphkiln.passes.edges import Rename
+from graphkiln.passes.graph_file import save
+from graphkiln.passes.pipeline import OPTIMISATIONS
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmark"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One set-up: a function that answers one request, called by `concurrency` threads."""
+
+    name: str
+    concurrency: int
+    ask: Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Medians over the rounds."""
+
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+
+
+def exported(architecture: str) -> Path:
+    """The graph of a torchvision architecture with random weights, from the cache when it was exported before."""
+    cached = CACHE / f"{architecture}.onnx"
+    if not cached.exists():
+        print(f"exporting {architecture} (once)", file=sys.stderr)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        model = open_source(f"torchvision:{architecture}", SourceOptions()).export({})
+        run_passes(model, (*OPTIMISATIONS, Rename({"image": "INPUT_0"}, {"output": "OUTPUT_0"})))
+        partial = cached.with_suffix(".partial.onnx")
+        save(model, partial)
+        partial.rename(cached)
+    return cached
+
+
+def run_segment(segment: Segment, seconds: float) -> tuple[float, list[float]]:
+    """Requests per second, and every latency in milliseconds."""
+    latencies: list[float] = []
+    deadline = time.perf_counter() + seconds
+
+    def work() -> None:
+        while (begun := time.perf_counter()) < deadline:
+            segment.ask()
+            latencies.append((time.perf_counter() - begun) * 1e3)
+
+    threads = [threading.Thread(target=work) for _ in range(segment.concurrency)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(latencies) / (time.perf_counter() - begun), latencies
+
+
+def measure(segments: list[Segment], rounds: int, seconds: float) -> dict[str, Figure]:
+    """Interleaves the segments; the first round is a warm-up and does not count."""
+    rates: dict[str, list[float]] = {segment.name: [] for segment in segments}
+    latencies: dict[str, list[float]] = {segment.name: [] for segment in segments}
+    for number in range(rounds + 1):
+        for segment in segments:
+            print(f"\r\033[Kround {number}/{rounds}: {segment.name}", end="", file=sys.stderr)
+            rate, times = run_segment(segment, seconds if number else min(seconds, 1.0))
+            if number:
+                rates[segment.name].append(rate)
+                latencies[segment.name] += times
+    print("\r\033[K", end="", file=sys.stderr)
+    return {
+        name: Figure(
+            per_second=statistics.median(rates[name]),
+            p50_ms=float(np.percentile(latencies[name], 50)),
+            p99_ms=float(np.percentile(latencies[name], 99)),
+        )
+        for name in rates
+    }
