@@ -18,7 +18,8 @@ from graphkiln.graph.dtypes import AnyArray
 
 _MOST_RECORDINGS = 64
 """Each holds its buffers on the device. Further shapes run without a recording."""
-_NOT_RECORDED = "-1"
+NOT_RECORDED = "-1"
+"""Value of `gpu_graph_id` for a run that neither records nor replays."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class CapturedRuns:
         key = (*names, *((name, array.shape) for name, array in sorted(feeds.items())))
         recording = self._recordings.get(key)
         if recording is None:
-            outputs = self._session.run(list(names), dict(feeds), _options(_NOT_RECORDED))
+            outputs = self._session.run(list(names), dict(feeds), _options(NOT_RECORDED))
             if len(self._recordings) < _MOST_RECORDINGS:
                 self._recordings[key] = self._record(feeds, dict(zip(names, outputs, strict=True)))
             return dict(zip(names, outputs, strict=True))

@@ -23,7 +23,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln.engines.base import GraphLevel, Placement, Step, Support
-from graphkiln.engines.cuda_graphs import CapturedRuns
+from graphkiln.engines.cuda_graphs import NOT_RECORDED, CapturedRuns
 from graphkiln.engines.device import gpu
 from graphkiln.engines.shared_graph import WEIGHTS, SharedGraph
 from graphkiln.graph.dtypes import AnyArray, DType
@@ -150,6 +150,8 @@ class OnnxRuntimeSession:
         self._profiled = profiled
         self._on_close = on_close
         self._run_options = _run_options(shrink)
+        if captured:  # runs beside the recorded ones, for the profile
+            self._run_options.add_run_config_entry("gpu_graph_id", NOT_RECORDED)
         self._signature = Signature(
             inputs=tuple(_spec(node) for node in session.get_inputs()),
             outputs=tuple(_spec(node) for node in session.get_outputs()),
