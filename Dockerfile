@@ -16,9 +16,12 @@ COPY client /source/client
 COPY converters /source/converters
 COPY scripts /source/scripts
 COPY model_repository /source/model_repository
+# OpenVINO computes in bf16 on CPUs that can. Its plugins for other devices and other frameworks' readers stay out.
 RUN python3 -m venv /opt/graphkiln \
-    && /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check "/source[serve]" \
-    && /opt/graphkiln/bin/pip uninstall --yes pip
+    && /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check "/source[serve,openvino]" \
+    && /opt/graphkiln/bin/pip uninstall --yes pip \
+    && cd /opt/graphkiln/lib/python3*/site-packages/openvino/libs \
+    && rm -f libopenvino_intel_[gn]pu_* libopenvino_tensorflow* libopenvino_pytorch* libopenvino_paddle* cache.json
 
 FROM python AS cpu
 RUN useradd --create-home --uid 1000 graphkiln

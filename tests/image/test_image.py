@@ -120,3 +120,13 @@ def test_the_default_command_serves_models_on_the_usual_ports(digits: Path) -> N
         assert asked.stdout == "ready\n", asked.stderr
     finally:
         subprocess.run(engine("kill", name), capture_output=True, check=False)
+
+
+def test_openvino_is_there_and_proves_itself(digits: Path) -> None:
+    limits = PODMAN_RUN if ENGINE == "podman" else ()
+    mount = ("-v", f"{digits.parent}:/models:ro")
+    command = ("graphkiln", "explain", "/models/digits", "--set", "engine=openvino", "--set", "precision=fp32")
+    run = engine("run", "--rm", "--network", "none", *mount, *limits, IMAGE, *command)
+    shown = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert "products: 5 in fp32" in shown.stdout, shown.stderr
+    assert "PASS" in shown.stdout

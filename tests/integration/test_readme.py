@@ -51,9 +51,10 @@ def run(command: str, cwd: Path, server: Server) -> subprocess.CompletedProcess[
 def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
     here = ("./scripts/quickstart", "./scripts/test", ".venv/bin/graphkiln serve", ".venv/bin/graphkiln classify")
     here += (".venv/bin/graphkiln convert", ".venv/bin/graphkiln verify", ".venv/bin/graphkiln inspect")
+    here += (".venv/bin/graphkiln explain", ".venv/bin/graphkiln lower", ".venv/bin/graphkiln cache")
     elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
     assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
-    assert len(commands(readme)) == 11
+    assert len(commands(readme)) == 14
 
 
 def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
@@ -85,6 +86,14 @@ def test_the_conversion_commands(readme: str, server: Server, repository: Path, 
     assert "softmax" in shown[0].stdout
     assert shown[1].stdout.count("- PASS") == 2
     assert "4 Conv" in shown[2].stdout
+
+
+def test_the_lowering_commands(readme: str, server: Server, repository: Path) -> None:
+    shown = [run(c, repository, server) for c in commands(readme) if re.search("graphkiln (explain|lower|cache)", c)]
+    assert [finished.returncode for finished in shown] == [0, 0, 0], [finished.stderr for finished in shown]
+    assert "serves: " in shown[0].stdout
+    assert "products: 5 in fp32" in shown[1].stdout
+    assert "digits/1" in shown[2].stdout
 
 
 def test_the_serve_command_is_the_one_that_the_tests_start(readme: str) -> None:
