@@ -14,7 +14,7 @@ from lowered import cpu, lower_version
 from onnx import helper
 
 from graphkiln.engines.base import Placement, Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeSession
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln.engines.openvino import OpenVinoEngine, OpenVinoSession
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError, LoweringError
@@ -169,20 +169,47 @@ class TestFallback:
 
 
 class TestAuto:
-    def test_the_fastest_candidate_serves(
+    @pytest.mark.parametrize(
+        ("slow", "fast", "kind"), [(ORT, OV, OnnxRuntimeSession), (OV, ORT, OpenVinoSession)], ids=["ort", "openvino"]
+    )
+    def test_the_fastest_candidate_serves(  # noqa: PLR0917 - fixtures and parameters
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, slow: Step, fast: Step, kind: type
+    ) -> None:
+        monkeypatch.setattr(
+            "graphkiln.lowering.lower._time_s", lambda session, *_: 2.0 if isinstance(session, kind) else 1.0
+        )
+        lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
+        lowered.session.close()
+        assert lowered.step.engine == fast.engine
+        assert lowered.slower == (f"{slow}: slower, 0.5/s at batch 1 beside 1.0/s",)
+        assert "the fastest here, 1.0/s" in lowered.step.reason
+
+    def test_it_is_measured_once_and_remembered(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for slow, fast, kind in ((ORT, OV, OnnxRuntimeSession), (OV, ORT, OpenVinoSession)):
+        both = LoweringPlan(candidates=(ORT, OV))
+        first = lower_version(digits / "1", both, cache)
+        first.session.close()
 
-            def time_s(session: object, *_: object, kind: type = kind) -> float:
-                return 2.0 if isinstance(session, kind) else 1.0
+        def unexpected(*_: object) -> float:
+            raise AssertionError("measured again")
 
-            monkeypatch.setattr("graphkiln.lowering.lower._time_s", time_s)
-            lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
-            lowered.session.close()
-            assert lowered.step.engine == fast.engine
-            assert lowered.slower == (f"{slow}: 0.5/s at batch 1",)
-            assert "the fastest here: " in lowered.step.reason
+        monkeypatch.setattr("graphkiln.lowering.lower._time_s", unexpected)
+        second = lower_version(digits / "1", both, cache)
+        second.session.close()
+        assert (second.step, second.slower) == (first.step, first.slower)
+
+    def test_where_no_candidate_works_each_says_why(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise LoweringError("refused", attempts=())
+
+        monkeypatch.setattr(OpenVinoEngine, "build", fail)
+        monkeypatch.setattr(OnnxRuntimeEngine, "build", fail)
+        with pytest.raises(LoweringError) as caught:
+            lower_version(digits / "1", LoweringPlan(candidates=(OV, ORT)), cache)
+        assert caught.value.attempts == ("openvino on cpu: refused", "onnxruntime on cpu: refused")
 
     def test_a_candidate_that_fails_is_no_candidate(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +220,7 @@ class TestAuto:
         monkeypatch.setattr(OpenVinoEngine, "build", fail)
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(OV, ORT)), cache)
         lowered.session.close()
-        assert lowered.step == ORT
+        assert lowered.step.engine == "onnxruntime"
         assert lowered.fallbacks == ("openvino on cpu: refused",)
 
 

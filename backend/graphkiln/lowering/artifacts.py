@@ -6,22 +6,35 @@ that instances share them: compiling for it would be work for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal, cast
 
 from graphkiln.engines import device
 from graphkiln.engines.base import Engine, Step
+from graphkiln.engines.registry import load_engine
+from graphkiln.graph.decoding import decode, encode
 from graphkiln.graph.manifest import sha256_of
 from graphkiln.lowering.cache import ArtifactCache
 from graphkiln.repository.onnx_file import read_precision
 from graphkiln.repository.version import ModelVersion
 
 _GRAPH = "model.onnx"
+_MEASURED = "measured.json"
 _AMP: Literal["O2"] = "O2"
 """Normalisations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
 _LOWERED = ("fp16", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A comparison of candidates: the chosen one's name, and the samples per second of each that works."""
+
+    chosen: str
+    rates: dict[str, float]
 
 
 class Artifacts:
@@ -77,6 +90,24 @@ class Artifacts:
             engine.compile(self.graph(step), step, folder)
 
         return self._cache.get(step.engine, self._model, key, build)
+
+    def measured(self, steps: Sequence[Step], batch: int, measure: Callable[[], Measured]) -> Measured:
+        """What a comparison of candidates came to, on this machine and for these engines; made when it is not known.
+
+        Raises:
+            CacheError: It is not in the cache and cannot be written.
+            LoweringError: No candidate works.
+        """
+        key = {"batch": str(batch), "device": device.identity(steps[0].device)}
+        for step in steps:
+            parts = {**self._graph_key(step), **load_engine(step.engine).identity(step), "step": str(step)}
+            key |= {f"{step}: {name}": value for name, value in parts.items()}
+
+        def build(folder: Path) -> None:
+            (folder / _MEASURED).write_text(json.dumps(encode(measure())))
+
+        folder = self._cache.get("choice", self._model, key, build)
+        return decode(Measured, json.loads((folder / _MEASURED).read_bytes()))
 
     @property
     def _model(self) -> str:

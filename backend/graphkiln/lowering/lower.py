@@ -23,7 +23,7 @@ from graphkiln.graph.errors import (
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
 from graphkiln.graph.signature import Signature
-from graphkiln.lowering.artifacts import Artifacts
+from graphkiln.lowering.artifacts import Artifacts, Measured
 from graphkiln.lowering.plan import LoweringPlan, best
 from graphkiln.lowering.subsets import SubsetSession, build_part
 from graphkiln.lowering.warmup import made_up_feeds, repeated, warm_up
@@ -98,16 +98,18 @@ def lower(version: ModelVersion, plan: LoweringPlan, wanted: Wanted) -> Lowered:
         LoweringError: No step worked; `attempts` says what each came to.
     """
     attempts: list[str] = []
-    candidates = [built for step in plan.candidates if (built := _try(version, step, wanted, attempts))]
-    if candidates:
-        return _fastest(version, candidates, wanted, tuple(attempts))
-    for step in plan.fallback:
-        if built := _try(version, step, wanted, attempts):
-            return replace(built, fallbacks=tuple(attempts))
-    raise LoweringError(f"cannot serve {version.graph_path}", attempts=tuple(attempts))
+    build = partial(_try, version, wanted, attempts)
+    candidates = plan.candidates
+    built = build(candidates[0]) if len(candidates) == 1 else _fastest(version, candidates, wanted, build)
+    for step in () if built else plan.fallback:
+        built = built or build(step)
+    if built is None:
+        raise LoweringError(f"cannot serve {version.graph_path}", attempts=tuple(attempts))
+    return replace(built, fallbacks=tuple(attempts))
 
 
-def _try(version: ModelVersion, step: Step, wanted: Wanted, attempts: list[str]) -> Lowered | None:
+def _try(version: ModelVersion, wanted: Wanted, attempts: list[str], step: Step) -> Lowered | None:
+    """A session, or None and one line more in `attempts`."""
     try:
         return _build(version, step, wanted)
     except _TRIED as error:
@@ -116,23 +118,44 @@ def _try(version: ModelVersion, step: Step, wanted: Wanted, attempts: list[str])
 
 
 def _fastest(
-    version: ModelVersion, candidates: Sequence[Lowered], wanted: Wanted, attempts: tuple[str, ...]
-) -> Lowered:
-    """Times the candidates on the largest batch, keeps the fastest and closes the others."""
-    if len(candidates) == 1:
-        return replace(candidates[0], fallbacks=attempts)
+    version: ModelVersion, steps: Sequence[Step], wanted: Wanted, build: Callable[[Step], Lowered | None]
+) -> Lowered | None:
+    """The fastest candidate on the largest batch.
+
+    What was measured is kept with the artifacts: all instances of a model choose alike, and later starts build only the
+    chosen one.
+    """
+    built: dict[str, Lowered] = {}
     size = max(wanted.warm_sizes)
-    times = [_time_s(each.session, version.golden, size) for each in candidates]
-    chosen = candidates[best(times)]
-    lines = [
-        f"{each.step}: {size / seconds:.1f}/s at batch {size}" for each, seconds in zip(candidates, times, strict=True)
+
+    def measure() -> Measured:
+        built.update({str(step): lowered for step in steps if (lowered := build(step))})
+        times = {name: _time_s(lowered.session, version.golden, size) for name, lowered in built.items()}
+        if not times:
+            raise LoweringError("no candidate works", attempts=())
+        chosen = list(times)[best(list(times.values()))]
+        return Measured(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})
+
+    try:
+        measured = wanted.artifacts.measured(steps, size, measure)
+    except LoweringError:
+        return None  # each candidate has said why
+    for name, lowered in built.items():
+        if name != measured.chosen:
+            lowered.session.close()
+    chosen = built.get(measured.chosen) or build(next(step for step in steps if str(step) == measured.chosen))
+    return chosen and _with_reason(chosen, measured, size)
+
+
+def _with_reason(chosen: Lowered, measured: Measured, size: int) -> Lowered:
+    rate = measured.rates[measured.chosen]
+    reason = f"{chosen.step.reason}; the fastest here, {rate}/s at batch {size}"
+    slower = [
+        f"{name}: slower, {other}/s at batch {size} beside {rate}/s"
+        for name, other in measured.rates.items()
+        if name != measured.chosen
     ]
-    for each in candidates:
-        if each is not chosen:
-            each.session.close()
-    slower = tuple(line for each, line in zip(candidates, lines, strict=True) if each is not chosen)
-    reason = f"{chosen.step.reason}; the fastest here: {lines[candidates.index(chosen)]}"
-    return replace(chosen, step=replace(chosen.step, reason=reason), fallbacks=attempts, slower=slower)
+    return replace(chosen, step=replace(chosen.step, reason=reason), slower=tuple(slower))
 
 
 def _time_s(session: Session, golden: GoldenSamples | None, size: int) -> float:
