@@ -177,6 +177,15 @@ class TestPruning:
         with ArtifactCache(tmp_path) as cache:
             assert sum(listed.entry.bytes for listed in cache.entries()) <= 250
 
+    def test_a_read_only_folder_is_a_clear_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def read_only(*_: object) -> bool:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        fetch(tmp_path, Builder())
+        monkeypatch.setattr(ArtifactCache, "_remove", read_only)
+        with ArtifactCache(tmp_path) as cache, pytest.raises(CacheError, match="cannot be written: Read-only"):
+            cache.prune(0)
+
     def test_what_cannot_be_read_goes_too(self, tmp_path: Path) -> None:
         fetch(tmp_path, Builder())
         damage(entry_of(tmp_path), "half an entry")

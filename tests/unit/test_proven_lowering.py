@@ -181,7 +181,7 @@ class TestAuto:
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
         lowered.session.close()
         assert lowered.step.engine == fast.engine
-        assert lowered.slower == (f"{slow}: slower, 0.5/s at batch 1 beside 1.0/s",)
+        assert lowered.slower == (f"{slow}: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
         assert "the fastest here, 1.0/s" in lowered.step.reason
 
     def test_it_is_measured_once_and_remembered(
@@ -250,3 +250,27 @@ class TestCompiled:
         with ArtifactCache(tmp_path / "c", lasting=False) as cache:
             lower_version(digits / "1", OV, cache, building=building.append).session.close()
         assert building == []
+
+
+TOY = """
+from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+
+class ToyEngine(OnnxRuntimeEngine):
+    def identity(self, step):
+        return {}
+"""
+
+
+def test_a_third_party_adds_an_engine_by_entry_point(
+    digits: Path, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "toy-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[graphkiln.engines]\ntoy = toy_engine:ToyEngine\n")
+    (tmp_path / "toy_engine.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lowered = lower_version(digits / "1", plan(Settings(engine="toy"), cpu()), cache)
+    lowered.session.close()
+    assert lowered.step.engine == "toy"
+    assert lowered.self_test

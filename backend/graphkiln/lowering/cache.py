@@ -152,7 +152,7 @@ class ArtifactCache:
             fcntl.flock(used, fcntl.LOCK_SH)
             os.utime(self._locks / name)
         if fault is not None:
-            self.prune(self._limit_bytes)
+            self._prune(self._limit_bytes)
         return path
 
     def _discard(self, path: Path) -> None:
@@ -216,7 +216,16 @@ class ArtifactCache:
 
         Returns:
             What was removed.
+
+        Raises:
+            CacheError: The folder cannot be written.
         """
+        try:
+            return self._prune(limit_bytes)
+        except OSError as error:
+            raise _explained(error, self.folder) from error
+
+    def _prune(self, limit_bytes: int) -> list[Path]:
         listed = self.entries()
         total = sum(each.entry.bytes for each in listed)
         removed = []

@@ -151,7 +151,7 @@ def _with_reason(chosen: Lowered, measured: Measured, size: int) -> Lowered:
     rate = measured.rates[measured.chosen]
     reason = f"{chosen.step.reason}; the fastest here, {rate}/s at batch {size}"
     slower = [
-        f"{name}: slower, {other}/s at batch {size} beside {rate}/s"
+        f"{name}: not clearly faster, {other}/s at batch {size} beside {rate}/s"
         for name, other in measured.rates.items()
         if name != measured.chosen
     ]
