@@ -250,7 +250,16 @@ def test_wrong_flags_of_serve(store: Path) -> None:
 
 
 def test_the_answers_of_all_engines_agree(start_server: StartServer, store: Path) -> None:
-    server = start_server("--model-store", store, "--enable-openvino", "first", "--set", "second.streams=2")
+    server = start_server(
+        "--model-store",
+        store,
+        "--enable-openvino",
+        "first",
+        "--set",
+        "second.engine=openvino",
+        "--set",
+        "second.streams=2",
+    )
     server.wait_ready()
     with Client(server.url) as client:
         x = np.random.default_rng(5).normal(size=(6, 1, 32, 32)).astype(np.float32)

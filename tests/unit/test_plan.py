@@ -77,6 +77,16 @@ def test_what_no_build_could_make_true_is_refused(settings: Settings, saved: str
         plan(settings, machine(), saved=saved)
 
 
+def test_a_setting_that_an_engine_has_no_use_for_is_refused() -> None:
+    with pytest.raises(LoweringError, match="streams: ONNX Runtime computes a batch as a whole"):
+        plan(Settings(streams=2), machine())
+    with pytest.raises(LoweringError, match="layout: TensorRT chooses layouts itself"):
+        plan(Settings(engine="tensorrt", layout="nhwc"), machine("gpu:0"))
+    auto = plan(Settings(engine="auto", streams=2), machine())
+    assert engines(auto) == ["openvino"]
+    assert "onnxruntime: streams" in auto.rejected[0]
+
+
 def test_fp16_graphs_are_served_by_onnx_runtime_unless_fp16_is_asked_for() -> None:
     assert engines(plan(Settings(engine="onnxruntime"), machine(), saved="fp16")) == ["onnxruntime"]
 

@@ -21,6 +21,13 @@ _CANNOT = {
     ("onnxruntime", "bf16"): "ONNX Runtime has no bf16 kernels for CPUs",
     ("onnxruntime", "fp16"): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
 }
+_UNHEEDED = {
+    ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
+    ("tensorrt", "streams"): "TensorRT computes a batch as a whole; more instances compute side by side",
+    ("tensorrt", "layout"): "TensorRT chooses layouts itself",
+    ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
+}
+"""Settings that an engine has no use for: an error, since who asks for one expects something of it."""
 _RECOMMENDED = "on a CPU, bf16 is the precision that pays: precision: bf16 with engine: openvino"
 
 
@@ -84,6 +91,9 @@ def plan(settings: Settings, machine: Machine, *, saved: str = "fp32", largest_b
     choices, rejected = _choices(settings, machine, kind, settings.precision or saved)
     for choice in (*choices, *settings.fallback):
         _check_precision(choice, saved, kind)
+    for choice in choices:
+        if reason := _unheeded(choice.engine, settings):
+            raise LoweringError(f"{choice} cannot do what is asked", attempts=(reason,))
 
     def step(choice: Choice, why: str) -> Step:
         return _step(choice, why, settings, machine, largest_batch)
@@ -108,12 +118,25 @@ def _choices(
     if not settings.engine:
         rejected += [f"{name}: not asked for (engine: auto tries it, too)" for name in able[1:]]
         return (Choice(engine=able[0], precision=settings.precision),), tuple(rejected)
-    found = [(name, machine.probe(name, machine.device)) for name in able]
+    unheeded = {name: reason for name in able if (reason := _unheeded(name, settings))}
+    rejected += [f"{name}: {reason}" for name, reason in unheeded.items()]
+    found = [(name, machine.probe(name, machine.device)) for name in able if name not in unheeded]
     rejected += [f"{name}: {support.reason}" for name, support in found if not support.ok]
     choices = tuple(Choice(engine=name, precision=settings.precision) for name, support in found if support.ok)
     if not choices:
         raise LoweringError(f"no engine can serve this graph in {computed}", attempts=tuple(rejected))
     return choices, tuple(rejected)
+
+
+def _unheeded(engine: str, settings: Settings) -> str:
+    """Why an engine has no use for something that is asked for, or empty."""
+    asked = {
+        "streams": settings.streams > 1,
+        "layout": bool(settings.layout),
+        "conv_search": bool(settings.conv_search),
+    }
+    reasons = (f"{name}: {_UNHEEDED[engine, name]}" for name in asked if asked[name] and (engine, name) in _UNHEEDED)
+    return next(reasons, "")
 
 
 def _check_precision(choice: Choice, saved: str, kind: str) -> None:
