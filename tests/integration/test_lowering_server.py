@@ -219,6 +219,13 @@ class TestExplain:
         assert "2 cores" in shown.stdout or os.cpu_count() != 2
         assert "self-test: none" in shown.stdout
 
+    @pytest.mark.parametrize(("backend", "instances"), [("onnxruntime", "2 instances"), ("graphkiln", "1 instance")])
+    def test_counts_instances_as_triton_does(self, tmp_path: Path, backend: str, instances: str) -> None:
+        config = f'backend: "{backend}" instance_group [{{ kind: KIND_CPU }}]'
+        zoo.add(tmp_path / "counted", "m", zoo.identity(("n", 3), 1), config)
+        shown = run_command("explain", tmp_path / "counted" / "m", "--plan-only")
+        assert f"shared by {instances}" in shown.stdout
+
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [

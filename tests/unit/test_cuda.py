@@ -57,10 +57,19 @@ def kernel(name: str, operator: str, provider: str) -> dict[str, object]:
 
 def test_products_on_the_cpu_are_told_from_shapes_on_the_cpu() -> None:
     kernels = [kernel("conv", "Conv", CUDA), kernel("shape", "Gather", CPU), kernel("fc", "MatMul", CPU)]
-    found = placement(kernels, CUDA)
+    found = placement(kernels, CUDA, {})
     assert found.nodes == {CUDA: 1, CPU: 2}
     assert found.products == {"fp32": 2}
     assert found.elsewhere == ("fc",)
+
+
+def test_products_inside_a_fused_kernel_are_those_of_the_graph_that_ran_nowhere_else() -> None:
+    kernels = [kernel("TRTKernel_graph_0", "TRTKernel_graph_0", "TensorrtExecutionProvider"), kernel("a", "Conv", CUDA)]
+    found = placement(kernels, "TensorrtExecutionProvider", {"fp32": 5})
+    assert found.products == {"fp32": 4}
+    assert found.elsewhere == ("a",)
+    nothing = placement(kernels[1:], "TensorrtExecutionProvider", {"fp16": 5})
+    assert nothing.products == {"fp32": 1}
 
 
 class TestGpus:

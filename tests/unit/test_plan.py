@@ -88,6 +88,8 @@ def test_a_setting_that_an_engine_has_no_use_for_is_refused() -> None:
 
 
 def test_fp16_graphs_are_served_by_onnx_runtime_unless_fp16_is_asked_for() -> None:
+    assert engines(plan(Settings(), machine(), saved="fp16")) == ["onnxruntime"]
+    assert engines(plan(Settings(precision="fp16"), machine(), saved="fp16")) == ["openvino"]
     assert engines(plan(Settings(engine="onnxruntime"), machine(), saved="fp16")) == ["onnxruntime"]
 
 

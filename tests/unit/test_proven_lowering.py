@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import zoo
 from lowered import cpu, lower_version
 from onnx import helper
 
-from graphkiln.engines.base import Placement, Step
+from graphkiln.engines.base import Placement, SessionTuning, Step
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln.engines.openvino import OpenVinoEngine, OpenVinoSession
 from graphkiln.graph.dtypes import AnyArray
@@ -41,6 +42,13 @@ def placed(**facts: object) -> object:
         return Placement(nodes={"CPU": 9}, precision="fp32", **facts)  # type: ignore[arg-type]
 
     return placement
+
+
+def unrunnable(store: Path) -> Path:
+    """A version whose graph does not run on one zero."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    inputs, outputs = [zoo.value("x", ("n",))], [zoo.value("y", (3, "m"))]
+    return zoo.add(store, "unrunnable", zoo.model(nodes, inputs, outputs, {"shape": np.array([3, -1], np.int64)}))
 
 
 class TestPrecisionAtLoad:
@@ -108,11 +116,7 @@ class TestExecutionProof:
             lower_version(digits / "1", ORT, cache)
 
     def test_what_cannot_be_read_back_is_not_believed(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]  # does not run on one zero
-        graph = zoo.model(
-            nodes, [zoo.value("x", ("n",))], [zoo.value("y", (3, "m"))], {"shape": np.array([3, -1], np.int64)}
-        )
-        folder = zoo.add(tmp_path, "m", graph)
+        folder = unrunnable(tmp_path)
         assert lower_version(folder, ORT, cache).placement is None
         with pytest.raises(LoweringError, match=r"cannot be read back.*graphkiln convert"):
             lower_version(folder, replace(ORT, precision="fp32"), cache)
@@ -184,6 +188,44 @@ class TestAuto:
         assert lowered.slower == (f"{slow}: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
         assert "the fastest here, 1.0/s" in lowered.step.reason
 
+    def test_a_graph_that_cannot_be_timed_is_served_by_the_first(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        lowered = lower_version(unrunnable(tmp_path), LoweringPlan(candidates=(ORT, OV)), cache)
+        lowered.session.close()
+        assert (lowered.step, lowered.slower) == (ORT, ())
+        assert not [each for each in cache.entries() if each.entry.kind == "choice"]
+
+    def test_a_failed_candidate_is_tried_again_at_the_next_start(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise LoweringError("no memory", attempts=())
+
+        both = LoweringPlan(candidates=(ORT, OV))
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenVinoEngine, "build", fail)
+            lowered = lower_version(digits / "1", both, cache)
+            lowered.session.close()
+        assert lowered.fallbacks == ("openvino on cpu: no memory",)
+        assert not [each for each in cache.entries() if each.entry.kind == "choice"]
+        lower_version(digits / "1", both, cache).session.close()
+        assert [each for each in cache.entries() if each.entry.kind == "choice"]
+
+    def test_a_remembered_choice_that_no_longer_works_gives_way(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise LoweringError("gone", attempts=())
+
+        both = LoweringPlan(candidates=(ORT, OV))
+        first = lower_version(digits / "1", both, cache)
+        first.session.close()
+        engines = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}
+        monkeypatch.setattr(engines.pop(first.step.engine), "build", fail)
+        second = lower_version(digits / "1", both, cache)
+        second.session.close()
+        assert [second.step.engine] == list(engines)
+        assert second.fallbacks[0].endswith("gone")
+
     def test_it_is_measured_once_and_remembered(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -238,6 +280,42 @@ class TestCompiled:
                 answers.append(session.run(feeds)["OUTPUT_0"])
         assert building == [f"compiling for {step}"]
         np.testing.assert_array_equal(answers[0], answers[1])
+
+    def test_weights_in_a_folder_below_are_part_of_the_key(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        weights = {"w": np.ones((4, 4), np.float32)}
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        graph = zoo.model(nodes, [zoo.value("x", ("n", 4))], [zoo.value("y", ("n", 4))], weights)
+        folder = zoo.add(tmp_path, "m", graph)
+        (folder / "below").mkdir()
+        onnx.save(graph, folder / "model.onnx", save_as_external_data=True, location="below/w.bin", size_threshold=0)
+        for factor in (1, 2):
+            (folder / "below" / "w.bin").write_bytes((weights["w"] * factor).tobytes())
+            with lower_version(folder, ORT, cache).session as session:
+                assert session.run({"x": np.ones((1, 4), np.float32)})["y"][0, 0] == 4 * factor
+
+    def test_a_file_that_is_replaced_while_it_is_compiled_is_not_kept(
+        self, digits: Path, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "1"
+        folder.mkdir()
+        graph = Path(shutil.copy(digits / "1" / "model.onnx", folder))
+        compile_ = OnnxRuntimeEngine.compile
+
+        def slow(self: OnnxRuntimeEngine, path: Path, step: Step, target: Path) -> None:
+            compile_(self, path, step, target)
+            graph.write_bytes(graph.read_bytes() + b"")
+
+        monkeypatch.setattr(OnnxRuntimeEngine, "compile", slow)
+        with pytest.raises(LoweringError, match="was replaced while it was lowered"):
+            lower_version(folder, ORT, cache)
+        assert not cache.entries()
+
+    def test_session_entries_are_part_of_the_key(self, digits: Path, cache: ArtifactCache) -> None:
+        building: list[str] = []
+        for entries in ({}, {"session.disable_quant_qdq": "1"}):
+            step = replace(ORT, tuning=SessionTuning(config_entries=entries))
+            lower_version(digits / "1", step, cache, building=building.append).session.close()
+        assert len(building) == 2
 
     def test_other_options_are_other_artifacts(self, digits: Path, cache: ArtifactCache) -> None:
         building: list[str] = []

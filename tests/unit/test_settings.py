@@ -173,7 +173,31 @@ class TestPrecedence:
         same = read(written, ("engine", "openvino", "--enable-openvino"))
         assert (same.streams, same.options) == (2, {"openvino": {"cache_dir": "x"}})
         other = read(written, self.ENABLE)
-        assert (other.streams, other.options) == (0, {})
+        assert (other.streams, other.options) == (0, {"openvino": {"cache_dir": "x"}})  # for openvino as a fallback
+        assert "streams 2 of execution accelerator openvino: another engine is asked for" in other.rejected
+
+    def test_the_command_line_wins_in_every_vocabulary(self) -> None:
+        written = config({"threads": "8", "engine": "onnxruntime", "conv_search": "default"})
+        flags = [("intra_op_thread_count", "2", "--set"), ("xrt", "openvino", "--set")]
+        settings = read(written, *flags, ("cudnn_conv_algo_search", "0", "--set"), gpu=True)
+        assert (settings.threads, settings.engine, settings.conv_search) == (2, "openvino", "exhaustive")
+
+    def test_auto_takes_the_settings_of_a_block(self) -> None:
+        auto = read(accelerators("gpu", "tensorrt", {"engine": "auto"}, precision_mode="FP16"), gpu=True)
+        assert (auto.engine, auto.precision) == ("auto", "fp16")
+
+    def test_nothing_is_dropped_in_silence(self) -> None:
+        block = [{"name": "tensorrt"}, {"name": "cuda"}]
+        two = read(config(execution_accelerators={"gpu_execution_accelerator": block}), gpu=True)
+        assert "execution accelerator cuda: one stands before it" in two.rejected
+        on_cpu = read(config({"gpu_mem_limit": "5"}))
+        assert "gpu_mem_limit 5 of parameters.gpu_mem_limit: the instance runs on the CPU" in on_cpu.rejected
+        openvino = read(config({"engine": "openvino", "execution_mode": "1"}))
+        assert "execution_mode 1 of parameters.execution_mode: OpenVINO has no use for it" in openvino.rejected
+
+    def test_tensorrts_own_switch_means_the_precision(self) -> None:
+        settings = read(accelerators("gpu", "tensorrt", trt_fp16_enable="1"), gpu=True)
+        assert (settings.precision, settings.options) == ("fp16", {})
 
     def test_the_set_flag(self) -> None:
         assert parse_override("precision=bf16") == ("precision", "bf16", "--set")

@@ -31,7 +31,8 @@ def known_options() -> set[str]:
 
 
 def _asked_names() -> set[str]:
-    every = dict.fromkeys((key for key in _TENSORRT_KEYS if key != "precision_mode"), "1")
+    refused = {"precision_mode", "trt_cuda_graph_enable"}
+    every = dict.fromkeys((key for key in _TENSORRT_KEYS if key not in refused), "1")
     lowered = replace(STEP, precision="fp16", options=every)
     return set(_options(lowered, None, Path("folder"))) | set(_options(replace(STEP, precision="bf16"), None, None))
 
@@ -45,6 +46,12 @@ def test_precision_is_a_matter_of_the_graph() -> None:
     assert _options(replace(STEP, precision="fp16"), None, None)["trt_fp16_enable"] == "1"
     assert _options(replace(STEP, precision="bf16"), None, None)["trt_bf16_enable"] == "1"
     assert _options(replace(STEP, precision="int8"), None, None)["trt_int8_enable"] == "1"
+
+
+def test_recorded_runs_are_refused() -> None:
+    with pytest.raises(LoweringError, match="trt_cuda_graph_enable is not supported"):
+        _options(replace(STEP, options={"trt_cuda_graph_enable": "1"}), None, None)
+    _options(replace(STEP, options={"trt_cuda_graph_enable": "0"}), None, None)
 
 
 def test_engines_and_timings_are_kept_where_the_cache_says() -> None:

@@ -69,16 +69,12 @@ def gpus() -> tuple[Gpu, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    shown = subprocess.run(
-        [program, f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    if shown.returncode:
+    command = [program, f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (subprocess.SubprocessError, OSError):  # no driver that answers: no GPU that could be used
         return ()
-    rows = csv.reader(shown.stdout.splitlines(), skipinitialspace=True)
+    rows = [row for row in csv.reader(shown.stdout.splitlines(), skipinitialspace=True) if len(row) == len(_GPU_FACTS)]
     return tuple(Gpu(name=name, compute_capability=capability, driver=driver) for name, capability, driver in rows)
 
 

@@ -90,7 +90,7 @@ class OnnxRuntimeEngine:
         """See `engines.base.Engine.identity`. Only optimised graphs for the CPU are kept."""
         if step.device != "cpu" or step.tuning.graph_level == "off":
             return {}
-        return {"onnxruntime": onnxruntime.__version__, "level": _kept_level(step)}
+        return {"onnxruntime": onnxruntime.__version__, "level": _kept_level(step), "tuning": str(step.tuning)}
 
     def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
         """Writes the optimised graph, its weights beside it so that they are mapped and not copied.
@@ -140,11 +140,14 @@ class OnnxRuntimeSession:
     def __init__(
         self,
         session: onnxruntime.InferenceSession,
+        *,
         shrink: str,
         profiled: Callable[[Path], onnxruntime.InferenceSession],
         on_close: Callable[[], None],
         captured: Callable[[onnxruntime.InferenceSession], CapturedRuns] | None,
+        fused: Mapping[str, int],
     ) -> None:
+        self._fused = fused
         self._session = session
         self._captured = captured(session) if captured else None
         self._profiled = profiled
@@ -174,11 +177,11 @@ class OnnxRuntimeSession:
         self, session: onnxruntime.InferenceSession, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None
     ) -> dict[str, AnyArray]:
         names = self._outputs if outputs is None else outputs
-        if self._captured and session is self._session:
-            return self._captured.run(feeds, names)
         if self._has_strings:
             feeds = {name: _as_text(name, array) for name, array in feeds.items()}
         try:
+            if self._captured and session is self._session and not (self._has_bf16 or self._has_strings):
+                return self._captured.run(feeds, names)
             run = partial(_run_values, session) if self._has_bf16 else session.run
             return dict(zip(names, run(names, feeds, self._run_options), strict=True))
         except native.InvalidArgument as error:
@@ -204,7 +207,8 @@ class OnnxRuntimeSession:
                 profile = Path(session.end_profiling())
             events = json.loads(profile.read_bytes())
         asked = self._session.get_providers()[0]
-        return placement([event for event in events if event.get("cat") == "Node" and "args" in event], asked)
+        kernels = [event for event in events if event.get("cat") == "Node" and "args" in event]
+        return placement(kernels, asked, self._fused)
 
     def close(self) -> None:
         """Drops the runtime's session."""
@@ -294,6 +298,7 @@ def load(
     shrink: str = "",
     on_close: Callable[[], None] = lambda: None,
     captured: Callable[[onnxruntime.InferenceSession], CapturedRuns] | None = None,
+    fused: Mapping[str, int] | None = None,
 ) -> OnnxRuntimeSession:
     """Loads a graph file on providers, and makes sure that the first is the one that was asked for.
 
@@ -304,6 +309,7 @@ def load(
         shrink: Arenas that shrink after each run.
         on_close: Called when the session is closed, or not made.
         captured: Makes the runner for CUDA graphs, or None for plain runs.
+        fused: For a provider that runs the graph as one kernel: the graph's products by element type.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph or chooses another provider.
@@ -326,7 +332,9 @@ def load(
             f"{graph_path} would run elsewhere than asked",
             attempts=(f"asked for {providers[0][0]}, ONNX Runtime chose {session.get_providers()}",),
         )
-    return OnnxRuntimeSession(session, shrink, profiled, on_close, captured)
+    return OnnxRuntimeSession(
+        session, shrink=shrink, profiled=profiled, on_close=on_close, captured=captured, fused=fused or {}
+    )
 
 
 def _run_values(
@@ -385,25 +393,29 @@ def _spec(node: Any) -> TensorSpec:
     )
 
 
-def placement(kernels: list[dict[str, Any]], asked: str) -> Placement:
+def placement(kernels: list[dict[str, Any]], asked: str, fused: Mapping[str, int]) -> Placement:
     """Counts the kernels of a profile.
 
     Args:
         kernels: The profile's events of nodes.
         asked: Provider that the graph should run on.
+        fused: The graph's products by element type, where the provider shows whole graphs as single kernels: those
+            that did not run elsewhere ran inside them.
     """
     ran = [event for event in kernels if event["name"].endswith("_kernel_time")]
     time_by_precision: Counter[str] = Counter()
     for event in ran:
         time_by_precision[_precision(event["args"])] += event["dur"] + 1
     products = [event for event in ran if event["args"].get("op_name") in _PRODUCTS]
+    counts = Counter(_precision(event["args"]) for event in products)
+    elsewhere = [event for event in products if event["args"].get("provider") != asked]
+    if fused and any(event["args"].get("provider") == asked for event in ran):
+        counts = Counter(fused) - Counter(_precision(event["args"]) for event in elsewhere)
     return Placement(
         nodes=dict(Counter(event["args"].get("provider", "unknown") for event in ran)),
         precision=time_by_precision.most_common(1)[0][0] if time_by_precision else "unknown",
-        products=dict(Counter(_precision(event["args"]) for event in products)),
-        elsewhere=tuple(
-            event["name"].removesuffix("_kernel_time") for event in products if event["args"].get("provider") != asked
-        ),
+        products=dict(counts),
+        elsewhere=tuple(event["name"].removesuffix("_kernel_time") for event in elsewhere),
     )
 
 

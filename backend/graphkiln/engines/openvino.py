@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -107,10 +108,18 @@ class OpenVinoSession:
         requests = self._requests[:rows]
         cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
         parts = [{name: _carried(array[start:stop]) for name, array in feeds.items()} for start, stop in pairwise(cuts)]
-        for request, part in zip(requests, parts, strict=True):
-            request.start_async(part, share_inputs=True)
-        for request in requests:
-            request.wait()
+        started = []
+        try:
+            for request, part in zip(requests, parts, strict=True):
+                request.start_async(part, share_inputs=True)
+                started.append(request)
+            for request in requests:
+                request.wait()
+        except BaseException:
+            for request in started:  # none may go on reading inputs that are given back now
+                with suppress(RuntimeError):
+                    request.wait()
+            raise
         return {
             name: np.concatenate([self._typed(name, request.get_tensor(name).data) for request in requests])
             for name in names

@@ -69,7 +69,7 @@ class SharedGraph:
 def _key(graph_path: Path, options: str) -> str:
     """Names a copy by the graph's folder (every file's name, size and time of change) and the options."""
     digest = hashlib.sha256(options.encode())
-    for path in sorted(graph_path.resolve().parent.iterdir()):
+    for path in sorted(graph_path.resolve().parent.rglob("*")):
         facts = path.stat()
         digest.update(f"{path}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

@@ -22,7 +22,7 @@ from graphkiln.engines.device import gpu
 from graphkiln.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, load, session_options
 from graphkiln.graph.errors import EngineUnavailable, LoweringError
 from graphkiln.graph.signature import Signature, TensorSpec
-from graphkiln.repository.onnx_file import read_precision, read_signature
+from graphkiln.repository.onnx_file import count_products, read_precision, read_signature
 
 PROVIDER = "TensorrtExecutionProvider"
 
@@ -84,7 +84,10 @@ class TensorRtEngine:
         computed = replace(step, precision=step.precision or read_precision(graph_path))
         options = _options(computed, read_signature(graph_path), compiled)
         on_cuda = cpu_or_cuda(replace(step, options={}))
-        return load(graph_path, session_options(step), [(PROVIDER, options), on_cuda])
+        # ONNX Runtime's profile shows one kernel for all that TensorRT took. Its network is typed: what the graph holds
+        # in a type is computed in it.
+        fused = {computed.precision: count_products(graph_path)}
+        return load(graph_path, session_options(step), [(PROVIDER, options), on_cuda], fused=fused)
 
 
 def _options(step: Step, signature: Signature | None, folder: Path | None) -> dict[str, str]:
@@ -98,6 +101,12 @@ def _options(step: Step, signature: Signature | None, folder: Path | None) -> di
     Raises:
         LoweringError: An input has a size without bounds.
     """
+    if step.options.get("trt_cuda_graph_enable", "0") not in ("0", "false", "False"):
+        raise LoweringError(
+            "trt_cuda_graph_enable is not supported",
+            attempts=("recorded runs need inputs and outputs that never move, which Triton's are not",),
+            hint="take it out; engine onnxruntime has enable_cuda_graph in its cuda block",
+        )
     asked = {_RENAMED.get(name, name): value for name, value in step.options.items()}
     options = {"device_id": step.device.removeprefix("gpu:"), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
     if step.precision in ("fp16", "bf16", "int8"):

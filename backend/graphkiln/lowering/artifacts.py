@@ -7,8 +7,8 @@ that instances share them: compiling for it would be work for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal, cast
@@ -17,6 +17,7 @@ from graphkiln.engines import device
 from graphkiln.engines.base import Engine, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.decoding import decode, encode
+from graphkiln.graph.errors import LoweringError
 from graphkiln.graph.manifest import sha256_of
 from graphkiln.lowering.cache import ArtifactCache
 from graphkiln.repository.onnx_file import read_precision
@@ -59,6 +60,7 @@ class Artifacts:
         self._cache = cache
         self._report = report
         self._content: dict[str, str] = {}
+        self._stamp = version.stamp()
 
     def graph(self, step: Step) -> Path:
         """The graph that a step runs: the saved one, or one that the passes lowered.
@@ -88,19 +90,26 @@ class Artifacts:
         def build(folder: Path) -> None:
             self._report(f"compiling for {step}")
             engine.compile(self.graph(step), step, folder)
+            self._check_unchanged()
 
         return self._cache.get(step.engine, self._model, key, build)
 
-    def measured(self, steps: Sequence[Step], batch: int, measure: Callable[[], Measured]) -> Measured:
+    def measured(self, steps: Sequence[Step], asked: Mapping[str, str], measure: Callable[[], Measured]) -> Measured:
         """What a comparison of candidates came to, on this machine and for these engines; made when it is not known.
+
+        Args:
+            steps: The candidates.
+            asked: What else a candidate must do to be one.
+            measure: Compares them.
 
         Raises:
             CacheError: It is not in the cache and cannot be written.
             LoweringError: No candidate works.
         """
-        key = {"batch": str(batch), "device": device.identity(steps[0].device)}
+        key = {**asked, "device": device.identity(steps[0].device)}
         for step in steps:
-            parts = {**self._graph_key(step), **load_engine(step.engine).identity(step), "step": str(step)}
+            settings = str(replace(step, reason="", shared_folder=None))
+            parts = {**self._graph_key(step), **load_engine(step.engine).identity(step), "step": settings}
             key |= {f"{step}: {name}": value for name, value in parts.items()}
 
         def build(folder: Path) -> None:
@@ -139,6 +148,16 @@ class Artifacts:
         model = load(self._version.graph_path)
         run_passes(model, [LowerPrecision(cast('Literal["fp16", "bf16"]', step.precision), _AMP)])
         save(model, target)
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        """An artifact of a file that was replaced meanwhile would be kept under the old file's name.
+
+        Raises:
+            LoweringError: It was.
+        """
+        if self._version.stamp() != self._stamp:
+            raise LoweringError(f"{self._version.graph_path} was replaced while it was lowered", attempts=())
 
 
 def saved_precision(version: ModelVersion) -> str:
@@ -152,9 +171,10 @@ def saved_precision(version: ModelVersion) -> str:
 
 
 def _content(version: ModelVersion) -> dict[str, str]:
-    """SHA-256 of the graph and of every file of weights: the manifest's, or those of all files beside the graph."""
+    """SHA-256 of the graph and of every file of weights: the manifest's, or those of all files in its folder."""
     if manifest := version.manifest:
         return {"graph": manifest.sha256, **{f"weights {name}": sha256 for name, sha256 in manifest.weights.items()}}
-    beside = sorted(path for path in version.graph_path.parent.iterdir() if path.is_file())
-    content = {f"weights {path.name}": sha256_of(path) for path in beside if path != version.graph_path}
+    folder = version.graph_path.parent
+    beside = sorted(path for path in folder.rglob("*") if path.is_file() and path != version.graph_path)
+    content = {f"weights {path.relative_to(folder)}": sha256_of(path) for path in beside}
     return {"graph": sha256_of(version.graph_path), **content}

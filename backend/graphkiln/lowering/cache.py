@@ -152,7 +152,10 @@ class ArtifactCache:
             fcntl.flock(used, fcntl.LOCK_SH)
             os.utime(self._locks / name)
         if fault is not None:
-            self._prune(self._limit_bytes)
+            try:
+                self._prune(self._limit_bytes)
+            except OSError as error:  # the entry is there: that others cannot be removed is no reason not to serve it
+                self._report(f"cannot prune {self.folder}: {error}")
         return path
 
     def _discard(self, path: Path) -> None:
@@ -198,8 +201,12 @@ class ArtifactCache:
         for path in self._entries.glob("*"):
             entry = _read(path)
             if entry is not None:
-                found.append(Listed(path=path, entry=entry, used_s=(self._locks / path.name).stat().st_mtime))
+                found.append(Listed(path=path, entry=entry, used_s=self._used_s(path)))
         return sorted(found, key=lambda listed: listed.used_s)
+
+    def _used_s(self, path: Path) -> float:
+        lock = self._locks / path.name
+        return (lock if lock.exists() else path).stat().st_mtime
 
     def faults(self) -> dict[Path, str]:
         """What is wrong with each entry that is damaged, by its folder."""
@@ -235,6 +242,7 @@ class ArtifactCache:
             if self._remove(each.path):
                 total -= each.entry.bytes
                 removed.append(each.path)
+        self._make_folders()
         for left in (*self._partial.glob("*"), *self._entries.glob("*")):
             with _locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:
                 if alone and _read(left) is None:
@@ -244,7 +252,7 @@ class ArtifactCache:
     def _remove(self, path: Path) -> bool:
         """Removes an entry, unless somebody uses it; says whether it is gone."""
         try:
-            with _locked_alone(self._locks / path.name, "a") as found, _locked_alone(path / _ENTRY, "rb") as unused:
+            with _locked_alone(self._locks / path.name, "a") as found, _locked_alone(path / _ENTRY, "r+b") as unused:
                 if found and unused:
                     self._discard(path)
                 return found and unused

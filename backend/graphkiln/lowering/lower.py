@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,8 @@ from graphkiln.graph.errors import (
     EngineUnavailable,
     ExecutionError,
     LoweringError,
+    ManifestError,
+    RepositoryError,
     SignatureError,
     VerificationError,
 )
@@ -38,6 +40,8 @@ _TRIED = (
     EngineUnavailable,
     ExecutionError,
     LoweringError,
+    ManifestError,
+    RepositoryError,
     SignatureError,
     VerificationError,
 )
@@ -126,34 +130,60 @@ def _fastest(
     chosen one.
     """
     built: dict[str, Lowered] = {}
+    compared: list[Measured] = []
     size = max(wanted.warm_sizes)
 
     def measure() -> Measured:
         built.update({str(step): lowered for step in steps if (lowered := build(step))})
-        times = {name: _time_s(lowered.session, version.golden, size) for name, lowered in built.items()}
-        if not times:
-            raise LoweringError("no candidate works", attempts=())
-        chosen = list(times)[best(list(times.values()))]
-        return Measured(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})
+        compared.extend(_compare(built, version.golden, size))
+        if len(built) < len(steps) or not (compared and compared[0].rates):
+            raise LoweringError("not every candidate was measured: nothing to remember", attempts=())
+        return compared[0]
 
     try:
-        measured = wanted.artifacts.measured(steps, size, measure)
-    except LoweringError:
-        return None  # each candidate has said why
-    for name, lowered in built.items():
+        measured = wanted.artifacts.measured(steps, _asked_of_candidates(version, wanted), measure)
+    except (LoweringError, CacheError):  # what was compared holds for this start
+        if not compared:
+            return None  # each candidate has said why
+        measured = compared[0]
+    for name, each in built.items():
         if name != measured.chosen:
-            lowered.session.close()
-    chosen = built.get(measured.chosen) or build(next(step for step in steps if str(step) == measured.chosen))
+            each.session.close()
+    # A choice that no longer works gives way to the others.
+    order = sorted(steps, key=lambda step: str(step) != measured.chosen)
+    chosen = built.get(measured.chosen) or next((lowered for step in order if (lowered := build(step))), None)
     return chosen and _with_reason(chosen, measured, size)
 
 
+def _asked_of_candidates(version: ModelVersion, wanted: Wanted) -> dict[str, str]:
+    golden = version.manifest.golden.sha256 if version.manifest and version.manifest.golden else "none"
+    return {"batch": str(max(wanted.warm_sizes)), "self-test": str(wanted.self_test), "golden samples": golden}
+
+
+def _compare(built: Mapping[str, Lowered], golden: GoldenSamples | None, size: int) -> list[Measured]:
+    """One comparison of sessions by name, or none where there are none.
+
+    A graph that does not run on made-up inputs cannot be timed: the first session is as good as any.
+    """
+    if not built:
+        return []
+    try:
+        times = {name: _time_s(lowered.session, golden, size) for name, lowered in built.items()}
+    except (ExecutionError, SignatureError):
+        return [Measured(chosen=next(iter(built)), rates={})]
+    chosen = list(times)[best(list(times.values()))]
+    return [Measured(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})]
+
+
 def _with_reason(chosen: Lowered, measured: Measured, size: int) -> Lowered:
-    rate = measured.rates[measured.chosen]
+    rate = measured.rates.get(str(chosen.step))
+    if rate is None:
+        return chosen
     reason = f"{chosen.step.reason}; the fastest here, {rate}/s at batch {size}"
     slower = [
         f"{name}: not clearly faster, {other}/s at batch {size} beside {rate}/s"
         for name, other in measured.rates.items()
-        if name != measured.chosen
+        if name != str(chosen.step)
     ]
     return replace(chosen, step=replace(chosen.step, reason=reason), slower=tuple(slower))
 
@@ -268,7 +298,8 @@ def _check_placement(step: Step, placement: Placement | None, saved: str) -> tup
         )
     computed = "fp32" if step.precision == "tf32" else step.precision  # told apart by no runtime
     if computed and not placement.products.get(computed):
-        hint = "a CPU computes fp16 in fp32; bf16 is the precision that pays there" if computed == "fp16" else ""
+        on_cpu = step.device == "cpu" and computed == "fp16"
+        hint = "a CPU computes fp16 in fp32; bf16 is the precision that pays there" if on_cpu else ""
         raise LoweringError(f"{step}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
     if not step.precision and saved in ("fp16", "bf16") and placement.products and saved not in placement.products:
         return (f"saved in {saved}, computed in {placement.precision} ({placement})",)

@@ -88,7 +88,9 @@ def plan(settings: Settings, machine: Machine, *, saved: str = "fp32", largest_b
         LoweringError: Nothing can run the graph as it is asked for; `attempts` says why.
     """
     kind = machine.device.partition(":")[0]
-    choices, rejected = _choices(settings, machine, kind, settings.precision or saved)
+    # Where fp16 was saved and nothing is asked for, ONNX Runtime serves it in fp32, and says so.
+    computed = settings.precision or ("fp32" if saved == "fp16" and kind == "cpu" else saved)
+    choices, rejected = _choices(settings, machine, kind, computed)
     for choice in (*choices, *settings.fallback):
         _check_precision(choice, saved, kind)
     for choice in choices:

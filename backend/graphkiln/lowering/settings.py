@@ -42,6 +42,7 @@ _SESSION_KEYS = (
     "enable_mem_pattern",
     "memory.enable_memory_arena_shrinkage",
 )
+_SESSION_ONLY = tuple(name for name in _SESSION_KEYS if name != "intra_op_thread_count")
 _CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 _TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
 """Read by Triton's Python backend itself."""
@@ -130,17 +131,20 @@ class Settings:
         asked = _Asked()
         for name, value, flag in overrides:
             _check_known([name], _known_keys(), flag)
-            asked.add(name, value, flag)
+            _add(asked, name, value, flag)
         _check_known(parameters, _known_keys(), "parameters")
-        for name, value in parameters.items():
-            asked.add(name, value, f"parameters.{name}")
-        accelerator, options = _accelerator(config.get("optimization", {}), gpu=gpu)
-        _translate(asked, accelerator, options)
+        for name, value in sorted(parameters.items(), key=lambda item: item[0] not in _OUR_KEYS):
+            _add(asked, name, value, f"parameters.{name}")
+        optimization = config.get("optimization", {})
+        accelerator, options = _accelerator(optimization, asked, gpu=gpu)
+        _add_accelerator(asked, accelerator, options)
         asked.check("layout", LAYOUTS)
         asked.check("conv_search", CONV_SEARCHES)
         asked.check("precision", PRECISIONS)
         if not gpu:
             _check_cpu(asked)
+        if asked.get("engine") == "openvino":
+            asked.without_effect(_SESSION_ONLY, "OpenVINO has no use for it")
         by_engine = {ENGINE_FOR_ACCELERATOR[accelerator]: options} if accelerator else {}
         if gpu:
             cuda = {name: asked.get(name) for name in _CUDA_KEYS[1:] if name in asked.values}
@@ -154,7 +158,7 @@ class Settings:
             streams=asked.read("streams", _count, 0),
             self_test=asked.read("self_test", _switch, default=True),
             fallback=asked.read("fallback", _choices, ()),
-            tuning=_tuning(asked, config.get("optimization", {}).get("graph", {})),
+            tuning=_tuning(asked, optimization.get("graph", {})),
             options={name: options for name, options in by_engine.items() if options},
             origins={name: origin for name, (_, origin) in asked.values.items() if name in _OUR_KEYS},
             rejected=tuple(asked.rejected),
@@ -189,6 +193,13 @@ class _Asked:
     def get(self, name: str) -> str:
         return self.values.get(name, ("", ""))[0]
 
+    def without_effect(self, names: Iterable[str], why: str) -> None:
+        """Tells of keys that are there and change nothing."""
+        for name in names:
+            if name in self.values:
+                value, origin = self.values[name]
+                self.rejected.append(f"{name} {value} of {origin}: {why}")
+
     def read(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
         if name not in self.values:
             return default
@@ -208,6 +219,7 @@ def _check_cpu(asked: _Asked) -> None:
         RepositoryError: `layout` or `conv_search` asks for something that a CPU does not have.
     """
     search, origin = asked.values.get("conv_search", ("", ""))
+    asked.without_effect(_CUDA_KEYS[1:], "the instance runs on the CPU")
     if origin == "parameters.cudnn_conv_algo_search":
         asked.rejected.append(f"conv_search {search} of {origin}: the instance runs on the CPU, which has no cuDNN")
         del asked.values["conv_search"]
@@ -220,35 +232,44 @@ def _check_cpu(asked: _Asked) -> None:
         )
 
 
-def _translate(asked: _Asked, accelerator: str, options: dict[str, str]) -> None:
-    """Adds what other vocabularies say to ours; options that became settings are taken out of `options`.
+def _add(asked: _Asked, name: str, value: str, origin: str) -> None:
+    """Adds a key, and the setting of ours that it means in another vocabulary.
 
     Raises:
         RepositoryError: A value is unknown.
     """
-    if "xrt" in asked.values:
-        xrt, origin = asked.values["xrt"]
-        if xrt not in ENGINE_FOR_XRT:
-            raise _bad(origin, xrt, ", ".join(ENGINE_FOR_XRT))
-        asked.add("engine", ENGINE_FOR_XRT[xrt], origin)
-    if "intra_op_thread_count" in asked.values:
-        value, origin = asked.values["intra_op_thread_count"]
-        if _count(origin, value):
-            asked.add("threads", value, origin)
-    if "cudnn_conv_algo_search" in asked.values:
-        value, origin = asked.values["cudnn_conv_algo_search"]
+    asked.add(name, value, origin)
+    if name == "xrt":
+        if value not in ENGINE_FOR_XRT:
+            raise _bad(origin, value, ", ".join(ENGINE_FOR_XRT))
+        asked.add("engine", ENGINE_FOR_XRT[value], origin)
+    if name == "intra_op_thread_count" and _count(origin, value):
+        asked.add("threads", value, origin)
+    if name == "cudnn_conv_algo_search":
         asked.add("conv_search", _CONV_SEARCH_NUMBERS.get(value, value.lower()), origin)
+
+
+def _add_accelerator(asked: _Asked, accelerator: str, options: dict[str, str]) -> None:
+    """Adds what an accelerator block means; options that became settings are taken out of `options`.
+
+    Where another engine was asked for, its options stay for the case that it is a fallback; its settings do not count.
+    """
     if not accelerator:
         return
     origin = f"execution accelerator {accelerator}"
     asked.add("engine", ENGINE_FOR_ACCELERATOR[accelerator], origin)
-    same = asked.get("engine") == ENGINE_FOR_ACCELERATOR[accelerator]
+    asked_for = asked.get("engine") in (AUTO, ENGINE_FOR_ACCELERATOR[accelerator])
+    for precision in ("fp16", "bf16"):
+        if accelerator == "tensorrt" and options.pop(f"trt_{precision}_enable", "0").lower() in ("1", "true"):
+            options.setdefault("precision_mode", precision)
     for key, name in _AS_SETTINGS[accelerator].items():
-        value = options.pop(key, "")
-        if value and same and value != "ACCURACY":  # OpenVINO's word for: as saved
-            asked.add(name, value.lower(), f"{origin}, {key}")
-    if not same:
-        options.clear()  # options written for one engine mean nothing to another
+        value = options.pop(key, "").lower()
+        if value in ("", "accuracy"):  # OpenVINO's word for: as saved
+            continue
+        if asked_for:
+            asked.add(name, value, f"{origin}, {key}")
+        else:
+            asked.rejected.append(f"{name} {value} of {origin}: another engine is asked for")
 
 
 def _tuning(asked: _Asked, graph: Mapping[str, Any]) -> SessionTuning:
@@ -266,7 +287,7 @@ def _tuning(asked: _Asked, graph: Mapping[str, Any]) -> SessionTuning:
     )
 
 
-def _accelerator(optimization: Mapping[str, Any], *, gpu: bool) -> tuple[str, dict[str, str]]:
+def _accelerator(optimization: Mapping[str, Any], asked: _Asked, *, gpu: bool) -> tuple[str, dict[str, str]]:
     """The execution accelerator that is asked for and its options; two empty ones where there is none."""
     accelerators = optimization.get("execution_accelerators", {})
     for_gpu = accelerators.get("gpu_execution_accelerator", [])
@@ -278,9 +299,9 @@ def _accelerator(optimization: Mapping[str, Any], *, gpu: bool) -> tuple[str, di
             f"gpu_execution_accelerator '{for_gpu[0]['name']}' is asked for, but the instance runs on the CPU",
             hint="take the accelerator out of config.pbtxt, or serve it on a machine with a GPU",
         )
-    for accelerator in for_gpu if gpu else for_cpu:
-        return accelerator["name"], dict(accelerator.get("parameters", {}))
-    return "", {}
+    blocks = for_gpu if gpu else for_cpu
+    asked.rejected += [f"execution accelerator {other['name']}: one stands before it" for other in blocks[1:]]
+    return (str(blocks[0]["name"]), dict(blocks[0].get("parameters", {}))) if blocks else ("", {})
 
 
 def _check_accelerators(

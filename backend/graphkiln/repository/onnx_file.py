@@ -14,6 +14,7 @@ from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 _QUANTISED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+_PRODUCTS = {"Conv", "ConvTranspose", "MatMul", "Gemm"}
 _PRECISIONS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "fp32",
     onnx.TensorProto.FLOAT16: "fp16",
@@ -28,12 +29,7 @@ def read_signature(path: Path) -> Signature:
         RepositoryError: The file is damaged, an input or output is not a tensor, or weights that should lie in another
             file of the folder are missing or lead out of it.
     """
-    try:
-        graph = onnx.load_model(path, load_external_data=False).graph
-    except (DecodeError, OSError) as error:
-        raise RepositoryError(
-            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
-        ) from error
+    graph = _read(path)
     if not graph.output:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
     _check_external_data(graph, path)
@@ -51,12 +47,7 @@ def read_precision(path: Path) -> str:
     Raises:
         RepositoryError: The file is damaged.
     """
-    try:
-        graph = onnx.load_model(path, load_external_data=False).graph
-    except (DecodeError, OSError) as error:
-        raise RepositoryError(
-            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
-        ) from error
+    graph = _read(path)
     if any(node.op_type in _QUANTISED for node in graph.node):
         return "int8"
     elements: Counter[str] = Counter()
@@ -64,6 +55,24 @@ def read_precision(path: Path) -> str:
         elements[_PRECISIONS.get(tensor.data_type, "")] += math.prod(tensor.dims)
     del elements[""]
     return elements.most_common(1)[0][0] if elements else "fp32"
+
+
+def count_products(path: Path) -> int:
+    """Number of convolutions and matrix products in a graph's main part.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    return sum(node.op_type in _PRODUCTS for node in _read(path).node)
+
+
+def _read(path: Path) -> onnx.GraphProto:
+    try:
+        return onnx.load_model(path, load_external_data=False).graph
+    except (DecodeError, OSError) as error:
+        raise RepositoryError(
+            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
+        ) from error
 
 
 def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:

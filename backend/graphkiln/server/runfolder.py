@@ -80,8 +80,8 @@ class RunFolder:
         python.mkdir()
         for source in (*(installation.backends / "python").glob("*.*"), installation.stub):
             shutil.copy2(source, python / source.name)
-        installed = {path.name for folder in filter(None, (extra, installation.backends)) for path in folder.iterdir()}
-        ours = {BACKEND} if DROP_IN_BACKEND in installed and not replace_onnxruntime else {BACKEND, DROP_IN_BACKEND}
+        folders = [folder for folder in (extra, installation.backends) if folder]
+        ours = names_of_ours(folders, replace_onnxruntime=replace_onnxruntime)
         for name in ours:
             (self.backends / name).mkdir()
             (self.backends / name / "model.py").write_text(_SHIM)
@@ -90,7 +90,7 @@ class RunFolder:
                 link = self.backends / backend.name
                 if not link.exists():
                     link.symlink_to(backend.absolute())
-        return frozenset(ours)
+        return ours
 
     def link_stores(self, stores: Sequence[Path]) -> list[Path]:
         """The stores under paths that Triton can take: their own where possible, else links."""
@@ -118,3 +118,11 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def names_of_ours(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:
+    """The names under which our backend is installed beside the backends of some folders."""
+    installed = {path.name for folder in folders for path in folder.iterdir()}
+    if DROP_IN_BACKEND in installed and not replace_onnxruntime:
+        return frozenset({BACKEND})
+    return frozenset({BACKEND, DROP_IN_BACKEND})

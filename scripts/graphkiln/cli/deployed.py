@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,23 +43,51 @@ def read_deployment(path: Path, settings: list[str] | None) -> Deployment:
     from graphkiln.lowering.deployment import Deployment
     from graphkiln.lowering.plan import Machine
     from graphkiln.lowering.settings import parse_override
-    from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND, as_dictionary
-    from graphkiln.repository.overlay import DEFAULT_INSTANCES, complete_config
+    from graphkiln.repository.config import as_dictionary
+    from graphkiln.repository.overlay import complete_config
 
     folder = version_folder(path).absolute()
-    config = complete_config(folder.parent, frozenset({BACKEND, DROP_IN_BACKEND}))
-    if not config.instance_group:
-        config.instance_group.add(count=DEFAULT_INSTANCES.get(config.backend, 1))
+    config = complete_config(folder.parent, _names_of_ours())
+    _complete_instances(config)
     overrides = [parse_override(text) for text in settings or []]
     machine = Machine(device=_device(config), cores=usable_cores(), probe=probe)
     return Deployment.read(folder, as_dictionary(config), machine, overrides)
 
 
-def _device(config: object) -> str:
+def _names_of_ours() -> frozenset[str]:
+    """The names under which `serve` installs our backend here; both where no Triton is installed to ask."""
+    from graphkiln.graph.errors import ServerSetupError
+    from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND
+    from graphkiln.server.installation import find_installation
+    from graphkiln.server.runfolder import names_of_ours
+
+    try:
+        return names_of_ours([find_installation().backends], replace_onnxruntime=False)
+    except ServerSetupError:
+        return frozenset({BACKEND, DROP_IN_BACKEND})
+
+
+def _complete_instances(config: Any) -> None:
+    """Gives every group the number of instances that Triton gives it.
+
+    Source: Triton core, `SetDefaultInstanceCount`.
+    """
+    from graphkiln.engines.device import gpus
+    from graphkiln.repository.overlay import DEFAULT_INSTANCES
+
+    if not config.instance_group:
+        config.instance_group.add()
+    for group in config.instance_group:
+        kinds = dict(group.Kind.items())
+        on_cpu = group.kind == kinds["KIND_CPU"] or (group.kind == kinds["KIND_AUTO"] and not gpus())
+        group.count = group.count or (DEFAULT_INSTANCES.get(config.backend, 1) if on_cpu else 1)
+
+
+def _device(config: Any) -> str:
     """Where Triton would put the first instance: on a GPU when it is told so, or when there is one and it is not."""
     from graphkiln.engines.device import gpus
 
-    group = config.instance_group[0]  # type: ignore[attr-defined]
+    group = config.instance_group[0]
     kinds = dict(group.Kind.items())
     if group.kind == kinds["KIND_GPU"]:
         return f"gpu:{group.gpus[0] if group.gpus else 0}"

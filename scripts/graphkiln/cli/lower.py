@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from graphkiln.lowering.deployment import Deployment
     from graphkiln.lowering.lower import Lowered
 
-_DEFAULT_SIZE = "20G"
+
+_NO_LIMIT = "1024T"
+"""Only the server, which knows the limit, removes what others have put there."""
 
 
 def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
@@ -44,7 +46,7 @@ def lower_deployment(deployment: Deployment, cache: str) -> Iterator[Lowered]:
     from graphkiln.cli.cache import cache_settings
     from graphkiln.lowering.cache import ArtifactCache
 
-    settings = cache_settings(cache, _DEFAULT_SIZE, say=_say)
+    settings = cache_settings(cache, _NO_LIMIT, say=_say)
     with TemporaryDirectory(prefix="graphkiln-cache-") as temporary:
         folder = settings.folder or Path(temporary)
         lasting = settings.folder is not None
