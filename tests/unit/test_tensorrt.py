@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln.engines import tensorrt
+from graphkiln.engines import onnxruntime as runtime
 from graphkiln.engines.base import Step
 from graphkiln.engines.device import Gpu
 from graphkiln.engines.tensorrt import PROVIDER, TensorRtEngine, _options
@@ -87,7 +87,7 @@ class TestProbe:
 
     def test_missing_libraries_name_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
-        monkeypatch.setattr(tensorrt, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
+        monkeypatch.setattr(runtime, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
         support = TensorRtEngine().probe("gpu:0")
         if not support.ok:
             assert "libnvinfer.so.10" in support.reason

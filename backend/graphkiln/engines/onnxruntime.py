@@ -72,19 +72,7 @@ class OnnxRuntimeEngine:
 
     def probe(self, device: str) -> Support:
         """Says yes to the CPU, and to a GPU that is there and that this build of ONNX Runtime has a provider for."""
-        if device == "cpu":
-            return Support(ok=True)
-        if CUDA not in onnxruntime.get_available_providers():
-            return Support(
-                ok=False,
-                reason=f"onnxruntime on {device}: this build has no CUDA provider "
-                "(pip uninstall onnxruntime, then pip install 'graphkiln[gpu]')",
-            )
-        try:
-            gpu(device)
-        except EngineUnavailable as error:
-            return Support(ok=False, reason=str(error))
-        return Support(ok=True)
+        return Support(ok=True) if device == "cpu" else gpu_support(CUDA, device)
 
     def identity(self, step: Step) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`. Only optimised graphs for the CPU are kept."""
@@ -222,6 +210,21 @@ class OnnxRuntimeSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def gpu_support(provider: str, device: str) -> Support:
+    """Whether this build of ONNX Runtime has a provider, and the machine the GPU."""
+    if provider not in onnxruntime.get_available_providers():
+        return Support(
+            ok=False,
+            reason=f"this build of ONNX Runtime has no {provider} "
+            "(pip uninstall onnxruntime, then pip install 'graphkiln[gpu]')",
+        )
+    try:
+        gpu(device)
+    except EngineUnavailable as error:
+        return Support(ok=False, reason=str(error))
+    return Support(ok=True)
 
 
 def session_options(step: Step) -> onnxruntime.SessionOptions:

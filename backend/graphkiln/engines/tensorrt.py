@@ -18,9 +18,8 @@ from pathlib import Path
 import onnxruntime
 
 from graphkiln.engines.base import Step, Support
-from graphkiln.engines.device import gpu
-from graphkiln.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, load, session_options
-from graphkiln.graph.errors import EngineUnavailable, LoweringError
+from graphkiln.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, gpu_support, load, session_options
+from graphkiln.graph.errors import LoweringError
 from graphkiln.graph.signature import Signature, TensorSpec
 from graphkiln.repository.onnx_file import count_products, read_precision, read_signature
 
@@ -44,22 +43,16 @@ class TensorRtEngine:
         """Says yes to a GPU that is there, where the provider and TensorRT's libraries are installed."""
         if device == "cpu":
             return Support(ok=False, reason="tensorrt serves gpu:N, not cpu")
-        if PROVIDER not in onnxruntime.get_available_providers():
-            return Support(
-                ok=False,
-                reason=f"tensorrt on {device}: this build of ONNX Runtime has no TensorRT provider "
-                "(pip uninstall onnxruntime, then pip install 'graphkiln[gpu]')",
-            )
+        support = gpu_support(PROVIDER, device)
+        if not support.ok:
+            return support
         try:
-            gpu(device)
             ctypes.CDLL(_LIBRARY)
-        except EngineUnavailable as error:
-            return Support(ok=False, reason=str(error))
         except OSError as error:
             return Support(
                 ok=False, reason=f"tensorrt on {device}: {error} (pip install 'tensorrt>=10,<11', or NVIDIA's image)"
             )
-        return Support(ok=True)
+        return support
 
     def identity(self, step: Step) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""

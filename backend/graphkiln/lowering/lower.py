@@ -13,14 +13,11 @@ from graphkiln.engines.base import Engine, Placement, Session, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.errors import (
     CacheError,
-    ConversionError,
     EngineUnavailable,
     ExecutionError,
+    GraphkilnError,
     LoweringError,
-    ManifestError,
-    RepositoryError,
     SignatureError,
-    VerificationError,
 )
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
@@ -34,18 +31,6 @@ from graphkiln.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln.repository.version import ModelVersion
 
 _TIMED_RUNS = 3
-_TRIED = (
-    CacheError,
-    ConversionError,
-    EngineUnavailable,
-    ExecutionError,
-    LoweringError,
-    ManifestError,
-    RepositoryError,
-    SignatureError,
-    VerificationError,
-)
-"""What a step may fail with; anything else is a fault of ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +101,7 @@ def _try(version: ModelVersion, wanted: Wanted, attempts: list[str], step: Step)
     """A session, or None and one line more in `attempts`."""
     try:
         return _build(version, step, wanted)
-    except _TRIED as error:
+    except GraphkilnError as error:
         attempts.append(f"{step}: {error}")
         return None
 
