@@ -107,6 +107,14 @@ def test_every_fault_is_a_clear_load_error_and_spares_the_others(
     assert answer(server, "digits") == "seven"
 
 
+def test_that_triton_completes_configurations_is_said(start_server: StartServer, store: Path) -> None:
+    (store / "first" / "config.pbtxt").write_text('name: "first" backend: "tensorflow"')
+    server = start_server("--model-store", store, "--exit-on-error=false")
+    server.wait_until(lambda: "serving HTTP" in server.log)
+    assert "Triton completes the configurations itself" in server.log
+    assert "model 'first' is of backend 'tensorflow'" in server.log
+
+
 def test_an_operator_that_an_engine_does_not_have(start_server: StartServer, tmp_path: Path) -> None:
     graph = zoo.model(
         [zoo.helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")],

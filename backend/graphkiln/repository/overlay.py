@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf import text_format
 
 from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import GraphkilnError, RepositoryError
+from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.signature import Signature
 from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND, DROP_IN_PLATFORM, complete, read_config
 from graphkiln.repository.onnx_file import read_signature
@@ -24,7 +24,7 @@ DEFAULT_INSTANCES = {DROP_IN_BACKEND: 2}
 """CPU instances that Triton makes where a configuration names none; one for every other backend."""
 
 
-def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]) -> list[Path] | None:
+def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]) -> list[Path]:
     """Mirrors stores with complete configurations.
 
     Args:
@@ -33,19 +33,19 @@ def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]
         backends: Names under which our backend is installed.
 
     Returns:
-        One mirror per store, or None when a model is not ours or cannot be completed: Triton's own completion then
-        reports what is wrong with it, and loads the others.
+        One mirror per store.
+
+    Raises:
+        GraphkilnError: A model is not ours, or cannot be completed.
+        OSError: The mirrors cannot be written.
     """
     mirrors = []
-    try:
-        for index, store in enumerate(stores):
-            mirror = folder / str(index)
-            mirror.mkdir(parents=True)
-            for model in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
-                _mirror_model(model, mirror / model.name, backends)
-            mirrors.append(mirror)
-    except (GraphkilnError, OSError):
-        return None
+    for index, store in enumerate(stores):
+        mirror = folder / str(index)
+        mirror.mkdir(parents=True)
+        for model in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            _mirror_model(model, mirror / model.name, backends)
+        mirrors.append(mirror)
     return mirrors
 
 

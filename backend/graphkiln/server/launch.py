@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln.graph.errors import GraphkilnError
 from graphkiln.repository.overlay import build_overlay
 from graphkiln.server.flags import TritonFlags
 from graphkiln.server.installation import Installation
@@ -51,13 +52,18 @@ class Launch:
     cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
 
-    def start(self, folder: RunFolder) -> subprocess.Popen[bytes]:
-        """Fills the run folder and starts tritonserver in a session of its own, so that only we signal it."""
+    def start(self, folder: RunFolder, say: Callable[[str], None]) -> subprocess.Popen[bytes]:
+        """Fills the run folder and starts tritonserver in a session of its own, so that only we signal it.
+
+        Args:
+            folder: Of this run.
+            say: Told when Triton must complete configurations itself, which is slower.
+        """
         ours = folder.assemble_backends(
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         stores = folder.link_stores(self.stores)
-        mirrors = build_overlay(stores, folder.overlay, ours) if self._may_complete() else None
+        mirrors = self._mirrors(stores, folder, ours, say) if self._may_complete() else None
         memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
         command = command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
         return subprocess.Popen(
@@ -67,6 +73,17 @@ class Launch:
             start_new_session=True,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
         )
+
+    @staticmethod
+    def _mirrors(
+        stores: Sequence[Path], folder: RunFolder, ours: frozenset[str], say: Callable[[str], None]
+    ) -> list[Path] | None:
+        """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
+        try:
+            return build_overlay(stores, folder.overlay, ours)
+        except (GraphkilnError, OSError) as error:
+            say(f"Triton completes the configurations itself, which takes longer: {error}")
+            return None
 
     def _may_complete(self) -> bool:
         """Whether the stores can be mirrored: not while they may change, and not against the user's own flags."""

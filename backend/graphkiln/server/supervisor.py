@@ -69,7 +69,7 @@ class Supervisor:
         """
         with _signals_to(self._on_signal) as wake, self._stand_in:
             while True:
-                with RunFolder() as folder, self._launch.start(folder) as server:
+                with RunFolder() as folder, self._launch.start(folder, self._say) as server:
                     try:
                         code = self._supervise(server, folder, wake)
                     finally:
