@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from graphkiln.engines.base import Engine, Placement, Session, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.errors import (
@@ -21,13 +19,12 @@ from graphkiln.graph.errors import (
 )
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
-from graphkiln.graph.signature import Signature
+from graphkiln.lowering.acceptance import check_placement, check_signature, limits_of, read_placement, replay
 from graphkiln.lowering.artifacts import Artifacts, Measured
 from graphkiln.lowering.plan import LoweringPlan, best
 from graphkiln.lowering.subsets import SubsetSession, build_part
 from graphkiln.lowering.warmup import made_up_feeds, repeated, warm_up
-from graphkiln.proof.comparison import prove
-from graphkiln.proof.policy import BY_PRECISION, REPLAY, Limits
+from graphkiln.proof.policy import Limits
 from graphkiln.repository.version import ModelVersion
 
 _TIMED_RUNS = 3
@@ -192,13 +189,13 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
     stamp = version.stamp()
     artifacts = wanted.artifacts
     session = _load(engine, step, artifacts)
-    limits = _limits(artifacts.saved, step)
+    limits = limits_of(artifacts.saved, step)
     golden = version.golden if wanted.self_test else None
     try:
-        _check_signature(version, session.signature)
-        placement = _read_placement(session, version.golden)
-        notes = _check_placement(step, placement, artifacts.saved)
-        self_test = _self_test(session, golden, limits, max(wanted.warm_sizes)) if golden else None
+        check_signature(version, session.signature)
+        placement = read_placement(session, version.golden)
+        notes = check_placement(step, placement, artifacts.saved)
+        self_test = replay(session, golden, limits, max(wanted.warm_sizes)) if golden else None
         begun = time.monotonic()
         warmup_note = warm_up(session, wanted.warm_sizes, version.golden, already=self_test is not None)
         warmup_s = time.monotonic() - begun
@@ -235,85 +232,11 @@ def _load(engine: Engine, step: Step, artifacts: Artifacts) -> Session:
     return engine.build(artifacts.graph(step), step, compiled)
 
 
-def _check_signature(version: ModelVersion, found: Signature) -> None:
-    """A manifest that speaks of other tensors than the graph has would make the server publish lies."""
-    promised = version.manifest.signature if version.manifest else found
-    for kind, ours, theirs in (
-        ("inputs", promised.inputs, found.inputs),
-        ("outputs", promised.outputs, found.outputs),
-    ):
-        if [(s.name, s.dtype, len(s.shape)) for s in ours] != [(s.name, s.dtype, len(s.shape)) for s in theirs]:
-            raise SignatureError(
-                f"the manifest's {kind} are not the graph's",
-                expected=", ".join(map(str, ours)),
-                got=", ".join(map(str, theirs)),
-            )
-
-
-def _read_placement(session: Session, golden: GoldenSamples | None) -> Placement | None:
-    if golden:
-        return session.placement(golden.inputs)
-    try:
-        return session.placement(made_up_feeds(session.signature))
-    except (ExecutionError, SignatureError):
-        # Without golden samples nobody knows which sizes of the varying dimensions make sense.
-        return None
-
-
-def _check_placement(step: Step, placement: Placement | None, saved: str) -> tuple[str, ...]:
-    """Holds what ran to what was asked for; returns what a person should know.
-
-    Raises:
-        LoweringError: Nothing ran in the precision that was asked for, or products fell back to another device.
-    """
-    if placement is None:
-        if step.precision:
-            raise LoweringError(
-                f"{step}: what it runs in cannot be read back",
-                attempts=("the graph has no golden samples and does not run on zeros",),
-                hint="convert it (graphkiln convert FILE.onnx), or leave `precision` out",
-            )
-        return ()
-    if placement.elsewhere:
-        named = ", ".join(placement.elsewhere[:3])
-        raise LoweringError(
-            f"{step}: {len(placement.elsewhere)} products ran elsewhere",
-            attempts=(f"{placement}; the first: {named}",),
-            hint="the engine does not take these nodes: choose another engine or precision",
-        )
-    computed = "fp32" if step.precision == "tf32" else step.precision  # told apart by no runtime
-    if computed and not placement.products.get(computed):
-        on_cpu = step.device == "cpu" and computed == "fp16"
-        hint = "a CPU computes fp16 in fp32; bf16 is the precision that pays there" if on_cpu else ""
-        raise LoweringError(f"{step}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
-    if not step.precision and saved in ("fp16", "bf16") and placement.products and saved not in placement.products:
-        return (f"saved in {saved}, computed in {placement.precision} ({placement})",)
-    return ()
-
-
-def _limits(saved: str, step: Step) -> Limits:
-    """Against the saved graph's own answers: tight for an as-saved session, the precision's row for a lowered one."""
-    lowered = step.precision in BY_PRECISION and step.precision != saved
-    limits = BY_PRECISION[step.precision] if lowered else REPLAY[saved]
-    return replace(limits, step=f"{step.precision or saved} on {step.engine}")
-
-
-def _self_test(session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int) -> Verification:
-    """Replays the golden samples one by one and in the largest batch, on the session that will answer."""
-    samples = len(next(iter(golden.inputs.values())))
-    singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]
-    alone = {name: np.concatenate([single[name] for single in singles]) for name in golden.graph_outputs}
-    prove(golden.graph_outputs, alone, limits, batch_sizes=(1,))
-    size = max(largest_batch, samples) if all(spec.batchable for spec in session.signature.inputs) else samples
-    together = session.run(repeated(golden.inputs, size))
-    return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size))
-
-
 def _prove_part(
     session: Session, outputs: tuple[str, ...], *, version: ModelVersion, wanted: Wanted, limits: Limits
 ) -> None:
     """Proves and warms the session of a part of the outputs."""
     golden = version.golden and version.golden.only(outputs)
     if golden and wanted.self_test:
-        _self_test(session, golden, limits, max(wanted.warm_sizes))
+        replay(session, golden, limits, max(wanted.warm_sizes))
     warm_up(session, wanted.warm_sizes, golden)
