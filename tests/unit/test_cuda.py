@@ -13,7 +13,8 @@ import pytest
 from graphkiln.engines import device
 from graphkiln.engines.base import Step
 from graphkiln.engines.cuda_graphs import CapturedRuns
-from graphkiln.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda, placement
+from graphkiln.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda
+from graphkiln.engines.profile import read_placement
 from graphkiln.graph.errors import EngineUnavailable
 from graphkiln.lowering.settings import _CUDA_KEYS
 
@@ -57,7 +58,7 @@ def kernel(name: str, operator: str, provider: str) -> dict[str, object]:
 
 def test_products_on_the_cpu_are_told_from_shapes_on_the_cpu() -> None:
     kernels = [kernel("conv", "Conv", CUDA), kernel("shape", "Gather", CPU), kernel("fc", "MatMul", CPU)]
-    found = placement(kernels, CUDA, {})
+    found = read_placement(kernels, CUDA, {})
     assert found.nodes == {CUDA: 1, CPU: 2}
     assert found.products == {"fp32": 2}
     assert found.elsewhere == ("fc",)
@@ -65,10 +66,10 @@ def test_products_on_the_cpu_are_told_from_shapes_on_the_cpu() -> None:
 
 def test_products_inside_a_fused_kernel_are_those_of_the_graph_that_ran_nowhere_else() -> None:
     kernels = [kernel("TRTKernel_graph_0", "TRTKernel_graph_0", "TensorrtExecutionProvider"), kernel("a", "Conv", CUDA)]
-    found = placement(kernels, "TensorrtExecutionProvider", {"fp32": 5})
+    found = read_placement(kernels, "TensorrtExecutionProvider", {"fp32": 5})
     assert found.products == {"fp32": 4}
     assert found.elsewhere == ("a",)
-    nothing = placement(kernels[1:], "TensorrtExecutionProvider", {"fp16": 5})
+    nothing = read_placement(kernels[1:], "TensorrtExecutionProvider", {"fp16": 5})
     assert nothing.products == {"fp32": 1}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from graphkiln.engines.base import GraphLevel, Placement, Step, Support
 from graphkiln.engines.cuda_graphs import NOT_RECORDED, CapturedRuns
 from graphkiln.engines.device import gpu
+from graphkiln.engines.profile import read_placement
 from graphkiln.engines.shared_graph import WEIGHTS, SharedGraph
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import EngineUnavailable, ExecutionError, LoweringError, SignatureError
@@ -40,12 +40,6 @@ _LEVELS = {
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_PRODUCTS = (
-    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
-    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
-    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
-)
-"""Operators that multiply and add, as ONNX Runtime names them after its own rewriting."""
 _ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -63,8 +57,6 @@ Provider = tuple[str, dict[str, str]]
 _COMPILED = "optimised.onnx"
 _ONNX_BF16 = 16
 """Source: `onnx.TensorProto.BFLOAT16`."""
-_INTEGER_TYPES = {"int8", "uint8"}
-_TYPE_NAMES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "double": "fp64"}
 
 
 class OnnxRuntimeEngine:
@@ -196,7 +188,7 @@ class OnnxRuntimeSession:
             events = json.loads(profile.read_bytes())
         asked = self._session.get_providers()[0]
         kernels = [event for event in events if event.get("cat") == "Node" and "args" in event]
-        return placement(kernels, asked, self._fused)
+        return read_placement(kernels, asked, self._fused)
 
     def close(self) -> None:
         """Drops the runtime's session."""
@@ -394,40 +386,3 @@ def _spec(node: Any) -> TensorSpec:
         # ONNX Runtime gives None for a dimension without a name.
         shape=tuple(free_dim(node.name, axis) if dim is None else dim for axis, dim in enumerate(node.shape)),
     )
-
-
-def placement(kernels: list[dict[str, Any]], asked: str, fused: Mapping[str, int]) -> Placement:
-    """Counts the kernels of a profile.
-
-    Args:
-        kernels: The profile's events of nodes.
-        asked: Provider that the graph should run on.
-        fused: The graph's products by element type, where the provider shows whole graphs as single kernels: those
-            that did not run elsewhere ran inside them.
-    """
-    ran = [event for event in kernels if event["name"].endswith("_kernel_time")]
-    time_by_precision: Counter[str] = Counter()
-    for event in ran:
-        time_by_precision[_precision(event["args"])] += event["dur"] + 1
-    products = [event for event in ran if event["args"].get("op_name") in _PRODUCTS]
-    counts = Counter(_precision(event["args"]) for event in products)
-    elsewhere = [event for event in products if event["args"].get("provider") != asked]
-    if fused and any(event["args"].get("provider") == asked for event in ran):
-        counts = Counter(fused) - Counter(_precision(event["args"]) for event in elsewhere)
-    return Placement(
-        nodes=dict(Counter(event["args"].get("provider", "unknown") for event in ran)),
-        precision=time_by_precision.most_common(1)[0][0] if time_by_precision else "unknown",
-        products=dict(counts),
-        elsewhere=tuple(event["name"].removesuffix("_kernel_time") for event in elsewhere),
-    )
-
-
-def _precision(arguments: dict[str, Any]) -> str:
-    """The narrowest arithmetic type among a kernel's inputs: integer kernels also read float scales."""
-    types = {name for tensor in arguments.get("input_type_shape", []) for name in tensor}
-    if types & _INTEGER_TYPES:
-        return "int8"
-    for name in ("bfloat16", "float16", "float", "double"):
-        if name in types:
-            return _TYPE_NAMES[name]
-    return "integer"
