@@ -4,6 +4,6 @@ For example `Client("http://localhost:8000").model("digits").classify("seven.png
 """
 
 from graphkiln.client.api import Client, Model
-from graphkiln.client.results import Classification, Result
+from graphkiln.client.results import Classification, Result, ServedModel
 
-__all__ = ["Classification", "Client", "Model", "Result"]
+__all__ = ["Classification", "Client", "Model", "Result", "ServedModel"]

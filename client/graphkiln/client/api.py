@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from graphkiln.client.image import Picture, describe, load_sample
-from graphkiln.client.results import Classification, Result
+from graphkiln.client.results import Classification, Result, ServedModel
 from graphkiln.client.transports.base import InferRequest, InferResponse, Transport
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ClientError, InvalidInput, ManifestError, ProtocolError
@@ -55,6 +55,34 @@ class Client:
             ClientError: The server cannot be asked.
         """
         return self._transport.ready(self.timeout_s)
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Every model version that the server knows, by name and version.
+
+        Raises:
+            ClientError: The server cannot be asked.
+        """
+        rows = [ServedModel.parse(row) for row in self._transport.repository_index(self.timeout_s)]
+        return tuple(sorted(rows, key=lambda row: (row.name, row.version)))
+
+    def load(self, name: str) -> None:
+        """Loads a model, or loads it anew; the server must run with `--model-control-mode=explicit`.
+
+        Raises:
+            ServerError: The model cannot be loaded; the message holds the cause.
+            ModelNotReady: The server does not load on demand.
+            ClientError: The server cannot be asked.
+        """
+        self._transport.load(name, self.timeout_s)
+
+    def unload(self, name: str) -> None:
+        """Unloads a model; the server finishes its requests first, and answers before that.
+
+        Raises:
+            ModelNotReady: The server does not unload on demand.
+            ClientError: The server cannot be asked.
+        """
+        self._transport.unload(name, self.timeout_s)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -117,6 +145,19 @@ class Model:
             ClientError: The request did not get its answer.
         """
         return dict(self._infer(inputs, dict.fromkeys(outputs, 0), _new_id()).outputs)
+
+    def statistics(self) -> dict[str, Any]:
+        """What the server counted for this version, or for the preferred one: Triton's statistics extension.
+
+        Raises:
+            ClientError: The server cannot be asked.
+        """
+        found: list[dict[str, Any]] = self._transport.model_statistics(self.name, self.version, self._timeout_s).get(
+            "model_stats", []
+        )
+        if not found:
+            raise ProtocolError(f"the server's statistics of '{self.name}' are empty")
+        return found[-1]
 
     def classify(self, picture: Picture, *, top_k: int = 5) -> Result:
         """Classifies one picture.

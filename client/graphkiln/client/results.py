@@ -71,3 +71,39 @@ class Result:
         for answer in document["classifications"]:
             answer["score"] = answer["score"] if math.isfinite(answer["score"]) else None
         return document
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model version that a server knows.
+
+    Attributes:
+        name: Model name.
+        version: Its version; empty where no version was ever loaded.
+        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty where no version was ever loaded.
+        reason: Why it is not ready, or empty.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self.state == "READY"
+
+    @classmethod
+    def parse(cls, row: dict[str, Any]) -> ServedModel:
+        """Reads a row of the server's index.
+
+        Source: Triton's model repository extension.
+
+        Raises:
+            ProtocolError: The row names no model.
+        """
+        if not isinstance(row.get("name"), str):
+            raise ProtocolError(f"a row of the server's index names no model: {str(row)[:80]}")
+        texts = {key: str(row.get(key, "")) for key in ("version", "state", "reason")}
+        return cls(name=row["name"], **texts)

@@ -11,8 +11,10 @@ from graphkiln.cli.classify import classify
 from graphkiln.cli.convert import convert
 from graphkiln.cli.explain import explain
 from graphkiln.cli.health import health
+from graphkiln.cli.infer import infer
 from graphkiln.cli.inspect import inspect
 from graphkiln.cli.lower import lower
+from graphkiln.cli.models import models
 from graphkiln.cli.serve import serve
 from graphkiln.cli.verify import verify
 from graphkiln.graph.errors import GraphkilnError
@@ -32,6 +34,8 @@ app.command()(explain)
 app.command()(lower)
 app.add_typer(cache.app, name="cache")
 app.command()(classify)
+app.command()(infer)
+app.command()(models)
 app.command()(health)
 
 

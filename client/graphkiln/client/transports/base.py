@@ -61,6 +61,22 @@ class Transport(Protocol):
         """The model's Triton configuration, as the JSON protocol shows it."""
         ...
 
+    def model_statistics(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
+        """The statistics of a model's versions, as the JSON protocol shows them."""
+        ...
+
+    def repository_index(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Every model version that the server knows, with its state."""
+        ...
+
+    def load(self, model: str, timeout_s: float) -> None:
+        """Loads or reloads a model."""
+        ...
+
+    def unload(self, model: str, timeout_s: float) -> None:
+        """Unloads a model; returns before it is gone."""
+        ...
+
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Sends a request and waits for its answer."""
         ...

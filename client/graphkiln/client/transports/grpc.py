@@ -18,6 +18,7 @@ from graphkiln.graph.errors import (
     DeadlineExceeded,
     InvalidInput,
     ModelNotFound,
+    ModelNotReady,
     Overloaded,
     ProtocolError,
     ServerError,
@@ -26,6 +27,7 @@ from graphkiln.graph.errors import (
 
 _MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_PROBE_S = 1.0
 
 
 class GrpcTransport:
@@ -57,6 +59,25 @@ class GrpcTransport:
         config: dict[str, Any] = _plain(self._call(self._stub.ModelConfig, request, timeout_s))["config"]
         return config
 
+    def model_statistics(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
+        """See `Transport.model_statistics`."""
+        request = pb.ModelStatisticsRequest(name=model, version=version)
+        document: dict[str, Any] = _numbers(_plain(self._call(self._stub.ModelStatistics, request, timeout_s)))
+        return document
+
+    def repository_index(self, timeout_s: float) -> list[dict[str, Any]]:
+        """See `Transport.repository_index`."""
+        answer = self._call(self._stub.RepositoryIndex, pb.RepositoryIndexRequest(), timeout_s)
+        return list(_plain(answer).get("models", []))
+
+    def load(self, model: str, timeout_s: float) -> None:
+        """See `Transport.load`."""
+        self._call(self._stub.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name=model), timeout_s)
+
+    def unload(self, model: str, timeout_s: float) -> None:
+        """See `Transport.unload`."""
+        self._call(self._stub.RepositoryModelUnload, pb.RepositoryModelUnloadRequest(model_name=model), timeout_s)
+
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Transport.infer`."""
         return _decode(self._call(self._infer, request, timeout_s))
@@ -71,10 +92,18 @@ class GrpcTransport:
         except grpc.RpcError as error:
             raise self._error(error, timeout_s, getattr(message, "request_id", None)) from error
 
+    def _answers(self) -> bool:
+        """Whether the server is there: gRPC has one status for "nobody answers" and "the server says: not now"."""
+        try:
+            self._stub.ServerLive(pb.ServerLiveRequest(), timeout=_PROBE_S)
+        except grpc.RpcError:
+            return False
+        return True
+
     def _error(self, error: Any, timeout_s: float, request_id: str | None) -> ClientError:
         """One table from gRPC status to the error tree."""
         code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.UNAVAILABLE:
+        if code is grpc.StatusCode.UNAVAILABLE and not self._answers():
             return ConnectionFailed(
                 f"cannot reach grpc://{self._address}: {details}",
                 hint="is the server running? graphkiln health --url URL",
@@ -94,6 +123,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.PERMISSION_DENIED: Unauthorized,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.CANCELLED: DeadlineExceeded,
+    grpc.StatusCode.UNAVAILABLE: ModelNotReady,
 }
 
 
@@ -153,3 +183,15 @@ def _decode(message: Any) -> InferResponse:
 def _plain(message: Any) -> dict[str, Any]:
     document: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return document
+
+
+_COUNTS = {"ns", "count", "batch_size", "last_inference", "inference_count", "execution_count"}
+
+
+def _numbers(document: Any) -> Any:
+    """Statistics with numbers where protobuf's JSON has texts, as Triton's own JSON has them."""
+    if isinstance(document, list):
+        return [_numbers(item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    return {name: int(value) if name in _COUNTS else _numbers(value) for name, value in document.items()}

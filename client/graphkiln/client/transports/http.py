@@ -45,6 +45,26 @@ class HttpTransport:
         """See `Transport.model_config`."""
         return self._document(_model_path(model, version) + "/config", timeout_s)
 
+    def model_statistics(self, model: str, version: str, timeout_s: float) -> dict[str, Any]:
+        """See `Transport.model_statistics`."""
+        return self._document(_model_path(model, version) + "/stats", timeout_s)
+
+    def repository_index(self, timeout_s: float) -> list[dict[str, Any]]:
+        """See `Transport.repository_index`."""
+        response = self._post("/v2/repository/index", timeout_s)
+        rows = _json(response.content)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ProtocolError(f"the server's index is not a list of models: {response.content[:80]!r}")
+        return rows
+
+    def load(self, model: str, timeout_s: float) -> None:
+        """See `Transport.load`."""
+        self._post(f"/v2/repository/models/{quote(model, safe='')}/load", timeout_s)
+
+    def unload(self, model: str, timeout_s: float) -> None:
+        """See `Transport.unload`."""
+        self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", timeout_s)
+
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Transport.infer`."""
         body, header_length = encode_request(request)
@@ -69,6 +89,12 @@ class HttpTransport:
         if response.status_code != 200:
             raise _error(response, None)
         return _json_object(response.content)
+
+    def _post(self, path: str, timeout_s: float) -> httpx.Response:
+        response = self._send("POST", path, timeout_s)
+        if response.status_code != 200:
+            raise _error(response, None)
+        return response
 
     def _send(self, method: str, path: str, timeout_s: float, **content: Any) -> httpx.Response:
         try:
@@ -149,11 +175,15 @@ def _model_path(model: str, version: str) -> str:
     return f"{path}/versions/{quote(version, safe='')}" if version else path
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def _json(body: bytes) -> Any:
     try:
-        document = json.loads(body)
+        return json.loads(body)
     except ValueError as error:
         raise ProtocolError(f"the server's answer is not JSON: {body[:80]!r}") from error
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    document = _json(body)
     if not isinstance(document, dict):
         raise ProtocolError(f"the server's answer is not a JSON object: {body[:80]!r}")
     return document

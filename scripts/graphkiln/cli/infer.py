@@ -1,0 +1,93 @@
+"""`graphkiln infer`: tensors from files to a model, answers into files or onto the screen."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphkiln.graph.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln.graph.dtypes import AnyArray
+
+_STDIN = "-"
+
+
+def infer(
+    model: Annotated[str, typer.Option(help="Model name.")],
+    input_: Annotated[
+        list[str],
+        typer.Option("--input", help="A tensor from an .npy file, or from standard input (-).", metavar="NAME=FILE"),
+    ],
+    output: Annotated[list[str] | None, typer.Option(help="Only this output; may be repeated.", metavar="NAME")] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Write each output to DIR/NAME.npy.", metavar="DIR")] = None,
+    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
+    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
+        "http://localhost:8000"
+    ),
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.001)] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
+) -> None:
+    """Send tensors to a model and show or keep its answers."""
+    from graphkiln.client import Client
+
+    feeds = dict(_read(text) for text in input_)
+    with Client(url, timeout_s=timeout) as client:
+        answers = client.model(model, version).infer(feeds, output or ())
+    if output_dir:
+        _write(answers, output_dir)
+    if as_json:
+        typer.echo(json.dumps({name: _document(array) for name, array in answers.items()}, indent=2))
+    elif not output_dir:
+        for name, array in answers.items():
+            typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{array}")
+
+
+def _read(text: str) -> tuple[str, AnyArray]:
+    """Reads NAME=FILE.
+
+    Raises:
+        InvalidInput: It is none, or the file is not an .npy file of numbers or texts.
+    """
+    import numpy as np
+
+    name, equals, file = text.partition("=")
+    if not (name and equals and file):
+        raise InvalidInput(f"--input {text}: expected NAME=FILE", hint="for example --input INPUT_0=picture.npy")
+    try:
+        content = sys.stdin.buffer.read() if file == _STDIN else Path(file).read_bytes()
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise InvalidInput(
+            f"{file} is not an .npy file of numbers or texts: {error}", hint="write one with numpy.save"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise InvalidInput(f"{file} holds several arrays", hint="write one .npy file for each input")
+    return name, array
+
+
+def _write(answers: Mapping[str, AnyArray], folder: Path) -> None:
+    import numpy as np
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in answers.items():
+            path = folder / f"{name.replace('/', '_')}.npy"
+            # Texts come as objects, which .npy could hold as pickled code only.
+            np.save(path, array.astype(np.bytes_) if array.dtype == object else array, allow_pickle=False)
+            typer.echo(str(path))
+    except OSError as error:
+        raise InvalidInput(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _document(array: AnyArray) -> dict[str, Any]:
+    values = array.astype(str) if array.dtype.kind in "OS" else array
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": values.tolist()}

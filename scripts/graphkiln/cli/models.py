@@ -1,0 +1,34 @@
+"""`graphkiln models`: what a server serves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+
+def models(
+    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
+        "http://localhost:8000"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show every model version that a server knows, and its state. Exit code 1 when one is not ready."""
+    from graphkiln.client import Client
+
+    with Client(url) as client:
+        found = client.models()
+    if as_json:
+        typer.echo(json.dumps([asdict(model) for model in found], indent=2))
+    else:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("model", "version", "state", "reason")
+        for model in found:
+            table.add_row(*map(escape, (model.name, model.version or "-", model.state or "not loaded", model.reason)))
+        Console().print(table if found else "the server knows no model")
+    raise typer.Exit(0 if all(model.ready for model in found) else 1)
