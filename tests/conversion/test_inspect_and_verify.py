@@ -39,7 +39,7 @@ class TestInspect:
         assert found.flops == pytest.approx(2 * 1.814e9, rel=0.01)
         assert found.parameters == pytest.approx(11.69e6, rel=0.01)
 
-    @pytest.mark.parametrize(("path", "words"), [("nowhere", "there is no folder"), ("tests", "holds no version")])
+    @pytest.mark.parametrize(("path", "words"), [("nowhere", "there is no folder"), ("tests", "has no version folder")])
     def test_a_mistake(self, repository: Path, path: str, words: str) -> None:
         finished = run_command("inspect", repository / path)
         assert finished.returncode == 2
