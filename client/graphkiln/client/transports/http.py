@@ -51,7 +51,7 @@ class HttpTransport:
 
     def repository_index(self, timeout_s: float) -> list[dict[str, Any]]:
         """See `Transport.repository_index`."""
-        response = self._post("/v2/repository/index", timeout_s)
+        response = self._ask("POST", "/v2/repository/index", timeout_s)
         rows = _json(response.content)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ProtocolError(f"the server's index is not a list of models: {response.content[:80]!r}")
@@ -59,11 +59,11 @@ class HttpTransport:
 
     def load(self, model: str, timeout_s: float) -> None:
         """See `Transport.load`."""
-        self._post(f"/v2/repository/models/{quote(model, safe='')}/load", timeout_s)
+        self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/load", timeout_s)
 
     def unload(self, model: str, timeout_s: float) -> None:
         """See `Transport.unload`."""
-        self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", timeout_s)
+        self._ask("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", timeout_s)
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Transport.infer`."""
@@ -85,13 +85,10 @@ class HttpTransport:
         self._client.close()
 
     def _document(self, path: str, timeout_s: float) -> dict[str, Any]:
-        response = self._send("GET", path, timeout_s)
-        if response.status_code != 200:
-            raise _error(response, None)
-        return _json_object(response.content)
+        return _json_object(self._ask("GET", path, timeout_s).content)
 
-    def _post(self, path: str, timeout_s: float) -> httpx.Response:
-        response = self._send("POST", path, timeout_s)
+    def _ask(self, method: str, path: str, timeout_s: float) -> httpx.Response:
+        response = self._send(method, path, timeout_s)
         if response.status_code != 200:
             raise _error(response, None)
         return response
