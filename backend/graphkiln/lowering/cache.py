@@ -82,6 +82,29 @@ class Listed:
     used_s: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSettings:
+    """The artifact cache that somebody asks for.
+
+    Attributes:
+        folder: Where it lies; None for one that vanishes.
+        limit_bytes: How large it may grow.
+    """
+
+    folder: Path | None = None
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    def open(self, vanishing: Path, report: Callable[[str], None]) -> ArtifactCache:
+        """Opens it.
+
+        Args:
+            vanishing: Where one that vanishes lies; the caller removes it.
+            report: As for `ArtifactCache`.
+        """
+        lasting = self.folder is not None
+        return ArtifactCache(self.folder or vanishing, limit_bytes=self.limit_bytes, lasting=lasting, report=report)
+
+
 class ArtifactCache:
     """The cache, as one process uses it. Entries that it hands out stay until it is closed.
 
@@ -186,14 +209,11 @@ class ArtifactCache:
             (partial / _ENTRY).write_text(json.dumps(encode(entry), indent=2) + "\n")
             partial.rename(path)
         except LoweringError as error:
-            full = os.statvfs(partial).f_bavail == 0
-            shutil.rmtree(partial, ignore_errors=True)
-            if full:  # a runtime that cannot write says so in its own words
+            if os.statvfs(partial).f_bavail == 0:  # a runtime that cannot write says so in its own words
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             raise
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # where all went well it has another name now
 
     def entries(self) -> list[Listed]:
         """Every entry that can be read, the least recently used first."""

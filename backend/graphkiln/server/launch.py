@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln.graph.errors import GraphkilnError
+from graphkiln.lowering.cache import CacheSettings
 from graphkiln.repository.overlay import build_overlay
 from graphkiln.server.flags import TritonFlags
 from graphkiln.server.installation import Installation
 from graphkiln.server.runfolder import RunFolder
 from graphkiln.server.sharedmemory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
-from graphkiln.triton.environment import CacheSettings, Overrides, to_environment
+from graphkiln.triton.environment import Overrides, to_environment
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}

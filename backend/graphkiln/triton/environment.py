@@ -6,10 +6,9 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln.lowering.cache import DEFAULT_LIMIT_BYTES, ArtifactCache
+from graphkiln.lowering.cache import DEFAULT_LIMIT_BYTES, ArtifactCache, CacheSettings
 from graphkiln.lowering.settings import Override
 
 RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
@@ -18,21 +17,8 @@ OVERRIDES_VARIABLE = "GRAPHKILN_OVERRIDES"
 CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
 CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
 
-Overrides = Mapping[str, Sequence[tuple[str, str, str]]]
-"""Model name -> what the command line asks for: key, value, flag."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheSettings:
-    """The artifact cache that the command line asks for.
-
-    Attributes:
-        folder: Where it lies; None for one that vanishes with the server.
-        limit_bytes: How large it may grow.
-    """
-
-    folder: Path | None = None
-    limit_bytes: int = DEFAULT_LIMIT_BYTES
+Overrides = Mapping[str, Sequence[Override]]
+"""Model name -> what the command line asks for."""
 
 
 def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: CacheSettings) -> dict[str, str]:
@@ -72,11 +58,9 @@ def asked_for(model: str) -> list[Override]:
 def open_cache(report: Callable[[str], None]) -> ArtifactCache:
     """The artifact cache of this server; one that vanishes with it where the command line asks for none."""
     limit_bytes = int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_LIMIT_BYTES))
-    folder = _folder(CACHE_FOLDER_VARIABLE)
-    if folder:
-        return ArtifactCache(folder, limit_bytes=limit_bytes, report=report)
+    settings = CacheSettings(folder=_folder(CACHE_FOLDER_VARIABLE), limit_bytes=limit_bytes)
     shared = shared_folder() or Path(tempfile.gettempdir()) / f"graphkiln-{os.getpid()}"
-    return ArtifactCache(shared / "artifacts", limit_bytes=limit_bytes, lasting=False, report=report)
+    return settings.open(shared / "artifacts", report)
 
 
 def _folder(variable: str) -> Path | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.options import say
 from graphkiln.graph.errors import CacheError
 
 if TYPE_CHECKING:
-    from graphkiln.lowering.cache import ArtifactCache
-    from graphkiln.triton.environment import CacheSettings
+    from graphkiln.lowering.cache import ArtifactCache, CacheSettings
 
 OFF = "off"
 
@@ -75,35 +75,26 @@ def verify(folder: _Folder = "") -> None:
     raise typer.Exit(1 if faults else 0)
 
 
-def cache_settings(folder: str, size: str, *, say: Callable[[str], None]) -> CacheSettings:
-    """The cache that a command line asks for.
+def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
+    """The cache that a command line asks for; says so when the default folder cannot be used.
 
     Args:
         folder: What was written: a folder, `off`, or nothing for the default one.
-        size: How large it may grow.
-        say: Told when the default folder cannot be used.
-
-    Raises:
-        CacheError: The size is none.
+        limit_bytes: How large it may grow.
     """
-    from graphkiln.lowering.cache import default_folder
-    from graphkiln.triton.environment import CacheSettings
+    from graphkiln.lowering.cache import CacheSettings, default_folder
 
-    limit_bytes = parse_size(size)
     if folder == OFF:
         return CacheSettings(limit_bytes=limit_bytes)
     if folder:
         return CacheSettings(folder=Path(folder).absolute(), limit_bytes=limit_bytes)
     default = default_folder()
-    try:
+    with suppress(OSError):
         default.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        say(f"no artifact cache: {default} cannot be made ({error.strerror}); models are lowered anew at each start")
-        return CacheSettings(limit_bytes=limit_bytes)
-    if not os.access(default, os.W_OK):
-        say(f"no artifact cache: {default} cannot be written; models are lowered anew at each start")
-        return CacheSettings(limit_bytes=limit_bytes)
-    return CacheSettings(folder=default, limit_bytes=limit_bytes)
+    if os.access(default, os.W_OK):
+        return CacheSettings(folder=default, limit_bytes=limit_bytes)
+    say(f"no artifact cache: {default} cannot be written; models are lowered anew at each start")
+    return CacheSettings(limit_bytes=limit_bytes)
 
 
 def parse_size(text: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.options import DEFAULT_URL, Url
 from graphkiln.graph.errors import ClientError, InvalidInput
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ def classify(
     images: Annotated[list[Path], typer.Argument(help="Picture files or folders of them.", metavar="IMAGE")],
     model: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Model version; the server chooses when empty.")] = "",
-    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
-        "http://localhost:8000"
-    ),
+    url: Url = DEFAULT_URL,
     top_k: Annotated[int, typer.Option(help="Answers per picture, best first.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

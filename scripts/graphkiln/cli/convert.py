@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.options import say
 from graphkiln.graph.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _run(recipe: Recipe, *, as_json: bool) -> None:
         recipe,
         command=shlex.join(["graphkiln", *sys.argv[1:]]),
         load_picture=load_sample,
-        say=lambda line: typer.echo(f"graphkiln: {line}", err=True),
+        say=say,
     )
     if as_json:
         typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)

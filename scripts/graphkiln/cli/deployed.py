@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.options import say
 from graphkiln.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
     from graphkiln.lowering.deployment import Deployment
+    from graphkiln.lowering.lower import Lowered
 
 ModelPath = Annotated[Path, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Setting over its config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),
-]
-Cache = Annotated[
-    str,
-    typer.Option(
-        help="Folder for lowered graphs and compiled artifacts, or 'off'.",
-        envvar="GRAPHKILN_CACHE",
-        show_default="~/.cache/graphkiln",
-    ),
 ]
 
 
@@ -72,27 +70,45 @@ def _complete_instances(config: Any) -> None:
 
     Source: Triton core, `SetDefaultInstanceCount`.
     """
-    from graphkiln.engines.device import gpus
     from graphkiln.repository.overlay import DEFAULT_INSTANCES
 
     if not config.instance_group:
         config.instance_group.add()
     for group in config.instance_group:
-        kinds = dict(group.Kind.items())
-        on_cpu = group.kind == kinds["KIND_CPU"] or (group.kind == kinds["KIND_AUTO"] and not gpus())
-        group.count = group.count or (DEFAULT_INSTANCES.get(config.backend, 1) if on_cpu else 1)
+        group.count = group.count or (1 if _on_gpu(group) else DEFAULT_INSTANCES.get(config.backend, 1))
 
 
 def _device(config: Any) -> str:
-    """Where Triton would put the first instance: on a GPU when it is told so, or when there is one and it is not."""
+    """Where Triton would put the first instance."""
+    group = config.instance_group[0]
+    return f"gpu:{group.gpus[0] if group.gpus else 0}" if _on_gpu(group) else "cpu"
+
+
+def _on_gpu(group: Any) -> bool:
+    """Whether Triton puts a group on a GPU: when it is told so, or when it is not and there is one.
+
+    Raises:
+        RepositoryError: It would ask the model, which has no say.
+    """
     from graphkiln.engines.device import gpus
 
-    group = config.instance_group[0]
     kinds = dict(group.Kind.items())
-    if group.kind == kinds["KIND_GPU"]:
-        return f"gpu:{group.gpus[0] if group.gpus else 0}"
-    if group.kind == kinds["KIND_AUTO"] and gpus():
-        return f"gpu:{group.gpus[0] if group.gpus else 0}"
     if group.kind == kinds["KIND_MODEL"]:
         raise RepositoryError("instance_group of KIND_MODEL is not supported", hint="use KIND_CPU or KIND_GPU")
-    return "cpu"
+    return group.kind == kinds["KIND_GPU"] or (group.kind == kinds["KIND_AUTO"] and bool(gpus()))
+
+
+@contextmanager
+def lowered_deployment(deployment: Deployment, cache: str) -> Iterator[Lowered]:
+    """Lowers with the cache that the command line names, which only the server keeps small; closes it in the end.
+
+    Raises:
+        LoweringError: No step worked.
+    """
+    from graphkiln.cli.cache import cache_settings
+
+    settings = cache_settings(cache, sys.maxsize)
+    with TemporaryDirectory(prefix="graphkiln-cache-") as vanishing, settings.open(Path(vanishing), say) as artifacts:
+        lowered = deployment.lower(artifacts, report=lambda _: None, building=say)
+        with lowered.session:
+            yield lowered

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.deployed import Cache, ModelPath, Set, read_deployment
+from graphkiln.cli.deployed import ModelPath, Set, lowered_deployment, read_deployment
+from graphkiln.cli.options import Cache
 
 if TYPE_CHECKING:
     from graphkiln.lowering.lower import Lowered
@@ -20,13 +21,11 @@ def explain(
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
 ) -> None:
     """Show how a model is lowered on this machine: every setting and its origin, every choice, what really ran."""
-    from graphkiln.cli.lower import lower_deployment
-
     deployment = read_deployment(path, set_)
     _show_settings(deployment.settings, deployment.saved)
     typer.echo(deployment.plan.explain())
     if not plan_only:
-        with lower_deployment(deployment, cache) as lowered:
+        with lowered_deployment(deployment, cache) as lowered:
             _show_result(lowered)
 
 

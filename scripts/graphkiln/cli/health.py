@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.options import DEFAULT_URL, Url
 from graphkiln.graph.errors import ClientError, ModelNotReady
 
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ _POLL_S = 0.05
 
 
 def health(
-    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
-        "http://localhost:8000"
-    ),
+    url: Url = DEFAULT_URL,
     wait: Annotated[float, typer.Option(help="Seconds to wait until it is ready.", min=0)] = 0.0,
 ) -> None:
     """Tell whether a server is there and every model is ready: exit code 0, else 1."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.options import DEFAULT_URL, Url
 from graphkiln.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ def infer(
     output: Annotated[list[str] | None, typer.Option(help="Only this output; may be repeated.", metavar="NAME")] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to DIR/NAME.npy.", metavar="DIR")] = None,
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
-    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
-        "http://localhost:8000"
-    ),
+    url: Url = DEFAULT_URL,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.001)] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:

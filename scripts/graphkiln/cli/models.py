@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from graphkiln.cli.options import DEFAULT_URL, Url
+
 
 def models(
-    url: Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")] = (
-        "http://localhost:8000"
-    ),
+    url: Url = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show every model version that a server knows, and its state. Exit code 1 when one is not ready."""

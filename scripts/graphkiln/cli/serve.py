@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.options import Cache, say
 from graphkiln.graph.errors import ServerSetupError
 from graphkiln.graph.spelling import did_you_mean
 
@@ -43,14 +44,7 @@ def serve(
             metavar="MODEL.KEY=VALUE",
         ),
     ] = None,
-    cache: Annotated[
-        str,
-        typer.Option(
-            help="Folder for lowered graphs and compiled artifacts, or 'off'.",
-            envvar="GRAPHKILN_CACHE",
-            show_default="~/.cache/graphkiln",
-        ),
-    ] = "",
+    cache: Cache = "",
     cache_size: Annotated[
         str, typer.Option(help="How large it may grow; the least recently used goes first.", metavar="SIZE")
     ] = "20G",
@@ -63,7 +57,7 @@ def serve(
     Every other flag goes to tritonserver untouched, for example --http-port=9000,
     --model-control-mode=poll or --log-verbose=1.
     """
-    from graphkiln.cli.cache import cache_settings
+    from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.server.flags import TritonFlags
     from graphkiln.server.installation import find_installation
     from graphkiln.server.launch import Launch
@@ -80,11 +74,11 @@ def serve(
             stores=stores,
             flags=flags,
             overrides=overrides,
-            cache=cache_settings(cache, cache_size, say=_say),
+            cache=cache_settings(cache, parse_size(cache_size)),
             replace_onnxruntime=replace_onnxruntime,
         ),
         on_live=lambda states: _show(states, flags),
-        say=_say,
+        say=say,
     )
     code = supervisor.run()
     if code:
@@ -129,10 +123,6 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
         raise ServerSetupError(
             f"{flag}: there is no such model in {', '.join(map(str, stores))}", hint=did_you_mean(name, models)
         )
-
-
-def _say(line: str) -> None:
-    typer.echo(f"graphkiln: {line}", err=True)
 
 
 def _show(states: list[ModelState], flags: TritonFlags) -> None:
