@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from measuring import CACHE, Segment, exported, measure
 
-from graphkiln.engines.base import Session, Step
+from graphkiln.engines.base import Session
 from graphkiln.engines.cores import usable_cores
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.engines.quantization import Quantisation, quantise
@@ -173,12 +173,7 @@ def _loaded(graph: Path, settings: Settings, cache: ArtifactCache) -> Session:
     """A session, neither proven nor warmed: those take equally long both times."""
     version = _version(graph)
     (step,) = plan(settings, _machine(), largest_batch=_BATCH).candidates
-    return _load(step, Artifacts(version, "fp32", cache))
-
-
-def _load(step: Step, artifacts: Artifacts) -> Session:
-    engine = load_engine(step.engine)
-    return engine.build(artifacts.graph(step), step, artifacts.compiled(engine, step))
+    return Artifacts(version, "fp32", cache).load(load_engine(step.engine), step)
 
 
 def _quantised(architecture: str) -> Path:

@@ -194,6 +194,8 @@ class TestPrecedence:
         assert "gpu_mem_limit 5 of parameters.gpu_mem_limit: the instance runs on the CPU" in on_cpu.rejected
         openvino = read(config({"engine": "openvino", "execution_mode": "1"}))
         assert "execution_mode 1 of parameters.execution_mode: OpenVINO has no use for it" in openvino.rejected
+        entry = read(config({"engine": "openvino", "session.x": "y"}))
+        assert "session.x y of parameters.session.x: OpenVINO has no use for it" in entry.rejected
 
     def test_tensorrts_own_switch_means_the_precision(self) -> None:
         settings = read(accelerators("gpu", "tensorrt", trt_fp16_enable="1"), gpu=True)

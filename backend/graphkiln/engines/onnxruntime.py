@@ -70,7 +70,7 @@ class OnnxRuntimeEngine:
         """See `engines.base.Engine.identity`. Only optimised graphs for the CPU are kept."""
         if step.device != "cpu" or step.tuning.graph_level == "off":
             return {}
-        return {"onnxruntime": onnxruntime.__version__, "level": _kept_level(step), "tuning": str(step.tuning)}
+        return {"onnxruntime": onnxruntime.__version__, "tuning": str(step.tuning)}
 
     def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
         """Writes the optimised graph, its weights beside it so that they are mapped and not copied.
@@ -94,11 +94,10 @@ class OnnxRuntimeEngine:
         options = session_options(step)
         provider = cpu_or_cuda(step)
         shrink = step.tuning.arena_shrinkage
-        if step.options.get("enable_cuda_graph") == "1":
-            captured = partial(CapturedRuns, device_id=int(provider[1]["device_id"]))
-            return load(source, options, [provider], shrink=shrink, captured=captured)
         if not step.shared_folder or step.device != "cpu":
-            return load(source, options, [provider], shrink=shrink)
+            recorded = step.options.get("enable_cuda_graph") == "1"
+            captured = partial(CapturedRuns, device_id=int(provider[1]["device_id"])) if recorded else None
+            return load(source, options, [provider], shrink=shrink, captured=captured)
         shared = _share(step.shared_folder, source, step)
         options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimised already
         return load(shared.path, options, [provider], shrink=shrink, on_close=shared.close)

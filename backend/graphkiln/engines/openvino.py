@@ -141,10 +141,11 @@ class OpenVinoSession:
             if kind in _NOT_KERNELS:
                 continue
             kernels += 1
-            precision = str(facts["runtimePrecision"].astype(str)).lower()
-            precisions[_PRECISIONS.get(precision, precision)] += 1
+            name = str(facts["runtimePrecision"].astype(str)).lower()
+            precision = _PRECISIONS.get(name, name)
+            precisions[precision] += 1
             if kind in _PRODUCTS:
-                products[_PRECISIONS.get(precision, precision)] += 1
+                products[precision] += 1
         most = (products or precisions).most_common(1)
         return Placement(nodes={"CPU": kernels}, products=dict(products), precision=most[0][0] if most else "unknown")
 

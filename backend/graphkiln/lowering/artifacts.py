@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from graphkiln.engines import device
-from graphkiln.engines.base import Engine, Step
+from graphkiln.engines.base import Engine, Session, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.decoding import decode, encode
 from graphkiln.graph.errors import LoweringError
@@ -90,9 +90,18 @@ class Artifacts:
         def build(folder: Path) -> None:
             self._report(f"compiling for {step}")
             engine.compile(self.graph(step), step, folder)
-            self._check_unchanged()
+            self.check_unchanged()
 
         return self._cache.get(step.engine, self._model, key, build)
+
+    def load(self, engine: Engine, step: Step) -> Session:
+        """A session from what was compiled where that is kept, else from the graph.
+
+        Raises:
+            GraphkilnError: As `graph`, `compiled` and `Engine.build`.
+        """
+        compiled = self.compiled(engine, step)
+        return engine.build(self.graph(step), step, compiled)
 
     def measured(self, steps: Sequence[Step], asked: Mapping[str, str], measure: Callable[[], Measured]) -> Measured:
         """What a comparison of candidates came to, on this machine and for these engines; made when it is not known.
@@ -148,16 +157,16 @@ class Artifacts:
         model = load(self._version.graph_path)
         run_passes(model, [LowerPrecision(cast('Literal["fp16", "bf16"]', step.precision), _AMP)])
         save(model, target)
-        self._check_unchanged()
+        self.check_unchanged()
 
-    def _check_unchanged(self) -> None:
-        """An artifact of a file that was replaced meanwhile would be kept under the old file's name.
+    def check_unchanged(self) -> None:
+        """What is made of a file that was replaced meanwhile would pass for the old file's.
 
         Raises:
             LoweringError: It was.
         """
         if self._version.stamp() != self._stamp:
-            raise LoweringError(f"{self._version.graph_path} was replaced while it was lowered", attempts=())
+            raise LoweringError(f"{self._version.graph_path} was replaced while it was lowered or served", attempts=())
 
 
 def saved_precision(version: ModelVersion) -> str:

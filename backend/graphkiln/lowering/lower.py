@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from graphkiln.engines.base import Engine, Placement, Session, Step
+from graphkiln.engines.base import Placement, Session, Step
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.errors import (
     CacheError,
@@ -186,9 +186,8 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
     support = engine.probe(step.device)
     if not support.ok:
         raise EngineUnavailable(support.reason)
-    stamp = version.stamp()
     artifacts = wanted.artifacts
-    session = _load(engine, step, artifacts)
+    session = artifacts.load(engine, step)
     limits = limits_of(artifacts.saved, step)
     golden = version.golden if wanted.self_test else None
     try:
@@ -211,7 +210,7 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
             graph=artifacts.graph(step),
             step=step,
             prove=partial(_prove_part, version=version, wanted=wanted, limits=limits),
-            unchanged=lambda: version.stamp() == stamp,
+            check_unchanged=artifacts.check_unchanged,
         )
         session = SubsetSession(session, build, wanted.report)
     return Lowered(
@@ -222,14 +221,6 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
         warmup_s=warmup_s,
         notes=tuple(filter(None, (*notes, warmup_note))),
     )
-
-
-def _load(engine: Engine, step: Step, artifacts: Artifacts) -> Session:
-    """A session from the cache where there is one, else from the graph."""
-    compiled = artifacts.compiled(engine, step)
-    if compiled is None:
-        return engine.build(artifacts.graph(step), step)
-    return engine.build(artifacts.graph(step), step, compiled)
 
 
 def _prove_part(

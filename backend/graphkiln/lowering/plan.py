@@ -10,17 +10,14 @@ from graphkiln.engines.base import Step, Support
 from graphkiln.graph.errors import LoweringError
 from graphkiln.lowering.settings import AUTO, Choice, Settings
 
-_CANDIDATES: dict[str, dict[str, tuple[str, ...]]] = {
-    "cpu": {"bf16": ("openvino",), "fp16": ("openvino",)},
-    "gpu": {},
-}
-_ALL_CANDIDATES = {"cpu": ("onnxruntime", "openvino"), "gpu": ("onnxruntime", "tensorrt")}
-"""The engines that can compute in a precision, by kind of device; the first one is taken where none is asked for."""
-
+_CANDIDATES = {"cpu": ("onnxruntime", "openvino"), "gpu": ("onnxruntime", "tensorrt")}
+"""The engines of a kind of device; the first one that can compute in the precision serves where none is asked for."""
 _CANNOT = {
-    ("onnxruntime", "bf16"): "ONNX Runtime has no bf16 kernels for CPUs",
-    ("onnxruntime", "fp16"): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
+    ("cpu", "onnxruntime", "bf16"): "ONNX Runtime has no bf16 kernels for CPUs",
+    ("cpu", "onnxruntime", "fp16"): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
 }
+_NOISE = 1.05
+"""Times that are less than this apart count as equal."""
 _UNHEEDED = {
     ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
     ("tensorrt", "streams"): "TensorRT computes a batch as a whole; more instances compute side by side",
@@ -88,9 +85,7 @@ def plan(settings: Settings, machine: Machine, *, saved: str = "fp32", largest_b
         LoweringError: Nothing can run the graph as it is asked for; `attempts` says why.
     """
     kind = machine.device.partition(":")[0]
-    # Where fp16 was saved and nothing is asked for, ONNX Runtime serves it in fp32, and says so.
-    computed = settings.precision or ("fp32" if saved == "fp16" and kind == "cpu" else saved)
-    choices, rejected = _choices(settings, machine, kind, computed)
+    choices, rejected = _choices(settings, machine, kind, _computed(settings.precision, saved, kind))
     for choice in (*choices, *settings.fallback):
         _check_precision(choice, saved, kind)
     for choice in choices:
@@ -113,8 +108,9 @@ def _choices(
     settings: Settings, machine: Machine, kind: str, computed: str
 ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
     """The engines that may serve, and one line for each that may not."""
-    able = _CANDIDATES[kind].get(computed, _ALL_CANDIDATES[kind])
-    rejected = [f"{name}: {_CANNOT[name, computed]}" for name in _ALL_CANDIDATES[kind] if name not in able]
+    unable = {name: _CANNOT[kind, name, computed] for name in _CANDIDATES[kind] if (kind, name, computed) in _CANNOT}
+    able = [name for name in _CANDIDATES[kind] if name not in unable]
+    rejected = [f"{name}: {reason}" for name, reason in unable.items()]
     if settings.engine and settings.engine != AUTO:
         return (Choice(engine=settings.engine, precision=settings.precision),), ()
     if not settings.engine:
@@ -141,6 +137,11 @@ def _unheeded(engine: str, settings: Settings) -> str:
     return next(reasons, "")
 
 
+def _computed(asked: str, saved: str, kind: str) -> str:
+    """The precision to compute in. fp16 that was saved and not asked for is served in fp32 on a CPU, which is said."""
+    return asked or ("fp32" if saved == "fp16" and kind == "cpu" else saved)
+
+
 def _check_precision(choice: Choice, saved: str, kind: str) -> None:
     """Refuses what no build could make true.
 
@@ -159,8 +160,8 @@ def _check_precision(choice: Choice, saved: str, kind: str) -> None:
     elif asked and saved not in ("fp32", asked):
         refused = f"the graph was saved in {saved}, which loading does not change"
         hint = f"leave `precision` out, or convert the source model again with --precision {asked}"
-    elif kind == "cpu" and (choice.engine, asked or saved) in _CANNOT and (asked or saved != "fp16"):
-        refused = _CANNOT[choice.engine, asked or saved]
+    elif reason := _CANNOT.get((kind, choice.engine, _computed(asked, saved, kind))):
+        refused = reason
         hint = _RECOMMENDED
     if refused:
         raise LoweringError(f"{choice} cannot serve this graph", attempts=(refused,), hint=hint)
@@ -199,6 +200,3 @@ def best(times_s: Sequence[float]) -> int:
     """The index of the fastest candidate; the first one within 5% of it, so that noise does not change engines."""
     fastest = min(times_s)
     return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)
-
-
-_NOISE = 1.05

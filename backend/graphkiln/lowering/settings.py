@@ -144,7 +144,8 @@ class Settings:
         if not gpu:
             _check_cpu(asked)
         if asked.get("engine") == "openvino":
-            asked.without_effect(_SESSION_ONLY, "OpenVINO has no use for it")
+            own = [name for name in asked.values if name in _SESSION_ONLY or name.startswith("session.")]
+            asked.without_effect(own, "OpenVINO has no use for it")
         by_engine = {ENGINE_FOR_ACCELERATOR[accelerator]: options} if accelerator else {}
         if gpu:
             cuda = {name: asked.get(name) for name in _CUDA_KEYS[1:] if name in asked.values}

@@ -17,7 +17,7 @@ from typing import Self
 
 from graphkiln.engines.base import Engine, Placement, Session, Step
 from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import GraphkilnError, LoweringError
+from graphkiln.graph.errors import GraphkilnError
 from graphkiln.graph.signature import Signature
 
 _WORTH_DROPPING = 0.05
@@ -111,7 +111,7 @@ def build_part(
     graph: Path,
     step: Step,
     prove: Callable[[Session, tuple[str, ...]], None],
-    unchanged: Callable[[], bool],
+    check_unchanged: Callable[[], None],
 ) -> Session | None:
     """Builds the session of some outputs; None where its graph would be hardly smaller.
 
@@ -121,7 +121,7 @@ def build_part(
         graph: The whole graph.
         step: How the whole graph runs.
         prove: Raises when the session must not answer.
-        unchanged: Whether the graph's file is the one that the whole session was made of.
+        check_unchanged: Raises when the graph's file is not the one that the whole session was made of.
 
     Raises:
         LoweringError: The graph's file has changed since.
@@ -131,8 +131,7 @@ def build_part(
     with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
         path = Path(folder) / graph.name
         dropped = keep_outputs(graph, outputs, path)
-        if not unchanged():
-            raise LoweringError(f"{graph} is no longer the file that was loaded", attempts=())
+        check_unchanged()
         if dropped < _WORTH_DROPPING:
             return None
         session = engine.build(path, replace(step, shared_folder=None))

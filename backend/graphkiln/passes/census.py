@@ -12,7 +12,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import ManifestError, RepositoryError
-from graphkiln.passes.precision import PRODUCTS
+from graphkiln.repository.onnx_file import PRODUCTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,11 +18,10 @@ import onnx_ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnxscript import version_converter
 
+from graphkiln.repository.onnx_file import PRODUCTS
+
 Amp = Literal["O0", "O1", "O2", "O3"]
 Target = Literal["fp16", "bf16"]
-
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-"""Where nearly all of the arithmetic is: the allow list of O1."""
 
 _STATISTICS = frozenset(
     {

@@ -14,7 +14,8 @@ from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 _QUANTISED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
-_PRODUCTS = {"Conv", "ConvTranspose", "MatMul", "Gemm"}
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+"""Operators where nearly all of the arithmetic is."""
 _PRECISIONS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "fp32",
     onnx.TensorProto.FLOAT16: "fp16",
@@ -63,7 +64,7 @@ def count_products(path: Path) -> int:
     Raises:
         RepositoryError: The file is damaged.
     """
-    return sum(node.op_type in _PRODUCTS for node in _read(path).node)
+    return sum(node.op_type in PRODUCTS for node in _read(path).node)
 
 
 def _read(path: Path) -> onnx.GraphProto:

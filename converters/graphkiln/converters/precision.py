@@ -18,8 +18,9 @@ from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ConversionError, VerificationError
 from graphkiln.passes.base import PassReport, run_passes
 from graphkiln.passes.graph_file import load, save
-from graphkiln.passes.precision import PRODUCTS, LowerPrecision, emulate, lowered_products, name_nodes
+from graphkiln.passes.precision import LowerPrecision, emulate, lowered_products, name_nodes
 from graphkiln.proof.policy import BY_PRECISION, Limits
+from graphkiln.repository.onnx_file import PRODUCTS
 
 
 def limits_of(recipe: Recipe, precision: str) -> Limits:
