@@ -317,6 +317,23 @@ class TestCompiled:
             lower_version(digits / "1", step, cache, building=building.append).session.close()
         assert len(building) == 2
 
+    @pytest.mark.parametrize(
+        ("fact", "value"),
+        [
+            ("graphkiln.engines.device.identity", lambda _: "another processor"),
+            ("openvino.__version__", "1.0"),
+        ],
+        ids=["device", "version"],
+    )
+    def test_another_device_or_version_has_other_artifacts(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fact: str, value: object
+    ) -> None:
+        building: list[str] = []
+        lower_version(digits / "1", OV, cache, building=building.append).session.close()
+        monkeypatch.setattr(fact, value)
+        lower_version(digits / "1", OV, cache, building=building.append).session.close()
+        assert len(building) == 2
+
     def test_other_options_are_other_artifacts(self, digits: Path, cache: ArtifactCache) -> None:
         building: list[str] = []
         for step in (OV, replace(OV, threads=2), replace(OV, streams=2)):
