@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import sys
 import tempfile
@@ -175,16 +176,26 @@ class TestInstanceStatus:
         file = StatusFile(tmp_path, "m_0", self.STATUS)
         assert read_statuses(tmp_path) == [self.STATUS]
         with file:
-            assert read_counters(tmp_path) == {"m_0": (1, 0)}
-        assert read_counters(tmp_path) == {"m_0": (1, 1)}
+            assert read_counters(tmp_path) == {"m_0.1": (1, 0)}
+        assert read_counters(tmp_path) == {"m_0.1": (1, 1)}
         file.close()
         assert list(tmp_path.iterdir()) == []
+
+    def test_an_instance_that_ends_late_leaves_its_successor_alone(self, tmp_path: Path) -> None:
+        successor_status = dataclasses.replace(self.STATUS, pid=self.STATUS.pid + 1)
+        ending = StatusFile(tmp_path, "m_0", self.STATUS)
+        successor = StatusFile(tmp_path, "m_0", successor_status)
+        ending.close()
+        assert read_statuses(tmp_path) == [successor_status]
+        with successor:
+            assert list(read_counters(tmp_path).values()) == [(1, 0)]
+        successor.close()
 
     def test_a_failed_batch_is_over_too(self, tmp_path: Path) -> None:
         file = StatusFile(tmp_path, "m_0", self.STATUS)
         with pytest.raises(ZeroDivisionError), file:
             _ = 1 / 0
-        assert read_counters(tmp_path) == {"m_0": (1, 1)}
+        assert read_counters(tmp_path) == {"m_0.1": (1, 1)}
         file.close()
 
     def test_publishes_nothing_without_a_supervisor(self, monkeypatch: pytest.MonkeyPatch) -> None:

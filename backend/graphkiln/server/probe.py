@@ -6,7 +6,6 @@ import http.client
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from graphkiln.server.flags import Endpoint
 from graphkiln.triton.instance_status import InstanceStatus, read_statuses
@@ -33,11 +32,6 @@ class ModelState:
     status: InstanceStatus | None
 
 
-def is_live(http_endpoint: Endpoint) -> bool:
-    """Whether the server answers requests; models may still be missing."""
-    return _status(http_endpoint, "/v2/health/live") == 200
-
-
 def model_states(http_endpoint: Endpoint, instances: Path) -> list[ModelState]:
     """Every model version that the server knows, with our backend's status.
 
@@ -53,22 +47,16 @@ def model_states(http_endpoint: Endpoint, instances: Path) -> list[ModelState]:
             reason=row.get("reason", ""),
             status=slowest.get((row["name"], row.get("version", ""))),
         )
-        for row in json.loads(_request(http_endpoint, "POST", "/v2/repository/index")[1])
+        for row in json.loads(_post(http_endpoint, "/v2/repository/index"))
     ]
 
 
-def _status(endpoint: Endpoint, path: str) -> int | None:
-    try:
-        return _request(endpoint, "GET", path)[0]
-    except (OSError, http.client.HTTPException):
-        return None
-
-
-def _request(endpoint: Endpoint, method: str, path: str) -> tuple[int, Any]:
+def _post(endpoint: Endpoint, path: str) -> bytes:
     connection = http.client.HTTPConnection(*endpoint.local_address, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, path, headers={"Connection": "close"})
-        response = connection.getresponse()
-        return response.status, response.read()
+        connection.request("POST", path, headers={"Connection": "close"})
+        return connection.getresponse().read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"port {endpoint.port} broke off its answer: {error}") from error
     finally:
         connection.close()

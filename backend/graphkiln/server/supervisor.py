@@ -24,14 +24,13 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 
-from graphkiln.server.flags import Endpoint
 from graphkiln.server.launch import Launch
-from graphkiln.server.probe import ModelState, is_live, model_states
+from graphkiln.server.probe import ModelState, model_states
 from graphkiln.server.runfolder import RunFolder
 from graphkiln.server.standin import StandIn
 from graphkiln.triton.instance_status import read_counters, read_statuses
 
-_POLL_S = 0.05
+_POLL_S = 0.02
 _WATCH_S = 1.0
 """How often the set of instances is read anew; the death of a known one is seen at once."""
 _SETTLE_S = 2.0
@@ -85,7 +84,7 @@ class Supervisor:
                 return self._stop(server, folder, wake, live=live)
             if dead := _dead_instance(folder):
                 return self._give_up_or_restart(dead)
-            if not live and self._answers():
+            if not live and self._listens(server):
                 live = True
                 self._stand_in.close()
                 self._on_live(self._states(folder))
@@ -107,11 +106,17 @@ class Supervisor:
                 self._say(f"until then the HTTP port refuses connections instead of answering 503: {error}")
         return None
 
-    def _answers(self) -> bool:
-        if self._http:
-            return is_live(self._http)
-        # Triton opens its ports only when loading is over, so an open port of another protocol says the same.
-        return any(_accepts(endpoint) for endpoint in self._launch.flags.endpoints())
+    def _listens(self, server: subprocess.Popen[bytes]) -> bool:
+        """Whether the server is up: Triton opens its ports only when loading is over.
+
+        Its sockets are looked at, because asking the HTTP port could reach the stand-in, which shares it.
+        """
+        wanted = {self._http.port} if self._http else {endpoint.port for endpoint in self._launch.flags.endpoints()}
+        try:
+            sockets = psutil.Process(server.pid).net_connections("tcp")
+        except psutil.NoSuchProcess:
+            return False
+        return any(found.status == psutil.CONN_LISTEN and found.laddr.port in wanted for found in sockets)
 
     def _states(self, folder: RunFolder) -> list[ModelState]:
         return model_states(self._http, folder.instances) if self._http else []
@@ -190,14 +195,6 @@ def _wait(processes: list[int], wake: socket.socket, timeout_s: float) -> None:
         ready, _, _ = select.select([*ended, wake.fileno()], [], [], timeout_s)
     if wake.fileno() in ready:
         wake.recv(4096)
-
-
-def _accepts(endpoint: Endpoint) -> bool:
-    try:
-        socket.create_connection(endpoint.local_address, timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _exit_code(code: int) -> int:

@@ -66,14 +66,16 @@ class StatusFile:
     """
 
     def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
-        self._status_path = folder / f"{instance}.json"
-        self._counters_path = folder / f"{instance}.counters"
+        # An instance that is being unloaded may end after its successor of the same name has begun.
+        name = f"{instance}.{status.pid}"
+        self._status_path = folder / f"{name}.json"
+        self._counters_path = folder / f"{name}.counters"
         self._counters_path.write_bytes(_COUNTERS.pack(0, 0))
         with self._counters_path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _COUNTERS.size)
         self._begun = 0
         # Written last and renamed into place: the supervisor never reads half a status.
-        temporary = self._status_path.with_suffix(".tmp")
+        temporary = folder / f"{name}.tmp"
         temporary.write_text(json.dumps(encode(status)))
         temporary.rename(self._status_path)
 
@@ -112,7 +114,7 @@ def read_statuses(folder: Path) -> list[InstanceStatus]:
 
 
 def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
-    """Batches `(begun, ended)` by instance; an instance is computing while the two differ."""
+    """Batches `(begun, ended)` by `instance.pid`; an instance is computing while the two differ."""
     counters: dict[str, tuple[int, int]] = {}
     for path in sorted(folder.glob("*.counters")):
         with suppress(FileNotFoundError):
