@@ -142,7 +142,7 @@ class TestCommand:
             (("nowhere.png", "--model", "digits"), "there is no file nowhere.png"),
             (("docs/digits", "--model", "nope"), "'nope' is not found"),
             (("backend/graphkiln/graph", "--model", "digits"), "holds no picture"),
-            (("docs/digits", "--model", "digits", "--url", "ftp://x"), "use http://HOST:PORT or grpc://HOST:PORT"),
+            (("docs/digits", "--model", "digits", "--url", "ftp://x"), "use http://HOST:PORT"),
         ],
     )
     def test_a_mistake_is_one_line_and_code_2(

@@ -77,7 +77,7 @@ def test_requests_in_flight_of_a_killed_instance_get_an_error_and_do_not_hang(
 
     def ask() -> None:
         try:
-            with Client(server.url, timeout_s=60) as client:
+            with Client(server.url, timeout_s=60, max_retries=0) as client:
                 client.model("slow").infer({"ROUNDS": np.array([[10_000_000]])})
         except ClientError as error:
             errors.append(error)

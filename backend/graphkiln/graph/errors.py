@@ -11,12 +11,12 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── VerificationError           the answers changed (`report`)
 ├── ConversionError             a source model could not become a saved graph
 ├── ServerSetupError            the server cannot be started as asked
-└── ClientError                 a request did not get its answer
+└── ClientError                 a request did not get its answer (`status`, `body`, `request_id`, `retry_after_s`)
     ├── InvalidInput            the image or tensor cannot be sent
     ├── ModelNotFound           no such model or version
     ├── ModelNotReady           the model is there but cannot answer now
     ├── Unauthorized            the server wants (other) credentials
-    ├── Overloaded              the server refuses work for now (`retry_after_s`)
+    ├── Overloaded              the server refuses work for now
     ├── DeadlineExceeded        the time given for the call is over
     ├── ConnectionFailed        nobody answers at the address
     ├── ServerError             the server failed while it worked on the request
@@ -155,6 +155,7 @@ class ClientError(GraphkilnError):
         status: The HTTP status code or gRPC status name, when the server answered.
         body: The server's own words, when it answered.
         request_id: The id that the request carried.
+        retry_after_s: Seconds after which the server asks to be tried again, when it says so.
     """
 
     def __init__(
@@ -165,11 +166,13 @@ class ClientError(GraphkilnError):
         status: int | str | None = None,
         body: str | None = None,
         request_id: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.body = body
         self.request_id = request_id
+        self.retry_after_s = retry_after_s
 
 
 class InvalidInput(ClientError):
@@ -197,27 +200,9 @@ class Unauthorized(ClientError):
 
 
 class Overloaded(ClientError):
-    """The server refuses work for now.
-
-    Args:
-        message: What happened.
-        retry_after_s: Seconds after which the server asks to be tried again, when it says so.
-    """
+    """The server refuses work for now."""
 
     triton_code = "UNAVAILABLE"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        retry_after_s: float | None = None,
-        hint: str = "",
-        status: int | str | None = None,
-        body: str | None = None,
-        request_id: str | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, status=status, body=body, request_id=request_id)
-        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(ClientError):

@@ -4,6 +4,17 @@ For example `Client("http://localhost:8000").model("digits").classify("seven.png
 """
 
 from graphkiln.client.api import Client, Model
-from graphkiln.client.results import Classification, Result, ServedModel
+from graphkiln.client.asynchronous import AsyncClient
+from graphkiln.client.asynchronous_model import AsyncModel
+from graphkiln.client.results import Classification, Health, Result, ServedModel
 
-__all__ = ["Classification", "Client", "Model", "Result", "ServedModel"]
+__all__ = [
+    "AsyncClient",
+    "AsyncModel",
+    "Classification",
+    "Client",
+    "Health",
+    "Model",
+    "Result",
+    "ServedModel",
+]

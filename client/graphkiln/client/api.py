@@ -1,52 +1,79 @@
-"""`Client` and `Model`: what users call."""
+"""`Client` and `Model`: what users call. The asynchronous client, driven to the end of each call by its caller."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Self
 
-import numpy as np
-
-from graphkiln.client.image import Picture, describe, load_sample
-from graphkiln.client.results import Classification, Result, ServedModel
-from graphkiln.client.transports.base import InferRequest, InferResponse, Transport
+from graphkiln.client.asynchronous import DEFAULT_URL, AsyncClient, AsyncSharedMemory
+from graphkiln.client.asynchronous_model import AsyncModel
+from graphkiln.client.classifying import OnError, Progress, Progressing
+from graphkiln.client.driving import run
+from graphkiln.client.image import Picture
+from graphkiln.client.results import Health, Result, ServedModel
+from graphkiln.client.transports.endpoint import Compression
+from graphkiln.client.transports.opening import open_blocking
 from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ClientError, InvalidInput, ManifestError, ProtocolError
-from graphkiln.graph.preprocess import PARAMETER, Preprocess
-
-DEFAULT_URL = "http://localhost:8000"
+from graphkiln.graph.errors import ClientError
+from graphkiln.graph.preprocess import Preprocess
 
 
 class Client:
     """A connection to one server. Thread-safe; keeps its connections until closed.
 
     Args:
-        url: `http://host:port` or `grpc://host:port`.
-        timeout_s: Seconds that one call may take.
+        url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
+        timeout_s: Seconds that one call may take, all its attempts together; the server is told, too.
+        max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
+        headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
+        ca_file: Certificate authorities to trust in place of the system's.
+        compression: How requests are compressed; pays only over slow networks.
+        fetch_urls: Whether pictures may be given as `https://` URLs.
 
     Raises:
-        InvalidInput: The URL has another scheme.
+        InvalidInput: The URL, a header or the CA file cannot be used.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = 30.0) -> None:
-        self.url = url
-        self.timeout_s = timeout_s
-        self._transport = _transport(url)
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = 30.0,
+        max_retries: int = 2,
+        headers: Mapping[str, str] | None = None,
+        ca_file: str | Path | None = None,
+        compression: Compression = "",
+        fetch_urls: bool = False,
+    ) -> None:
+        self._client = AsyncClient(
+            url,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            headers=headers,
+            ca_file=ca_file,
+            compression=compression,
+            fetch_urls=fetch_urls,
+            transport_for=open_blocking,
+        )
+        self.url = self._client.url
 
-    def model(self, name: str, version: str = "") -> Model:
+    def model(
+        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+    ) -> Model:
         """A model of the server; nothing is asked before the first use.
 
         Args:
             name: Model name.
             version: Version, or empty for the one that the server's version policy prefers.
+            preprocess: In place of the spec that the server publishes.
+            labels: In place of the labels that the server knows; by class index.
         """
-        return Model(self._transport, name, version, self.timeout_s)
+        return Model(self._client.model(name, version, preprocess=preprocess, labels=labels))
 
     def ready(self) -> bool:
         """Whether every model of the server is ready.
@@ -54,7 +81,15 @@ class Client:
         Raises:
             ClientError: The server cannot be asked.
         """
-        return self._transport.ready(self.timeout_s)
+        return run(self._client.ready())
+
+    def health(self) -> Health:
+        """How the server is, and which models are not ready.
+
+        Raises:
+            ClientError: The server cannot be asked.
+        """
+        return run(self._client.health())
 
     def models(self) -> tuple[ServedModel, ...]:
         """Every model version that the server knows, by name and version.
@@ -62,8 +97,7 @@ class Client:
         Raises:
             ClientError: The server cannot be asked.
         """
-        rows = [ServedModel.parse(row) for row in self._transport.repository_index(self.timeout_s)]
-        return tuple(sorted(rows, key=lambda row: (row.name, row.version)))
+        return run(self._client.models())
 
     def load(self, name: str) -> None:
         """Loads a model, or loads it anew; the server must run with `--model-control-mode=explicit`.
@@ -73,7 +107,7 @@ class Client:
             ModelNotReady: The server does not load on demand.
             ClientError: The server cannot be asked.
         """
-        self._transport.load(name, self.timeout_s)
+        run(self._client.load(name))
 
     def unload(self, name: str) -> None:
         """Unloads a model; the server finishes its requests first, and answers before that.
@@ -82,11 +116,25 @@ class Client:
             ModelNotReady: The server does not unload on demand.
             ClientError: The server cannot be asked.
         """
-        self._transport.unload(name, self.timeout_s)
+        run(self._client.unload(name))
+
+    @contextmanager
+    def shared_memory(self) -> Iterator[SharedMemory]:
+        """A context whose models exchange tensors with a server on the same machine through shared memory.
+
+        Raises:
+            InvalidInput: There is no shared memory to be had.
+        """
+        context = self._client.shared_memory()
+        shared = run(context.__aenter__())
+        try:
+            yield SharedMemory(shared)
+        finally:
+            run(context.__aexit__(None, None, None))
 
     def close(self) -> None:
         """Closes all connections."""
-        self._transport.close()
+        run(self._client.close())
 
     def __enter__(self) -> Self:
         return self
@@ -96,40 +144,66 @@ class Client:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+class SharedMemory:
+    """Models whose tensors travel through shared memory."""
+
+    def __init__(self, shared: AsyncSharedMemory) -> None:
+        self._shared = shared
+
+    def model(
+        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+    ) -> Model:
+        """See `Client.model`."""
+        return Model(self._shared.model(name, version, preprocess=preprocess, labels=labels))
+
 
 class Model:
-    """A model on a server. Thread-safe; its metadata is asked for once and kept."""
+    """A model on a server. Thread-safe; its metadata, labels and preprocess spec are asked for once and kept."""
 
-    def __init__(self, transport: Transport, name: str, version: str, timeout_s: float) -> None:
-        self.name = name
-        self.version = version
-        self._transport = transport
-        self._timeout_s = timeout_s
+    def __init__(self, model: AsyncModel) -> None:
+        self._model = model
+        self.name = model.name
+        self.version = model.version
 
-    @cached_property
+    @property
     def metadata(self) -> dict[str, Any]:
-        """The model's KServe v2 metadata: names, datatypes and shapes (-1 where they may vary)."""
-        return self._transport.model_metadata(self.name, self.version, self._timeout_s)
+        """The model's KServe v2 metadata: names, datatypes and shapes (-1 where they may vary).
 
-    @cached_property
+        Raises:
+            ClientError: The server cannot be asked.
+        """
+        return run(self._model.metadata())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's Triton configuration; empty where the server has no such extension.
+
+        Raises:
+            ClientError: The server cannot be asked.
+        """
+        return run(self._model.config())
+
+    @property
     def preprocess(self) -> Preprocess:
-        """The published preprocess spec.
+        """The preprocess spec: the one given, or the published one.
 
         Raises:
             InvalidInput: The model publishes none.
             ProtocolError: What it publishes is not a spec.
         """
-        config = self._transport.model_config(self.name, self.version, self._timeout_s)
-        parameter = config.get("parameters", {}).get(PARAMETER)
-        if parameter is None:
-            raise InvalidInput(
-                f"model '{self.name}' does not say how pictures become its input",
-                hint=f'add parameters {{ key: "{PARAMETER}" }} to its config.pbtxt, or send tensors with infer()',
-            )
-        try:
-            return Preprocess.from_json(parameter.get("string_value", ""))
-        except ManifestError as error:
-            raise ProtocolError(f"model '{self.name}' publishes a broken preprocess spec: {error}") from error
+        return run(self._model.preprocess())
+
+    def statistics(self) -> dict[str, Any]:
+        """What the server counted for this version, or for the preferred one: Triton's statistics extension.
+
+        Raises:
+            ClientError: The server cannot be asked.
+        """
+        return run(self._model.statistics())
 
     def infer(self, inputs: Mapping[str, AnyArray], outputs: Iterable[str] = ()) -> dict[str, AnyArray]:
         """Runs the model on tensors.
@@ -144,128 +218,65 @@ class Model:
         Raises:
             ClientError: The request did not get its answer.
         """
-        return dict(self._infer(inputs, dict.fromkeys(outputs, 0), _new_id()).outputs)
+        return run(self._model.infer(inputs, outputs))
 
-    def statistics(self) -> dict[str, Any]:
-        """What the server counted for this version, or for the preferred one: Triton's statistics extension.
-
-        Raises:
-            ClientError: The server cannot be asked.
-        """
-        found: list[dict[str, Any]] = self._transport.model_statistics(self.name, self.version, self._timeout_s).get(
-            "model_stats", []
-        )
-        if not found:
-            raise ProtocolError(f"the server's statistics of '{self.name}' are empty")
-        return found[-1]
-
-    def classify(self, picture: Picture, *, top_k: int = 5) -> Result:
+    def classify(
+        self, picture: Picture, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
+    ) -> Result:
         """Classifies one picture.
 
         Args:
-            picture: Path, encoded bytes, Pillow image, or uint8 pixels `[height, width, 3]`.
+            picture: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
+                the client may fetch them.
             top_k: How many answers, best first; at most the number of classes.
+            softmax: Whether scores become probabilities.
+            outputs: Which outputs to rank; empty for all.
 
         Raises:
             InvalidInput: The picture cannot be read, or the model is not a picture classifier.
             ClientError: The request did not get its answer.
         """
-        if top_k < 1:
-            raise InvalidInput(f"top_k must be at least 1, got {top_k}")
-        input_name, output_name, rank = self._classifier
-        sample = load_sample(picture, self.preprocess)
-        tensor = sample[np.newaxis] if sample.ndim + 1 == rank else sample
-        request_id = _new_id()
-        begun = time.perf_counter()
-        response = self._infer({input_name: tensor}, {output_name: top_k}, request_id)
-        latency_ms = (time.perf_counter() - begun) * 1e3
-        return Result(
-            source=describe(picture),
-            model=response.model,
-            version=response.version,
-            request_id=request_id,
-            latency_ms=latency_ms,
-            classifications=_classifications(response, output_name),
-        )
+        return run(self._model.classify(picture, top_k=top_k, softmax=softmax, outputs=outputs))
 
     def classify_many(
         self,
         pictures: Iterable[Picture],
         *,
         top_k: int = 5,
+        softmax: bool = False,
+        outputs: Sequence[str] = (),
+        batch_size: int = 1,
         concurrency: int = 8,
-        on_error: Literal["raise", "return"] = "raise",
+        on_error: OnError = "raise",
+        progress: Progress | None = None,
     ) -> Iterator[Result | ClientError]:
         """Classifies pictures, several at a time, and yields the answers in the order of the pictures.
 
         Args:
             pictures: As for `classify`; read lazily.
             top_k: As for `classify`.
-            concurrency: Most requests under way at once.
+            softmax: As for `classify`.
+            outputs: As for `classify`.
+            batch_size: Pictures in one request, cut to what the model takes.
+            concurrency: Most requests under way at once; as many threads decode.
             on_error: `"return"` yields the error of a picture in its place instead of raising it.
+            progress: Called with the number of pictures answered so far, in the caller's thread.
         """
-        _ = self._classifier, self.preprocess  # asked for once, before the workers would each ask
-        waiting: list[Future[Result]] = []
+        batches = run(self._model.batches(pictures, batch_size, concurrency, outputs))
+        tracker = Progressing(on_error, progress)
+        waiting: deque[Future[list[Result | ClientError]]] = deque()
+
+        def ask(batch: list[Picture]) -> list[Result | ClientError]:
+            return run(self._model.classify_batch(batch, top_k=top_k, softmax=softmax, outputs=outputs))
+
         with ThreadPoolExecutor(concurrency, thread_name_prefix="graphkiln-classify") as pool:
             try:
-                for picture in pictures:
-                    waiting.append(pool.submit(self.classify, picture, top_k=top_k))
-                    if len(waiting) >= 2 * concurrency:
-                        yield _outcome(waiting.pop(0), on_error)
+                for batch in batches:
+                    waiting.append(pool.submit(ask, batch))
+                    if len(waiting) >= 2 * concurrency:  # the next batch is ready when a thread is
+                        yield from map(tracker.passed, waiting.popleft().result())
                 while waiting:
-                    yield _outcome(waiting.pop(0), on_error)
+                    yield from map(tracker.passed, waiting.popleft().result())
             finally:
                 for future in waiting:
                     future.cancel()
-
-    @cached_property
-    def _classifier(self) -> tuple[str, str, int]:
-        """Name of the picture input, name of the score output, rank of the input."""
-        inputs, outputs = self.metadata.get("inputs", []), self.metadata.get("outputs", [])
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise InvalidInput(
-                f"classify needs a model with one input and one output, '{self.name}' has "
-                f"{len(inputs)} and {len(outputs)}",
-                hint="send tensors with infer()",
-            )
-        return inputs[0]["name"], outputs[0]["name"], len(inputs[0]["shape"])
-
-    def _infer(self, inputs: Mapping[str, AnyArray], outputs: Mapping[str, int], request_id: str) -> InferResponse:
-        request = InferRequest(
-            model=self.name, version=self.version, inputs=inputs, outputs=outputs, request_id=request_id
-        )
-        return self._transport.infer(request, self._timeout_s)
-
-
-def _transport(url: str) -> Transport:
-    """Transports are imported when used: each brings a heavy library."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme in ("http", "https"):
-        from graphkiln.client.transports.http import HttpTransport
-
-        return HttpTransport(parts.geturl())
-    if parts.scheme == "grpc" and parts.netloc:
-        from graphkiln.client.transports.grpc import GrpcTransport
-
-        return GrpcTransport(parts.netloc)
-    raise InvalidInput(f"cannot speak to '{url}'", hint="use http://HOST:PORT or grpc://HOST:PORT")
-
-
-def _classifications(response: InferResponse, output: str) -> tuple[Classification, ...]:
-    if output not in response.outputs:
-        raise ProtocolError(f"the answer lacks output '{output}'")
-    texts = response.outputs[output].ravel()
-    return tuple(Classification.parse(bytes(text).decode("utf-8", "replace")) for text in texts)
-
-
-def _outcome(future: Future[Result], on_error: str) -> Result | ClientError:
-    try:
-        return future.result()
-    except ClientError as error:
-        if on_error == "raise":
-            raise
-        return error
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex

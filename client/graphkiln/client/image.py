@@ -9,12 +9,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from graphkiln.client.fetching import fetch
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import InvalidInput
 from graphkiln.graph.preprocess import Preprocess
 
 Picture = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
-"""A file path, an encoded picture, a Pillow image, or uint8 pixels `[height, width]` or `[height, width, 3 or 4]`."""
+"""A file path or `https://` URL, an encoded picture, a Pillow image, or uint8 pixels.
+
+Pixels are `[height, width]` or `[height, width, 3 or 4]`.
+"""
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -33,8 +37,12 @@ def describe(picture: Picture) -> str:
     return f"{type(picture).__name__}{size}"
 
 
-def open_picture(picture: Picture) -> Image.Image:
+def open_picture(picture: Picture, *, fetch_timeout_s: float | None = None) -> Image.Image:
     """Decodes a picture and turns it upright by its EXIF orientation.
+
+    Args:
+        picture: The picture.
+        fetch_timeout_s: Seconds that fetching a URL may take; None where URLs are not allowed.
 
     Raises:
         InvalidInput: Not a picture, damaged, missing or too large; the message names it.
@@ -46,7 +54,7 @@ def open_picture(picture: Picture) -> Image.Image:
         elif isinstance(picture, np.ndarray):
             image = Image.fromarray(_checked_pixels(picture, name))
         else:
-            image = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture)
+            image = Image.open(_file(picture, fetch_timeout_s))
         image.load()
         return ImageOps.exif_transpose(image)
     except UnidentifiedImageError as error:
@@ -59,13 +67,28 @@ def open_picture(picture: Picture) -> Image.Image:
         raise InvalidInput(f"{name} cannot be decoded: {error}") from error
 
 
-def load_sample(picture: Picture, spec: Preprocess) -> AnyArray:
+def _file(picture: str | Path | bytes, fetch_timeout_s: float | None) -> str | Path | io.BytesIO:
+    if isinstance(picture, bytes):
+        return io.BytesIO(picture)
+    if isinstance(picture, str) and picture.startswith(("https://", "http://")):
+        if fetch_timeout_s is None:
+            raise InvalidInput(f"{picture} is a URL", hint="to fetch pictures, give Client(fetch_urls=True)")
+        return io.BytesIO(fetch(picture, fetch_timeout_s))
+    return picture
+
+
+def load_sample(picture: Picture, spec: Preprocess, *, fetch_timeout_s: float | None = None) -> AnyArray:
     """Turns a picture into one sample (no batch dimension) of the spec's layout and dtype.
+
+    Args:
+        picture: The picture.
+        spec: What to do with it.
+        fetch_timeout_s: Seconds that fetching a URL may take; None where URLs are not allowed.
 
     Raises:
         InvalidInput: The picture cannot be read.
     """
-    image = _convert(open_picture(picture), spec.color)
+    image = _convert(open_picture(picture, fetch_timeout_s=fetch_timeout_s), spec.color)
     height, width = spec.resized(image.height, image.width)
     if (height, width) != (image.height, image.width):
         image = image.resize((width, height), _FILTERS[spec.interpolation])

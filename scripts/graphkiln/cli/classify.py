@@ -2,50 +2,87 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, Url
+from graphkiln.cli.options import DEFAULT_URL, AsJson, CaFile, Headers, Timeout, Url, connect
 from graphkiln.graph.errors import ClientError, InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln.client import Result
 
+_MANY = 20
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
 def classify(
     images: Annotated[list[Path], typer.Argument(help="Picture files or folders of them.", metavar="IMAGE")],
     model: Annotated[str, typer.Option(help="Model name.")],
-    version: Annotated[str, typer.Option(help="Model version; the server chooses when empty.")] = "",
+    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
     url: Url = DEFAULT_URL,
     top_k: Annotated[int, typer.Option(help="Answers per picture, best first.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Pictures in one request.", min=1)] = 1,
+    concurrency: Annotated[int, typer.Option(help="Requests under way at once.", min=1)] = 8,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    header: Headers = None,
+    ca_file: CaFile = None,
+    timeout: Timeout = 30.0,
 ) -> None:
     """Classify pictures with a served model: labelled top-k, best first.
 
     Exit code 1 when any picture failed; the others are answered all the same.
     """
-    from graphkiln.client import Client
-
+    if as_json and as_csv:
+        raise InvalidInput("--json and --csv: choose one")
     paths = _expanded(images)
-    with Client(url) as client:
-        answers = list(client.model(model, version).classify_many(paths, top_k=top_k, on_error="return"))
+    with connect(url, header, ca_file, timeout) as client, _progress(len(paths)) as progress:
+        found = client.model(model, version).classify_many(
+            paths,
+            top_k=top_k,
+            softmax=softmax,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            on_error="return",
+            progress=progress,
+        )
+        answers = list(found)
     failures = [(path, answer) for path, answer in zip(paths, answers, strict=True) if isinstance(answer, ClientError)]
     if len({str(error) for _, error in failures}) == 1 and len(failures) == len(answers):
         raise failures[0][1]  # nothing worked, for one reason: say it once
     results = [answer for answer in answers if not isinstance(answer, ClientError)]
     if as_json:
         typer.echo(json.dumps([result.to_dict() for result in results], indent=2))
+    elif as_csv:
+        _write_csv(results)
     else:
         _show(results)
     for path, error in failures:
         typer.echo(f"graphkiln: {path}: {error}", err=True)
     if failures:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr while many pictures are under way, for a person who watches."""
+    if count < _MANY or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("classifying", total=count)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _expanded(images: list[Path]) -> list[Path]:
@@ -64,16 +101,36 @@ def _expanded(images: list[Path]) -> list[Path]:
 
 def _show(results: list[Result]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("image", "label", "index", "score", "latency")
+    several = any(len(result.outputs) > 1 for result in results)
+    placed = any(answer.position for result in results for answer in result.classifications)
+    extra = [*(["output"] if several else []), *(["position"] if placed else [])]
+    table = Table("image", *extra, "label", "index", "score", "latency")
     for result in results:
-        for rank, answer in enumerate(result.classifications):
-            table.add_row(
-                Path(result.source).name if rank == 0 else "",
-                answer.label or "-",
-                str(answer.index),
-                f"{answer.score:.4f}",
-                f"{result.latency_ms:.1f} ms" if rank == 0 else "",
-            )
+        first = True
+        for output, answers in result.outputs.items():
+            for answer in answers:
+                where = [*([output] if several else []), *([str(answer.position)] if placed else [])]
+                table.add_row(
+                    escape(Path(result.source).name) if first else "",
+                    *map(escape, (*where, answer.label or "-", str(answer.index), f"{answer.score:.4f}")),
+                    f"{result.latency_ms:.1f} ms" if first else "",
+                )
+                first = False
     Console().print(table)
+
+
+def _write_csv(results: list[Result]) -> None:
+    """One row for each answer, with the same columns for every model."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(["source", "model", "version", "output", "position", "rank", "index", "label", "score"])
+    for result in results:
+        for output, answers in result.outputs.items():
+            ranks: dict[tuple[int, ...], int] = {}
+            for answer in answers:
+                rank = ranks[answer.position] = ranks.get(answer.position, 0) + 1
+                position = "/".join(map(str, answer.position))
+                row = [result.source, result.model, result.version, output, position]
+                writer.writerow([*row, rank, answer.index, answer.label, answer.score])

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, Url
+from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Url, connect
 from graphkiln.graph.errors import ClientError, ModelNotReady
 
 if TYPE_CHECKING:
-    from graphkiln.client import Client
+    from graphkiln.client import Client, Health
 
 _POLL_S = 0.05
+_TIMEOUT_S = 5.0
 
 
 def health(
     url: Url = DEFAULT_URL,
     wait: Annotated[float, typer.Option(help="Seconds to wait until it is ready.", min=0)] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    header: Headers = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Tell whether a server is there and every model is ready: exit code 0, else 1."""
-    from graphkiln.client import Client
-
     deadline = time.monotonic() + wait
-    with Client(url, timeout_s=5) as client:
-        while (trouble := _trouble(client)) and time.monotonic() < deadline:
+    with connect(url, header, ca_file, min(_TIMEOUT_S, wait or _TIMEOUT_S)) as client:
+        while not (state := _state(client))[0] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    if trouble:
-        raise trouble
+    ready, found = state
+    if isinstance(found, ClientError):
+        raise found
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        raise typer.Exit(0 if ready else 1)
+    if not ready:
+        raise ModelNotReady(f"{client.url} answers, but {_waiting(found)}")
     typer.echo("ready")
 
 
-def _trouble(client: Client) -> ClientError | None:
+def _state(client: Client) -> tuple[bool, Health | ClientError]:
     try:
-        if client.ready():
-            return None
-        return ModelNotReady(f"{client.url} answers, but not every model is ready")
+        found = client.health()
     except ClientError as error:
-        return error
+        return False, error
+    return found.ready, found
+
+
+def _waiting(found: Health) -> str:
+    reasons = [f"{model.name} {model.version} is {model.state}: {model.reason}" for model in found.not_ready]
+    return "; ".join(reasons) or "is not ready"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, Url
+from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Timeout, Url, connect
 from graphkiln.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def infer(
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to DIR/NAME.npy.", metavar="DIR")] = None,
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
     url: Url = DEFAULT_URL,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.001)] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
+    header: Headers = None,
+    ca_file: CaFile = None,
+    timeout: Timeout = 30.0,
 ) -> None:
     """Send tensors to a model and show or keep its answers."""
-    from graphkiln.client import Client
-
     feeds = dict(_read(text) for text in input_)
-    with Client(url, timeout_s=timeout) as client:
+    with connect(url, header, ca_file, timeout) as client:
         answers = client.model(model, version).infer(feeds, output or ())
     if output_dir:
         _write(answers, output_dir)

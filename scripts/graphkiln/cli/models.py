@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, Url
+from graphkiln.cli.options import DEFAULT_URL, AsJson, CaFile, Headers, Url, connect
 
 
 def models(
     url: Url = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
+    header: Headers = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Show every model version that a server knows, and its state. Exit code 1 when one is not ready."""
-    from graphkiln.client import Client
-
-    with Client(url) as client:
+    with connect(url, header, ca_file) as client:
         found = client.models()
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in found], indent=2))

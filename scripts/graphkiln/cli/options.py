@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.graph.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln.client import Client
+
 DEFAULT_URL = "http://localhost:8000"
 
-Url = Annotated[str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT.", envvar="GRAPHKILN_URL")]
+Url = Annotated[
+    str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT; https and grpcs with TLS.", envvar="GRAPHKILN_URL")
+]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option("--header", help="Sent with every request, e.g. a token; may be repeated.", metavar="NAME:TEXT"),
+]
+CaFile = Annotated[
+    Path | None, typer.Option(help="Certificate authorities to trust.", show_default="the system's", metavar="FILE")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds that one request may take.", min=0.001)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Cache = Annotated[
     str,
     typer.Option(
@@ -17,6 +34,21 @@ Cache = Annotated[
         show_default="~/.cache/graphkiln",
     ),
 ]
+
+
+def connect(url: str, header: list[str] | None, ca_file: Path | None, timeout_s: float = 30.0) -> Client:
+    """A client as the options ask for it.
+
+    Raises:
+        InvalidInput: The URL, a header or the CA file cannot be used.
+    """
+    from graphkiln.client import Client
+
+    pairs = [text.partition(":") for text in header or ()]
+    if any(not colon for _, colon, _ in pairs):
+        raise InvalidInput("--header: expected NAME:TEXT", hint="for example --header 'Authorization: Bearer ...'")
+    headers = {name.strip(): text.strip() for name, _, text in pairs}
+    return Client(url, headers=headers, ca_file=ca_file, timeout_s=timeout_s)
 
 
 def say(line: str) -> None:

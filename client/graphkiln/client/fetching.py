@@ -1,0 +1,52 @@
+"""Fetches a picture from the web: over HTTPS only, of bounded size, and only for clients that opted in."""
+
+from __future__ import annotations
+
+import http.client
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+)
+
+from graphkiln.graph.errors import ConnectionFailed, InvalidInput
+
+_MOST_BYTES = 64 << 20
+
+
+def fetch(url: str, timeout_s: float) -> bytes:
+    """The content behind an `https://` URL; redirects are followed to such URLs only.
+
+    Args:
+        url: The URL.
+        timeout_s: Seconds that the server may be silent.
+
+    Raises:
+        InvalidInput: Another kind of URL, nothing there, or more than 64 MiB.
+        ConnectionFailed: The server cannot be reached or trusted.
+    """
+    if urlsplit(url).scheme != "https":
+        raise InvalidInput(f"{url} is not an https:// URL")
+    # Only these handlers: urllib's usual opener would follow a redirect to http:// or ftp://, too.
+    opener = OpenerDirector()
+    kinds = (ProxyHandler, HTTPSHandler, HTTPRedirectHandler, HTTPErrorProcessor, HTTPDefaultErrorHandler)
+    for handler in kinds:
+        opener.add_handler(handler())
+    try:
+        answer = opener.open(url, timeout=timeout_s)
+        if answer is None:
+            raise InvalidInput(f"{url} leads to a URL that is not https://")
+        with answer:
+            content: bytes = answer.read(_MOST_BYTES + 1)
+    except HTTPError as error:
+        raise InvalidInput(f"cannot fetch {url}: the server answers {error.code}", status=error.code) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionFailed(f"cannot fetch {url}: {error}") from error
+    if len(content) > _MOST_BYTES:
+        raise InvalidInput(f"{url} holds more than {_MOST_BYTES >> 20} MiB")
+    return content
