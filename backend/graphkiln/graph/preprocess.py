@@ -21,6 +21,9 @@ PARAMETER = "preprocess"
 """The key of config.pbtxt's `parameters` under which the spec is published, as JSON."""
 
 
+Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocess:
     """From a decoded picture to one sample of an input tensor.
@@ -31,7 +34,9 @@ class Preprocess:
     Attributes:
         resize: Length of the shorter side in pixels (aspect ratio kept), or exact `(height, width)`, or None.
         crop: `(height, width)` of the centre crop, or None. A smaller picture is padded with black.
-        interpolation: Filter of the resize; bilinear and bicubic are antialiased.
+        interpolation: Filter of the resize; all but nearest are antialiased.
+        crop_rounding: Where an odd number of pixels is cut off or added: `half-even` as torchvision and timm do, `down`
+            as transformers does. They differ by one pixel for every fourth size.
         mean: Per channel, in units of 0..1; empty for none.
         std: Per channel, in units of 0..1; empty for none.
         color: Channels and their order.
@@ -43,7 +48,8 @@ class Preprocess:
 
     resize: int | tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
-    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
+    crop_rounding: Literal["half-even", "down"] = "half-even"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     color: Literal["RGB", "BGR", "L"] = "RGB"
@@ -103,13 +109,14 @@ class Preprocess:
     def cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Centre-crop box `(left, top, right, bottom)` in pixels; negative or outside where padding is needed.
 
-        Source: `torchvision.transforms.functional.center_crop` (rounds half to even; pads before it crops).
+        Source: `torchvision.transforms.functional.center_crop` (rounds half to even; pads before it crops);
+        `transformers.image_transforms.center_crop` (rounds down in both cases).
         """
         if self.crop is None:
             return 0, 0, width, height
         crop_height, crop_width = self.crop
-        top = _centre_offset(height, crop_height)
-        left = _centre_offset(width, crop_width)
+        offset = _OFFSETS[self.crop_rounding]
+        top, left = offset(height, crop_height), offset(width, crop_width)
         return left, top, left + crop_width, top + crop_height
 
     def normalise(self, image_hwc: npt.NDArray[np.uint8]) -> AnyArray:
@@ -134,7 +141,14 @@ class Preprocess:
         return sample.astype(self.dtype.numpy, copy=False)
 
 
-def _centre_offset(size: int, crop: int) -> int:
+def _offset_half_even(size: int, crop: int) -> int:
     if size >= crop:
         return round((size - crop) / 2.0)
     return -((crop - size) // 2)
+
+
+def _offset_down(size: int, crop: int) -> int:
+    return (size - crop) // 2
+
+
+_OFFSETS = {"half-even": _offset_half_even, "down": _offset_down}

@@ -22,8 +22,11 @@ Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
     "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
     "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,23 @@ from graphkiln.converters.torch_libraries import import_torchvision
 from graphkiln.converters.weights import load_weights
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import ConversionError, GraphkilnError
-from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.preprocess import Interpolation, Preprocess
 
 import_torchvision()
 import transformers  # noqa: E402 - transformers imports torchvision
+from transformers.image_processing_backends import PilBackend  # noqa: E402
 
 _TOKENS = 32
 _LEAST_TOKENS, _MOST_TOKENS = 8, 512
-_RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
+_RESAMPLING: dict[int, Interpolation] = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}
+"""Source: `PIL.Image.Resampling`."""
 
 
 class _ImageEncoder(torch.nn.Module):
@@ -104,7 +113,7 @@ def _inputs(
         side = getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
         shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
-        return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location, shape)
+        return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location)
     if model.main_input_name == "input_ids":
         most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
         dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
@@ -120,23 +129,74 @@ def _inputs(
     )
 
 
-def _preprocess(location: str, shape: tuple[int, ...]) -> Preprocess | None:
-    """What `preprocessor_config.json` says, where it lies in the folder and says something that we can do."""
-    path = Path(location) / "preprocessor_config.json"
-    if not path.is_file():
+def _preprocess(location: str) -> Preprocess | None:
+    """What the model's image processor does, where it does nothing that a spec cannot say."""
+    if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
         return None
-    facts = json.loads(path.read_bytes())
-    _, height, width = shape
-    resize = facts.get("size") or {}
-    crop = facts.get("crop_size")
-    shortest = resize.get("shortest_edge") if isinstance(resize, dict) else None
+    try:
+        automatic: Any = transformers.AutoImageProcessor
+        processor = automatic.from_pretrained(location, backend="pil")
+    except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
+        return None
+    return spec_of(processor)
+
+
+_STEPS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
+_SAME_STEPS = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
+"""Processors whose own code differs for segmentation maps only."""
+_CONVNEXT_WARPS_FROM = 384
+
+
+def spec_of(processor: Any) -> Preprocess | None:
+    """The spec of an image processor of transformers (Pillow's backend); None where a spec cannot say what it does.
+
+    Source: `transformers.image_processing_backends.PilBackend`; `ConvNextImageProcessorPil.resize`.
+    """
+    kind = type(processor)
+    usual = all(getattr(kind, step) is getattr(PilBackend, step) for step in _STEPS) or kind.__name__ in _SAME_STEPS
+    convnext = kind.__name__ == "ConvNextImageProcessorPil"
+    interpolation = _RESAMPLING.get(int(processor.resample or 0))
+    scales = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
+    if not (usual or convnext) or not scales or processor.do_pad or interpolation is None:
+        return None
+    try:
+        resize, crop = _convnext_geometry(processor) if convnext else _geometry(processor)
+    except _CannotSay:
+        return None
     return Preprocess(
-        resize=shortest or (height, width),
-        crop=(height, width) if shortest or crop else None,
-        interpolation=_RESAMPLING.get(facts.get("resample", 2), "bilinear"),  # type: ignore[arg-type]
-        mean=tuple(facts.get("image_mean", ())) if facts.get("do_normalize", True) else (),
-        std=tuple(facts.get("image_std", ())) if facts.get("do_normalize", True) else (),
+        resize=resize,
+        crop=crop,
+        crop_rounding="down",
+        interpolation=interpolation,
+        mean=tuple(processor.image_mean) if processor.do_normalize else (),
+        std=tuple(processor.image_std) if processor.do_normalize else (),
     )
+
+
+class _CannotSay(Exception):
+    """A spec has no words for it."""
+
+
+_Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
+
+
+def _geometry(processor: Any) -> _Geometry:
+    size, resize = processor.size, None
+    if processor.do_resize:
+        if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
+            raise _CannotSay
+        resize = size.shortest_edge or (size.height, size.width)
+    crop = processor.crop_size
+    return resize, (crop.height, crop.width) if processor.do_center_crop else None
+
+
+def _convnext_geometry(processor: Any) -> _Geometry:
+    side = processor.size.shortest_edge
+    if not processor.do_resize or not side or processor.do_center_crop:
+        raise _CannotSay
+    if side >= _CONVNEXT_WARPS_FROM:
+        return (side, side), None
+    return int(side / processor.crop_pct), (side, side)
 
 
 def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         description=f"timm:{location}",
         libraries=("torch", "timm"),
         inputs=(InputSpec(name="image", shape=shape),),
-        preprocess=_preprocess(facts, shape),
+        preprocess=spec_of(facts, shape),
         labels=_labels() if classes == _IMAGENET_CLASSES else (),
     )
 
@@ -74,16 +74,21 @@ def _create(location: str, options: SourceOptions) -> torch.nn.Module:
     return module
 
 
-def _preprocess(facts: dict[str, object], shape: tuple[int, ...]) -> Preprocess | None:
-    """Source: `timm.data.transforms_imagenet_eval`: resize to side / crop_pct, centre crop, normalise."""
-    if facts["interpolation"] not in _INTERPOLATIONS:
-        return None
+def spec_of(facts: dict[str, object], shape: tuple[int, ...]) -> Preprocess | None:
+    """The spec of a model's `resolve_data_config`; None where a spec cannot say what timm does.
+
+    Source: `timm.data.transforms_imagenet_eval`: resize to size / crop_pct, centre crop, normalise.
+    """
     _, height, width = shape
-    side = math.floor(min(height, width) / float(facts["crop_pct"]))  # type: ignore[arg-type]
     squash = facts.get("crop_mode") == "squash"
+    # A spec cannot say what timm does for borders, nor that the longer side is rounded in pictures that are not square.
+    sayable = squash or (facts.get("crop_mode", "center") == "center" and height == width)
+    if facts["interpolation"] not in _INTERPOLATIONS or not sayable:
+        return None
+    scaled = tuple(math.floor(side / float(facts["crop_pct"])) for side in (height, width))  # type: ignore[arg-type]
     return Preprocess(
-        resize=(height, width) if squash else side,
-        crop=None if squash else (height, width),
+        resize=(scaled[0], scaled[1]) if squash else scaled[0],
+        crop=(height, width),
         interpolation=facts["interpolation"],  # type: ignore[arg-type]
         mean=facts["mean"],  # type: ignore[arg-type]
         std=facts["std"],  # type: ignore[arg-type]
