@@ -1,0 +1,408 @@
+"""Our client against the real server: every type on every way there, and everything that it makes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+import zoo
+from onnx import TensorProto, helper
+from PIL import Image
+from running import Server, Serving, StartServer
+
+from graphkiln.client import AsyncClient, Client, Result
+from graphkiln.graph.dtypes import AnyArray, DType
+from graphkiln.graph.errors import ClientError, DeadlineExceeded, InvalidInput
+from graphkiln.graph.preprocess import Preprocess
+
+pytestmark = pytest.mark.server
+
+PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC", resize=(4, 4))
+SHARED = Path("/dev/shm")
+
+
+def heads(dtype: int = TensorProto.FLOAT) -> Any:
+    """`scores` [n, 3] and, per position, `map` [n, 2, 3]: of the first numbers of a picture [n, 4, 4, 3]."""
+    nodes = [
+        helper.make_node("Cast", ["pixels"], ["numbers"], to=dtype),
+        helper.make_node("Reshape", ["numbers", "flat"], ["row"]),
+        helper.make_node("Gather", ["row", "three"], ["scores"], axis=1),
+        helper.make_node("Gather", ["row", "six"], ["both"], axis=1),
+        helper.make_node("Reshape", ["both", "grid"], ["map"]),
+    ]
+    constants = {
+        "flat": np.array([-1, 48]),
+        "three": np.arange(3),
+        "six": np.arange(6),
+        "grid": np.array([-1, 2, 3]),
+    }
+    outputs = [zoo.value("scores", ("n", 3), dtype), zoo.value("map", ("n", 2, 3), dtype)]
+    return zoo.model(nodes, [zoo.value("pixels", ("n", 4, 4, 3), TensorProto.UINT8)], outputs, constants)
+
+
+def config(dtype: str, labels: str) -> str:
+    return f"""
+        backend: "graphkiln"
+        max_batch_size: 8
+        input {{ name: "pixels" data_type: TYPE_UINT8 dims: [4, 4, 3] }}
+        output {{ name: "scores" data_type: {dtype} dims: [3] {labels} }}
+        output {{ name: "map" data_type: {dtype} dims: [2, 3] {labels} }}
+        parameters {{ key: "preprocess" value {{ string_value: '{PIXELS.to_json()}' }} }}
+    """
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    store = tmp_path_factory.mktemp("client store")
+    for name, number in zoo.DTYPES.items():
+        kind = f"data_type: {DType(name).config_name} dims: [-1]"
+        text = f'backend: "graphkiln" max_batch_size: 8 input {{ name: "x" {kind} }} output {{ name: "y" {kind} }}'
+        zoo.add(store, name.lower(), zoo.identity(("n", "m"), number), text)
+    zoo.add(store, "slow", zoo.slow(), 'backend: "graphkiln" max_batch_size: 1')
+    for name, number, dtype in (
+        ("heads", TensorProto.FLOAT, "TYPE_FP32"),
+        ("heads16", TensorProto.FLOAT16, "TYPE_FP16"),
+    ):
+        folder = zoo.add(store, name, heads(number), config(dtype, 'label_filename: "labels.txt"'))
+        (folder.parent / "labels.txt").write_text("ant\nbee\ncat\n")
+    with Serving(tmp_path_factory.mktemp("client"), "--model-store", store) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(params=["http", "grpc"])
+def url(running: Server, request: pytest.FixtureRequest) -> str:
+    return running.url if request.param == "http" else running.grpc_url
+
+
+def values(name: str) -> AnyArray:
+    dtype = DType(name)
+    if dtype is DType.BYTES:
+        return np.array([[b"a", b"", "\u00e4\u20ac".encode()], [b"x" * 1000, b"\x00", b"z"]], np.object_)
+    return np.array([[0, 1, 100], [2, 0, 3]]).astype(dtype.numpy)
+
+
+def infer_async(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    async def ask() -> dict[str, AnyArray]:
+        async with AsyncClient(url) as client:
+            return await client.model(model).infer(inputs)
+
+    return asyncio.run(ask())
+
+
+def infer_async_shared(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    async def ask() -> dict[str, AnyArray]:
+        async with AsyncClient(url) as client, client.shared_memory() as shared:
+            return await shared.model(model).infer(inputs)
+
+    return asyncio.run(ask())
+
+
+def infer_shared(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    with Client(url) as client, client.shared_memory() as shared:
+        return shared.model(model).infer(inputs)
+
+
+def infer_packed(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    with Client(url, compression="gzip") as client:
+        return client.model(model).infer(inputs)
+
+
+def infer_plain(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    with Client(url) as client:
+        return client.model(model).infer(inputs)
+
+
+WAYS = [infer_plain, infer_async, infer_shared, infer_async_shared, infer_packed]
+
+
+class TestTypes:
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("name", zoo.DTYPES)
+    def test_every_type_comes_back_as_tritonclient_gets_it(self, url: str, name: str, way: Any) -> None:
+        sent = values(name)
+        received = way(url, name.lower(), {"x": sent})["y"]
+        library: Any = tritonclient.http if url.startswith("http") else tritonclient.grpc
+        with library.InferenceServerClient(url.partition("://")[2]) as plain:
+            tensor = library.InferInput("x", sent.shape, name)
+            tensor.set_data_from_numpy(sent)
+            theirs = plain.infer(name.lower(), [tensor]).as_numpy("y")
+        assert received.dtype == theirs.dtype
+        np.testing.assert_array_equal(received, theirs)
+        np.testing.assert_array_equal(received, sent)
+
+    @pytest.mark.parametrize("name", sorted(set(zoo.DTYPES) - {"FP16", "BF16"}))
+    def test_json_carries_the_same(self, running: Server, name: str) -> None:
+        sent = values(name) if name != "BYTES" else np.array([["a", "\u00e4"]], np.object_)
+        with Client(running.url) as client:
+            client._client._connection._extensions = frozenset({"model_configuration"})  # as a server without binary
+            received = client.model(name.lower()).infer({"x": sent})["y"]
+        expected = sent if name != "BYTES" else np.array([[b"a", "\u00e4".encode()]], np.object_)
+        np.testing.assert_array_equal(received, expected)
+
+    def test_complex_numbers_cannot_be_sent(self, url: str) -> None:
+        with pytest.raises(InvalidInput, match="input 'x' cannot be sent"):
+            infer_plain(url, "fp32", {"x": np.zeros((1, 1), np.complex64)})
+
+
+class TestSharedMemory:
+    def regions(self, server: Server) -> set[str]:
+        with tritonclient.http.InferenceServerClient(server.url.rpartition("/")[2]) as plain:
+            return {region["name"] for region in plain.get_system_shared_memory_status()}
+
+    def test_the_server_knows_them_only_inside_the_context(self, running: Server, url: str) -> None:
+        with Client(url) as client, client.shared_memory() as shared:
+            shared.model("fp32").infer({"x": np.ones((1, 3), np.float32)})
+            assert len(self.regions(running)) == 1
+            assert not list(SHARED.glob("graphkiln-client-*")), "a client that is killed would leave it"
+        assert not self.regions(running)
+
+    def test_nothing_is_left_after_an_error(self, running: Server, url: str) -> None:
+        with pytest.raises(InvalidInput), Client(url) as client, client.shared_memory() as shared:
+            shared.model("fp32").infer({"x": np.ones((1, 3), np.float64)})
+        assert not self.regions(running)
+        assert not list(SHARED.glob("graphkiln-client-*"))
+
+    def test_regions_grow(self, url: str) -> None:
+        with Client(url) as client, client.shared_memory() as shared:
+            for size in (10, 3_000_000, 7):
+                sent = np.random.default_rng(0).normal(size=(1, size)).astype(np.float32)
+                np.testing.assert_array_equal(shared.model("fp32").infer({"x": sent})["y"], sent)
+
+    def test_answers_are_nobody_elses(self, url: str) -> None:
+        with Client(url) as client, client.shared_memory() as shared:
+            model = shared.model("heads")
+            answers = [model.infer({"pixels": np.full((1, 4, 4, 3), value, np.uint8)})["scores"] for value in range(5)]
+        assert [answer.tolist() for answer in answers] == [[[value] * 3] for value in range(5)]
+
+    def test_threads_have_a_region_each(self, url: str) -> None:
+        wrong: list[int] = []
+        with Client(url) as client, client.shared_memory() as shared:
+            model = shared.model("heads")
+
+            def work(value: int) -> None:
+                for _ in range(20):
+                    answer = model.infer({"pixels": np.full((1, 4, 4, 3), value, np.uint8)})["scores"]
+                    if (answer != value).any():
+                        wrong.append(value)
+
+            threads = [threading.Thread(target=work, args=(value,)) for value in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert not wrong
+
+    def test_a_server_that_was_restarted_is_told_anew(self, start_server: StartServer, digits: Path) -> None:
+        server = start_server("--model-store", digits.parent)
+        server.wait_ready()
+        for address in (server.url, server.grpc_url):
+            with Client(address) as client, client.shared_memory() as shared:
+                model, feeds = shared.model("digits"), {"INPUT_0": np.ones((1, 1, 32, 32), np.float32)}
+                before = model.infer(feeds)["OUTPUT_0"]
+                _kill_a_stub(server)
+                server.wait_until(lambda: server.status("/v2/health/ready") == 503)
+                server.wait_ready()
+                np.testing.assert_allclose(model.infer(feeds)["OUTPUT_0"], before, rtol=1e-6)
+
+
+def _kill_a_stub(server: Server) -> None:
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        if any("triton_python_backend_stub" in word for word in child.cmdline()):
+            child.kill()
+            return
+
+
+class TestDeadlines:
+    def test_a_slow_model(self, url: str) -> None:
+        begun = time.monotonic()
+        with Client(url, timeout_s=0.5) as client, pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
+            client.model("slow").infer({"ROUNDS": np.array([[20_000]])})
+        assert time.monotonic() - begun < 1.5
+
+    def test_a_slow_model_in_an_event_loop(self, url: str) -> None:
+        async def ask() -> None:
+            async with AsyncClient(url, timeout_s=0.5) as client:
+                await client.model("slow").infer({"ROUNDS": np.array([[20_000]])})
+
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(ask())
+
+
+def picture(*values: int) -> AnyArray:
+    """Pixels whose first numbers are the values."""
+    flat = np.zeros(48, np.uint8)
+    flat[: len(values)] = values
+    return flat.reshape(4, 4, 3)
+
+
+class TestClassify:
+    def test_several_outputs_and_positions(self, url: str) -> None:
+        with Client(url) as client:
+            result = client.model("heads").classify(picture(3, 9, 9, 1, 0, 2), top_k=2)
+        assert [(a.label, a.score) for a in result.outputs["scores"]] == [("bee", 9), ("cat", 9)]
+        assert result.top.label == "bee"
+        placed = [(a.position, a.label, a.score) for a in result.outputs["map"]]
+        assert placed == [((0,), "bee", 9), ((0,), "cat", 9), ((1,), "cat", 2), ((1,), "ant", 1)]
+        document = result.to_dict()
+        assert document["classifications"][0] == {"output": "scores", "index": 1, "label": "bee", "score": 9}
+        assert document["classifications"][2]["position"] == [0]
+
+    def test_one_of_the_outputs(self, url: str) -> None:
+        with Client(url) as client:
+            result = client.model("heads").classify(picture(1, 2), outputs=["map"])
+            assert list(result.outputs) == ["map"]
+            with pytest.raises(InvalidInput, match="has no output nope"):
+                client.model("heads").classify(picture(1), outputs=["nope"])
+
+    def test_the_same_as_tritons_own_classification(self, running: Server) -> None:
+        pixels = picture(7, 200, 30)
+        with Client(running.url) as client:
+            ours = client.model("heads").classify(pixels, top_k=3, outputs=["scores"]).classifications
+        with tritonclient.http.InferenceServerClient(running.url.rpartition("/")[2]) as plain:
+            tensor = tritonclient.http.InferInput("pixels", [1, 4, 4, 3], "UINT8")
+            tensor.set_data_from_numpy(pixels[np.newaxis])
+            wanted = [tritonclient.http.InferRequestedOutput("scores", class_count=3)]
+            theirs = plain.infer("heads", [tensor], outputs=wanted).as_numpy("scores").ravel()
+        assert [f"{a.score:.6f}:{a.index}:{a.label}".encode() for a in ours] == theirs.tolist()
+
+    def test_sixteen_bit_scores_are_ranked_and_labels_may_be_given(self, url: str) -> None:
+        with Client(url) as client:
+            unnamed = client.model("heads16").classify(picture(1, 2, 3))
+            named = client.model("heads16", labels=("x", "y", "z")).classify(picture(1, 2, 3))
+        assert [(a.index, a.label) for a in unnamed.classifications] == [(2, ""), (1, ""), (0, "")]
+        assert named.top.label == "z"
+
+    def test_softmax(self, url: str) -> None:
+        with Client(url) as client:
+            result = client.model("heads").classify(picture(1, 2, 3), softmax=True, outputs=["scores"])
+        expected = np.exp([3, 2, 1]) / np.exp([3, 2, 1]).sum()
+        np.testing.assert_allclose([a.score for a in result.classifications], expected)
+
+    def test_huge_top_k_gives_every_class(self, url: str) -> None:
+        with Client(url) as client:
+            assert len(client.model("heads").classify(picture(1), top_k=10**9).outputs["scores"]) == 3
+
+    def test_top_k_of_nothing(self, url: str) -> None:
+        with Client(url) as client, pytest.raises(InvalidInput, match="top_k must be at least 1"):
+            client.model("heads").classify(picture(1), top_k=0)
+
+    def test_a_preprocess_spec_of_ones_own(self, url: str) -> None:
+        mine = Preprocess(dtype=DType.UINT8, layout="HWC", resize=(4, 4), color="BGR")
+        with Client(url) as client:
+            answer = client.model("heads", preprocess=mine).classify(picture(1, 0, 5), top_k=1)
+        assert answer.top.label == "ant"
+
+    def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
+        from graphkiln.client.image import load_sample
+
+        image = Image.new("RGB", (64, 64))
+        numbers = load_sample(image, Preprocess(resize=(4, 4)))
+        assert load_sample(image, PIXELS).nbytes * 4 == numbers.nbytes
+
+
+class TestManyPictures:
+    def test_batches_are_sent_as_one_request(self, url: str) -> None:
+        with Client(url) as client:
+            model = client.model("heads")
+            model.classify(picture(1))  # labels are asked for once
+            before = model.statistics()
+            pictures = [picture(index) for index in range(20)]
+            answers = list(model.classify_many(pictures, batch_size=16, concurrency=2, outputs=["scores"]))
+            after = model.statistics()
+        scores = [max(a.score for a in r.classifications) for r in answers if isinstance(r, Result)]
+        assert scores == list(range(20))
+        assert after["inference_count"] - before["inference_count"] == 20
+        requests = after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"]
+        assert requests == 3, "8 at most, by the model's max_batch_size"
+
+    def test_errors_stay_in_their_places_in_a_batch(self, url: str) -> None:
+        mixed: list[Any] = [picture(1), b"no picture", picture(2), np.zeros((0, 3), np.uint8), picture(3)]
+        done: list[int] = []
+        with Client(url) as client:
+            answers = list(
+                client.model("heads").classify_many(mixed, batch_size=4, on_error="return", progress=done.append)
+            )
+        assert [isinstance(answer, ClientError) for answer in answers] == [False, True, False, True, False]
+        assert done == [1, 2, 3, 4, 5]
+
+    def test_an_error_is_raised_where_it_is(self, url: str) -> None:
+        with Client(url) as client:
+            answers = client.model("heads").classify_many([picture(1), b"", picture(2)])
+            assert isinstance(next(answers), Result)
+            with pytest.raises(InvalidInput):
+                next(answers)
+
+    def test_pictures_are_read_lazily(self, url: str) -> None:
+        read: list[int] = []
+
+        def pictures() -> Iterator[AnyArray]:
+            for index in range(1000):
+                read.append(index)
+                yield picture(index % 256)
+
+        with Client(url) as client:
+            answers = client.model("heads").classify_many(pictures(), concurrency=2)
+            next(answers)
+            assert len(read) < 20
+            answers.close()  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("option", [{"batch_size": 0}, {"concurrency": 0}])
+    def test_less_than_one_at_a_time(self, url: str, option: dict[str, int]) -> None:
+        with Client(url) as client, pytest.raises(InvalidInput, match="at least 1"):
+            list(client.model("heads").classify_many([picture(1)], **option))  # type: ignore[arg-type]
+
+    def test_in_an_event_loop(self, url: str) -> None:
+        async def ask() -> list[Any]:
+            mixed: list[Any] = [*(picture(index) for index in range(30)), b"no picture"]
+            done: list[int] = []
+            async with AsyncClient(url) as client:
+                many = client.model("heads").classify_many(
+                    mixed, batch_size=4, concurrency=3, on_error="return", progress=done.append, outputs=["scores"]
+                )
+                answers = [answer async for answer in many]
+            assert done == list(range(1, 32))
+            return answers
+
+        *good, bad = asyncio.run(ask())
+        assert [result.top.score for result in good] == list(range(30))
+        assert isinstance(bad, InvalidInput)
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    from graphkiln.client import AsyncModel, Model
+
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public(Client) == public(AsyncClient)
+    assert public(Model) | {"batches", "classify_batch"} == public(AsyncModel)
+
+
+def test_a_client_is_shared_by_threads(url: str) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(url))
+        wrong: list[Any] = []
+
+        def work(value: int) -> None:
+            for _ in range(20):
+                answer = client.model("heads").classify(picture(value, value + 1), outputs=["scores"])
+                if answer.top.score != value + 1 or answer.top.label != "bee":
+                    wrong.append(answer)
+
+        threads = [threading.Thread(target=work, args=(value,)) for value in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
