@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +150,104 @@ class TestInfer:
         np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
         shown = run_command("infer", "--model", "digits", "--input", f"INPUT_0={path}", "--url", url)
         assert "is not an .npy file of numbers or texts" in shown.stderr
+
+
+class TestClassifyCommand:
+    def test_csv_is_one_row_for_each_answer(self, url: str, repository: Path) -> None:
+        shown = run_command(
+            "classify", repository / "docs/digits", "--model=digits", "--url", url, "--top-k=2", "--csv"
+        )
+        rows = list(csv.DictReader(shown.stdout.splitlines()))
+        assert len(rows) == 10
+        assert all(Path(row["source"]).stem == row["label"] for row in rows if row["rank"] == "1")
+        assert {row["output"] for row in rows} == {"OUTPUT_0"}
+
+    def test_one_form_at_a_time(self, url: str, repository: Path) -> None:
+        shown = run_command("classify", repository / "docs/digits", "--model=digits", "--url", url, "--csv", "--json")
+        assert (shown.returncode, shown.stderr) == (2, "graphkiln: --json and --csv: choose one\n")
+
+    def test_probabilities_add_up(self, url: str, repository: Path) -> None:
+        command = ("classify", repository / "docs/digits/four.png", "--model=digits", "--url", url, "--json")
+        (result,) = json.loads(run_command(*command, "--softmax", "--top-k=10").stdout)
+        assert sum(answer["score"] for answer in result["classifications"]) == pytest.approx(1)
+
+    def test_headers_are_read(self, url: str, repository: Path) -> None:
+        command = ("classify", repository / "docs/digits/four.png", "--model=digits", "--url", url)
+        assert run_command(*command, "--header", "Authorization: Bearer token").returncode == 0
+        wrong = run_command(*command, "--header", "token")
+        assert (wrong.returncode, wrong.stderr[:42]) == (2, "graphkiln: --header: expected NAME:TEXT (f")
+
+
+class TestHealthCommand:
+    def test_json(self, url: str) -> None:
+        shown = run_command("health", "--url", url, "--json")
+        document = json.loads(shown.stdout)
+        assert (shown.returncode, document["live"], document["ready"], document["not_ready"]) == (0, True, True, [])
+        assert document["server"].startswith("triton ")
+
+    def test_a_model_that_is_not_ready_is_named(self, start_server: StartServer, digits: Path, tmp_path: Path) -> None:
+        store = tmp_path / "store"
+        shutil.copytree(digits, store / "digits")
+        (store / "broken" / "1").mkdir(parents=True)
+        (store / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
+        server = start_server("--model-store", store, "--exit-on-error=false")
+        server.wait_until(lambda: "serving HTTP" in server.log)
+        shown = run_command("health", "--url", server.url)
+        assert shown.returncode == 1
+        assert "broken 1 is UNAVAILABLE" in shown.stderr
+
+
+class TestBench:
+    def test_json_says_everything(self, url: str) -> None:
+        shown = run_command("bench", "--model=digits", "--url", url, "--concurrency=1,2", "--duration=1", "--json")
+        assert shown.returncode == 0, shown.stderr
+        one, two = json.loads(shown.stdout)
+        assert (one["load"], two["load"]) == ("1", "2")
+        for row in (one, two):
+            assert row["client"]["answered"] > 50
+            assert set(row["client"]["latency_ms"]) == {"p50", "p90", "p99", "p99.9", "mean"}
+            assert row["client"]["errors"] == {}
+            assert set(row["server_us"]) == {"queue", "input", "infer", "output"}
+            assert row["server_us"]["infer"] > 0
+            assert row["batch"] >= 1
+            assert row["server_cores"] > 0
+
+    @pytest.mark.parametrize("extra", [(), ("--rate=50",), ("--shared-memory",), ("--input=docs/digits/four.png",)])
+    def test_a_table_for_people(self, url: str, repository: Path, extra: tuple[str, ...]) -> None:
+        shown = run_command("bench", "--model=digits", "--url", url, "--duration=1", *extra, cwd=repository)
+        assert shown.returncode == 0, shown.stderr
+        assert "answered/s" in shown.stdout
+        assert max(map(len, shown.stdout.splitlines())) <= 80
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("--model=nope",), "'nope' is not found"),
+            (("--model=digits", "--concurrency=0"), "expected numbers of at least 1"),
+            (("--model=digits", "--concurrency=a"), "expected numbers of at least 1"),
+            (("--model=digits", "--input=nowhere.png"), "there is no file nowhere.png"),
+            (("--model=digits", "--input=X=nowhere.npy"), "cannot read nowhere.npy"),
+        ],
+    )
+    def test_a_mistake_is_one_line_and_code_2(self, url: str, arguments: tuple[str, ...], words: str) -> None:
+        shown = run_command("bench", "--url", url, *arguments)
+        assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
+        assert words in shown.stderr
+
+    def test_errors_are_told_and_cost_the_exit_code(self, start_server: StartServer, slow_store: Path) -> None:
+        server = start_server("--model-store", slow_store)
+        server.wait_ready()
+        np.save(slow_store / "rounds.npy", np.array([[20_000]]))
+        rounds = f"--input=ROUNDS={slow_store / 'rounds.npy'}"
+        shown = run_command("bench", "--model=slow", "--url", server.url, rounds, "--duration=2", "--timeout=0.3")
+        assert shown.returncode == 1
+        assert "within 0.3 s" in shown.stderr
+
+
+def test_shells_can_complete() -> None:
+    environment = {"_GRAPHKILN_COMPLETE": "complete_bash", "COMP_WORDS": "graphkiln cla", "COMP_CWORD": "1"}
+    command = Path(sys.executable).parent / "graphkiln"
+    shown = subprocess.run(
+        [command], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert shown.stdout.split() == ["classify"]

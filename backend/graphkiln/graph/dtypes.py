@@ -62,9 +62,10 @@ class DType(enum.StrEnum):
         """
         if dtype.kind in "OSU":
             return cls.BYTES
-        for member, numpy_dtype in _NUMPY.items():
-            if numpy_dtype == dtype:
-                return member
+        try:
+            return _BY_NUMPY[dtype]
+        except KeyError:
+            pass
         raise ManifestError(f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}")
 
     @classmethod
@@ -125,6 +126,8 @@ _NUMPY: dict[DType, np.dtype[np.generic]] = {
     DType.FP64: np.dtype(np.float64),
     DType.BYTES: np.dtype(np.object_),
 }
+
+_BY_NUMPY = {dtype: member for member, dtype in _NUMPY.items()}
 
 _FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from graphkiln.client.classifying import OnError, Progress, Progressing
 from graphkiln.client.driving import run
 from graphkiln.client.image import Picture
 from graphkiln.client.results import Health, Result, ServedModel
+from graphkiln.client.transports.base import InferResponse
 from graphkiln.client.transports.endpoint import Compression
 from graphkiln.client.transports.opening import open_blocking
 from graphkiln.graph.dtypes import AnyArray
@@ -219,6 +220,21 @@ class Model:
             ClientError: The request did not get its answer.
         """
         return run(self._model.infer(inputs, outputs))
+
+    def repeatable(self, inputs: Mapping[str, AnyArray]) -> Callable[[], InferResponse]:
+        """The same request as often as one likes, encoded once: for load generators, whose own work must not count.
+
+        Args:
+            inputs: As for `infer`.
+
+        Returns:
+            Sends the request, without retries. Thread-safe.
+
+        Raises:
+            ClientError: The inputs cannot be sent.
+        """
+        send = run(self._model.repeatable(inputs))
+        return lambda: run(send())
 
     def classify(
         self, picture: Picture, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from graphkiln.client.deadline import Deadline
@@ -41,6 +41,12 @@ class Connection:
         """
         binary = "binary_tensor_data" in (self._extensions or await self.extensions())
         return await self._attempt(lambda left_s: self.wire.infer(request, left_s, binary=binary))
+
+    async def prepared(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
+        """Sends a request that is encoded once, as often as it is called, without retries."""
+        binary = "binary_tensor_data" in await self.extensions()
+        call = self.wire.infer(request, self.timeout_s, binary=binary)
+        return lambda: self.transport.send(call, Deadline.after(self.timeout_s))
 
     async def extensions(self) -> frozenset[str]:
         """The extensions of KServe v2 that the server speaks; asked for once."""

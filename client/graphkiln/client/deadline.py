@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Deadline:
     """A point in time.
 

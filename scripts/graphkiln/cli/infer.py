@@ -36,7 +36,7 @@ def infer(
     timeout: Timeout = 30.0,
 ) -> None:
     """Send tensors to a model and show or keep its answers."""
-    feeds = dict(_read(text) for text in input_)
+    feeds = dict(read_tensor(text) for text in input_)
     with connect(url, header, ca_file, timeout) as client:
         answers = client.model(model, version).infer(feeds, output or ())
     if output_dir:
@@ -48,7 +48,7 @@ def infer(
             typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{array}")
 
 
-def _read(text: str) -> tuple[str, AnyArray]:
+def read_tensor(text: str) -> tuple[str, AnyArray]:
     """Reads NAME=FILE.
 
     Raises:

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from graphkiln.cli import cache
+from graphkiln.cli.bench import bench
 from graphkiln.cli.classify import classify
 from graphkiln.cli.convert import convert
 from graphkiln.cli.explain import explain
@@ -37,6 +38,7 @@ app.command()(classify)
 app.command()(infer)
 app.command()(models)
 app.command()(health)
+app.command()(bench)
 
 
 def main() -> None:

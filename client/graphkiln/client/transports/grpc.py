@@ -28,7 +28,6 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _COMPRESSION = {
-    "": grpc.Compression.NoCompression,
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,
 }
@@ -68,9 +67,9 @@ class GrpcTransport:
     def _call(self, message: GrpcMessage, timeout_s: float) -> Any:
         try:
             method = self._methods.get(message.method) or self._methods.setdefault(
-                message.method, self._channel.unary_unary(message.method)
+                message.method, self._channel.unary_unary(message.method, _registered_method=True)
             )
-            answer = method(message.request, timeout=timeout_s, metadata=self._metadata)
+            answer = method(message.request, timeout=timeout_s, metadata=self._metadata or None)
         except ValueError as error:  # grpcio's word for a closed channel
             raise InvalidInput(f"the client of {self._endpoint} is closed") from error
         return parsed(answer, message)
@@ -118,9 +117,9 @@ class AsyncGrpcTransport:
     async def _call(self, message: GrpcMessage, timeout_s: float) -> Any:
         try:
             method = self._methods.get(message.method) or self._methods.setdefault(
-                message.method, self._channel().unary_unary(message.method)
+                message.method, self._channel().unary_unary(message.method, _registered_method=True)
             )
-            answer = await method(message.request, timeout=timeout_s, metadata=self._metadata)
+            answer = await method(message.request, timeout=timeout_s, metadata=self._metadata or None)
         except grpc.aio.UsageError as error:
             raise InvalidInput(f"the client of {self._endpoint} is closed") from error
         return parsed(answer, message)
@@ -139,7 +138,9 @@ class AsyncGrpcTransport:
 
 
 def _open(library: Any, endpoint: Endpoint, compression: Compression) -> Any:
-    options: dict[str, Any] = {"options": _OPTIONS, "compression": _COMPRESSION[compression]}
+    options: dict[str, Any] = {"options": _OPTIONS}
+    if compression:
+        options["compression"] = _COMPRESSION[compression]
     if not endpoint.is_secure:
         return library.insecure_channel(endpoint.authority, **options)
     endpoint.tls()  # says what is wrong with the CA file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ from graphkiln.graph.errors import (
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class GrpcMessage:
     """One unary call.
 
@@ -227,22 +227,32 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
     """
     if message.id and request.request_id and message.id != request.request_id:
         raise ProtocolError(f"asked with id {request.request_id}, answered with id {message.id[:80]}")
-    placed = {out.name: tuple(out.shape) for out in message.outputs if request.places(out.name)}
-    outputs = {output.name: output for output in message.outputs}
-    raw = message.raw_output_contents
-    if not raw:
-        arrays = {name: _typed(output) for name, output in outputs.items() if name not in placed}
-    else:
-        # Triton leaves an empty place for a tensor in shared memory.
-        carried = list(outputs) if len(raw) == len(outputs) else [name for name in outputs if name not in placed]
-        if len(raw) != len(carried):
-            raise ProtocolError(f"the answer has {len(carried)} outputs and {len(raw)} contents")
-        arrays = {
-            name: from_bytes(content, outputs[name].datatype, tuple(outputs[name].shape))
-            for name, content in zip(carried, raw, strict=True)
-            if name not in placed
-        }
+    # Triton leaves an empty place among the raw contents for a tensor in shared memory, other servers may not.
+    raw = iter(message.raw_output_contents)
+    several = len(message.raw_output_contents)
+    leaves_places = several == len(message.outputs)
+    arrays: dict[str, AnyArray] = {}
+    placed: dict[str, tuple[int, ...]] = {}
+    for output in message.outputs:
+        shape = tuple(output.shape)
+        if request.places(output.name):
+            placed[output.name] = shape
+            if leaves_places:
+                next(raw)
+        elif several:
+            arrays[output.name] = from_bytes(_next(raw), output.datatype, shape)
+        else:
+            arrays[output.name] = _typed(output)
+    if next(raw, None) is not None:
+        raise ProtocolError(f"the answer has {len(message.outputs)} outputs and {several} contents")
     return InferResponse(model=message.model_name, version=message.model_version, outputs=arrays, placed=placed)
+
+
+def _next(raw: Iterator[bytes]) -> bytes:
+    try:
+        return next(raw)
+    except StopIteration:
+        raise ProtocolError("the answer has fewer contents than outputs") from None
 
 
 _TYPED = {

@@ -44,7 +44,7 @@ _SHOWN_BODY = 2000
 _MOST_DIGITS = 19  # of a length: a 64-bit number
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class HttpMessage:
     """One HTTP request.
 
@@ -69,7 +69,7 @@ class Headers(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class HttpAnswer:
     """One HTTP response.
 

@@ -1,0 +1,256 @@
+"""`graphkiln bench`: how many requests a served model answers, and how long they take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Timeout, Url, connect
+from graphkiln.graph.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln.client import Client, Model
+    from graphkiln.client.load import Measurement
+    from graphkiln.graph.dtypes import AnyArray
+
+_RANDOM = "random"
+_PERCENTILES = ("p50", "p90", "p99", "p99.9")
+_STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """One measurement, with what the server says about the same time."""
+
+    load: str
+    client: Measurement
+    server_us: dict[str, float]
+    batch: float
+    server_cores: float | None
+
+
+def bench(
+    model: Annotated[str, typer.Option(help="Model name.")],
+    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
+    url: Url = DEFAULT_URL,
+    concurrency: Annotated[
+        str, typer.Option(help="Callers that each wait for their answer, one run for each number.", metavar="N,N,...")
+    ] = "1",
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Instead of callers: requests per second, whether the server keeps up or not.", min=0.01),
+    ] = None,
+    duration: Annotated[float, typer.Option(help="Seconds of each run.", min=0.5)] = 10.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before each run that do not count.", min=0)] = 1.0,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="'random', a picture, or NAME=FILE.npy; may be repeated.",
+            metavar="FILE",
+            show_default=_RANDOM,
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of random inputs.", min=1)] = 1,
+    shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Tensors through shared memory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    header: Headers = None,
+    ca_file: CaFile = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """Measure a served model under load: throughput, latencies, and where the server spends the time.
+
+    Exit code 1 when a request failed.
+    """
+    from graphkiln.client.load import closed_loop, open_loop
+
+    numbers = [0] if rate else _numbers(concurrency)
+    with ExitStack() as stack:
+        client = stack.enter_context(connect(url, header, ca_file, timeout))
+        plain = client.model(model, version)
+        feeds = _feeds(plain, input_ or [_RANDOM], batch_size)
+        asked = stack.enter_context(client.shared_memory()).model(model, version) if shared_memory else plain
+        asked.infer(feeds)  # a mistake is told now, and once
+        ask = asked.repeatable(feeds)
+        rows = []
+        for number in numbers:
+            load = f"{rate:g}/s" if rate else str(number)
+            watch = _Watch(plain, client, load, warmup + duration)
+            if rate:
+                seen = open_loop(ask, rate, duration, warmup_s=warmup, at_start=watch.start)
+            else:
+                seen = closed_loop(ask, number, duration, warmup_s=warmup, at_start=watch.start)
+            rows.append(watch.row(seen))
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _show(rows, "rate" if rate else "callers")
+    raise typer.Exit(1 if any(row.client.errors for row in rows) else 0)
+
+
+class _Watch:
+    """What is asked of the server beside the load: its own counters, and its processes' time, at start and end."""
+
+    def __init__(self, model: Model, client: Client, load: str, seconds: float) -> None:
+        self._model = model
+        self._processes = _local_processes(client.url)
+        self._load = load
+        self._seconds = seconds
+        self._before: dict[str, Any] = {}
+        self._cpu_s = 0.0
+        self._stack = ExitStack()
+        self._show_progress()
+
+    def start(self) -> None:
+        self._before = self._model.statistics()
+        self._cpu_s = self._processes() if self._processes else 0.0
+
+    def row(self, seen: Measurement) -> _Row:
+        self._stack.close()
+        after = self._model.statistics()
+        server_cores = (self._processes() - self._cpu_s) / seen.seconds if self._processes else None
+        requests, server_us = _breakdown(self._before, after)
+        executions = after["execution_count"] - self._before["execution_count"]
+        rows = after["inference_count"] - self._before["inference_count"]
+        batch = rows / executions if requests and executions else 0.0
+        return _Row(load=self._load, client=seen, server_us=server_us, batch=batch, server_cores=server_cores)
+
+    def _show_progress(self) -> None:
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("load {task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("of {task.total:g} s"),
+        )
+        bar = self._stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+        bar.add_task(self._load, total=self._seconds)
+
+
+def _breakdown(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """Requests that succeeded, and the mean microseconds of one in each stage.
+
+    Source: Triton's statistics extension.
+    """
+    old, new = before["inference_stats"], after["inference_stats"]
+    requests = new["success"].get("count", 0) - old["success"].get("count", 0)
+    stages = {name: new.get(key, {}).get("ns", 0) - old.get(key, {}).get("ns", 0) for key, name in _STAGES.items()}
+    return requests, {name: ns / max(requests, 1) / 1e3 for name, ns in stages.items()}
+
+
+def _local_processes(url: str) -> Callable[[], float] | None:
+    """Tells the CPU seconds of the server's processes, where they run on this machine and psutil is installed."""
+    from urllib.parse import urlsplit
+
+    try:
+        import psutil
+    except ImportError:
+        return None
+    port = urlsplit(url).port
+    if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
+        return None
+    sockets = psutil.net_connections("tcp")
+    pids = {found.pid for found in sockets if found.status == psutil.CONN_LISTEN and found.laddr[1:] == (port,)}
+    processes = [psutil.Process(pid) for pid in pids if pid]
+    family = [member for process in processes for member in (process, *process.children(recursive=True))]
+    if not family:
+        return None
+
+    def seconds() -> float:
+        times = [member.cpu_times() for member in family if member.is_running()]
+        return float(sum(each.user + each.system for each in times))
+
+    return seconds
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise InvalidInput(
+            f"--concurrency {text}: expected numbers of at least 1", hint="for example --concurrency 1,4,16"
+        )
+    return numbers
+
+
+def _feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArray]:
+    from graphkiln.cli.infer import read_tensor
+
+    if inputs == [_RANDOM]:
+        return _random_feeds(model, batch_size)
+    if len(inputs) == 1 and "=" not in inputs[0]:
+        return _picture_feeds(model, Path(inputs[0]))
+    return dict(read_tensor(text) for text in inputs)
+
+
+def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
+    """Arrays of the declared shapes: normal numbers, small integers, short texts; the same every time."""
+    import numpy as np
+
+    from graphkiln.graph.dtypes import DType
+
+    generator = np.random.default_rng(0)
+    feeds: dict[str, AnyArray] = {}
+    for row in model.metadata["inputs"]:
+        dtype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
+        if any(size < 0 for size in rest):
+            raise InvalidInput(
+                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="give it with --input NAME=FILE.npy"
+            )
+        shape = [rows if first < 0 else first, *rest]
+        if dtype is DType.BYTES:
+            feeds[row["name"]] = np.full(shape, b"text", np.object_)
+        elif dtype.is_float:
+            feeds[row["name"]] = generator.normal(size=shape).astype(dtype.numpy)
+        else:
+            feeds[row["name"]] = generator.integers(0, 2, shape).astype(dtype.numpy)
+    return feeds
+
+
+def _picture_feeds(model: Model, picture: Path) -> dict[str, AnyArray]:
+    import numpy as np
+
+    from graphkiln.client.image import load_sample
+
+    rows = model.metadata["inputs"]
+    if len(rows) != 1:
+        raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="give them with --input NAME=FILE.npy")
+    sample = load_sample(picture, model.preprocess)
+    return {rows[0]["name"]: sample[np.newaxis] if sample.ndim + 1 == len(rows[0]["shape"]) else sample}
+
+
+def _show(rows: list[_Row], unit: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    failed = any(row.client.errors for row in rows)
+    unsent = any(row.client.unsent for row in rows)
+    extra = [*(["errors"] if failed else []), *(["unsent"] if unsent else [])]
+    client = Table(unit, "answered/s", *_PERCENTILES, "cores", *extra, title="client: latencies in ms")
+    server = Table(unit, *_STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
+    for row in rows:
+        seen = row.client
+        margin = (seen.per_second_range[1] - seen.per_second_range[0]) / 2
+        latencies = [f"{seen.latency_ms[name]:.2f}" if seen.latency_ms else "-" for name in _PERCENTILES]
+        errors = "\n".join(f"{count} {name}" for name, count in seen.errors.items()) or "0"
+        told = [*([errors] if failed else []), *([str(seen.unsent)] if unsent else [])]
+        rate = f"{seen.per_second:.1f} \u00b1 {margin:.1f}"
+        client.add_row(row.load, rate, *latencies, f"{seen.client_cores:.2f}", *told)
+        stages = [f"{row.server_us[name]:.0f}" for name in _STAGES.values()]
+        cores = "-" if row.server_cores is None else f"{row.server_cores:.2f}"
+        server.add_row(row.load, *stages, f"{row.batch:.1f}", cores)
+    console = Console()
+    console.print(client, server)
