@@ -6,6 +6,8 @@
     scripts/benchmark lowering     ResNet-101 in each precision, beside ONNX Runtime in fp32
     scripts/benchmark load         loading what was lowered: the first time, and from the cache
     scripts/benchmark session      what a session adds to the runtime's own call, what the self-test costs
+    scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
+    scripts/benchmark pictures     classify_many beside a loop, preprocessing beside torchvision, the import
     scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
 
 Segments of all set-ups are interleaved, round after round, and the median round counts. The load generator shares the
@@ -18,85 +20,30 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import psutil
+from client_speed import benchmark_client, benchmark_pictures
 from lowering import benchmark_lowered_load, benchmark_lowering, benchmark_session
 from measuring import Figure, Segment, exported, measure
 from rich.console import Console
 from rich.table import Table
+from served import DIGITS, add_model, serving
 
 from graphkiln.client import Client
 from graphkiln.engines.cores import usable_cores
 from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.signature import Signature
-from graphkiln.repository.config import config_text
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-DIGITS = REPOSITORY / "model_repository" / "digits"
 CONCURRENCIES = (1, 4)
-
-
-def add_model(store: Path, name: str, graph: Path, extra: str = "") -> None:
-    """Puts a graph into a store as model `name`, with a complete configuration and `extra` behind it."""
-    folder = store / name / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.onnx").symlink_to(graph)
-    with _reference_signature(graph) as signature:
-        text = config_text(name, signature, max_batch_size=8, preprocess=None, labels_file=None)
-    (store / name / "config.pbtxt").write_text(text + extra)
-
-
-@contextmanager
-def _reference_signature(graph: Path) -> Iterator[Signature]:
-    from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-
-    with OnnxRuntimeEngine().build_reference(graph) as session:
-        yield session.signature
-
-
-@contextmanager
-def serving(*stores: Path, flags: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Serves stores on free ports; yields the HTTP and the gRPC URL."""
-    import socket
-
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        http, grpc, metrics = (held.getsockname()[1] for held in sockets)
-    ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-    folders = [f"--model-store={store}" for store in stores]
-    command = [sys.executable, "-m", "graphkiln.cli", "serve", *folders, *flags, *ports]
-    server = subprocess.Popen(command, stdout=sys.stderr)
-    try:
-        while not _ready(f"http://127.0.0.1:{http}"):
-            if server.poll() is not None:
-                sys.exit(f"benchmark: the server ended with code {server.returncode}")
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}"
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def bare(graph: Path, threads: int, sample: AnyArray) -> Callable[[], object]:
@@ -266,6 +213,8 @@ BENCHMARKS = {
     "session": (benchmark_session, "one picture a run, ratio of our session to the runtime's own call"),
     "serving": (benchmark_serving, "batch 1 a request, ratio to the bare session of the same threads"),
     "overhead": (benchmark_overhead, "what the backend adds to a bare run, inside the server"),
+    "client": (benchmark_client, "infer, ratio to raw tritonclient at the same concurrency"),
+    "pictures": (benchmark_pictures, "ratio: how often faster than the reference"),
     "memory": (benchmark_memory, "memory of tritonserver and its stubs, ratio to the first row"),
     "loading": (benchmark_loading, "from the command until every model is ready, ratio to Triton's completion"),
 }

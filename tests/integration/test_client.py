@@ -352,7 +352,7 @@ class TestManyPictures:
                 yield picture(index % 256)
 
         with Client(url) as client:
-            answers = client.model("heads").classify_many(pictures(), concurrency=2)
+            answers = client.model("heads").classify_many(pictures(), concurrency=2, batch_size=1)
             next(answers)
             assert len(read) < 20
             answers.close()  # type: ignore[attr-defined]

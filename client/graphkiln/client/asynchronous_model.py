@@ -170,7 +170,7 @@ class AsyncModel:
         top_k: int = 5,
         softmax: bool = False,
         outputs: Sequence[str] = (),
-        batch_size: int = 1,
+        batch_size: int = 16,
         concurrency: int = 8,
         on_error: OnError = "raise",
         progress: Progress | None = None,
@@ -182,7 +182,7 @@ class AsyncModel:
             top_k: As for `classify`.
             softmax: As for `classify`.
             outputs: As for `classify`.
-            batch_size: Pictures in one request, cut to what the model takes.
+            batch_size: Most pictures in one request; fewer where the model takes no more.
             concurrency: Most requests under way at once.
             on_error: `"return"` yields the error of a picture in its place instead of raising it.
             progress: Called with the number of pictures answered so far, in the consumer's own task.

@@ -29,7 +29,7 @@ def classify(
     url: Url = DEFAULT_URL,
     top_k: Annotated[int, typer.Option(help="Answers per picture, best first.", min=1)] = 5,
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Pictures in one request.", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Most pictures in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Requests under way at once.", min=1)] = 8,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
