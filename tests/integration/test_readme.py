@@ -51,10 +51,15 @@ def run(command: str, cwd: Path, server: Server) -> subprocess.CompletedProcess[
 def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
     here = ("./scripts/quickstart", "./scripts/test", ".venv/bin/graphkiln serve", ".venv/bin/graphkiln classify")
     here += (".venv/bin/graphkiln convert", ".venv/bin/graphkiln verify", ".venv/bin/graphkiln inspect")
-    here += (".venv/bin/graphkiln explain", ".venv/bin/graphkiln lower", ".venv/bin/graphkiln cache")
+    here += (
+        ".venv/bin/graphkiln explain",
+        ".venv/bin/graphkiln lower",
+        ".venv/bin/graphkiln cache",
+        ".venv/bin/graphkiln bench",
+    )
     elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
     assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
-    assert len(commands(readme)) == 14
+    assert len(commands(readme)) == 16
 
 
 def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
@@ -77,6 +82,12 @@ def test_the_classify_commands(readme: str, server: Server, repository: Path) ->
         finished = run(command, repository, server)
         assert finished.returncode == 0, finished.stderr
         assert "seven" in finished.stdout
+
+
+def test_the_bench_commands(readme: str, server: Server, repository: Path) -> None:
+    shown = [run(command, repository, server) for command in commands(readme) if "graphkiln bench" in command]
+    assert [finished.returncode for finished in shown] == [0, 0], [finished.stderr for finished in shown]
+    assert all("answered/s" in finished.stdout for finished in shown)
 
 
 def test_the_conversion_commands(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
@@ -174,7 +185,7 @@ def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(30) == 163
         assert "stopped" in log.read_text()
     finally:
         copy.unlink()
