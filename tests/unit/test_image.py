@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import ssl
 from pathlib import Path
 from typing import Any
 
+import canned
 import numpy as np
 import pytest
+import trustme
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from graphkiln.client.image import load_sample
 from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import InvalidInput
+from graphkiln.graph.errors import ConnectionFailed, InvalidInput
 from graphkiln.graph.preprocess import Preprocess
 
+MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 
 
@@ -76,3 +83,119 @@ class TestImage:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
         with pytest.raises(InvalidInput, match="too large"):
             load_sample(encoded(Image.new("L", (300, 300))), RAW)
+
+    def test_a_panorama(self) -> None:
+        image = Image.linear_gradient("L").resize((20_000, 40)).convert("RGB")
+        sample = load_sample(
+            encoded(image, "JPEG"), Preprocess(resize=32, crop=(32, 32), dtype=DType.UINT8, layout="HWC")
+        )
+        assert sample.shape == (32, 32, 3)
+
+    @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+    def test_of_an_animation_the_first_picture(self, kind: str) -> None:
+        first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
+        data = encoded(
+            first, kind, save_all=True, append_images=[second], **({"lossless": True} if kind == "WEBP" else {})
+        )
+        np.testing.assert_array_equal(load_sample(data, RAW)[0, 0], [255, 0, 0])
+
+    def test_transparency_shows_the_colour_below(self) -> None:
+        """As torchvision does, which drops alpha; palettes with transparency, too."""
+        image = Image.new("RGBA", (2, 2), (10, 20, 30, 0))
+        np.testing.assert_array_equal(load_sample(encoded(image), RAW)[0, 0], [10, 20, 30])
+        np.testing.assert_array_equal(load_sample(encoded(image.convert("P")), RAW).shape, [2, 2, 3])
+
+    def test_cmyk_of_a_jpeg(self) -> None:
+        image = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+        red = load_sample(encoded(image, "JPEG"), RAW)[4, 4]
+        assert (red[0] > 200, red[1] < 60, red[2] < 60) == (True, True, True)
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_every_orientation(self, orientation: int) -> None:
+        image = Image.effect_noise((6, 4), 80).convert("RGB")
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        turns = {
+            1: [],
+            2: ["FLIP_LEFT_RIGHT"],
+            3: ["ROTATE_180"],
+            4: ["FLIP_TOP_BOTTOM"],
+            5: ["TRANSPOSE"],
+            6: ["ROTATE_270"],
+            7: ["TRANSVERSE"],
+            8: ["ROTATE_90"],
+        }
+        expected = image
+        for turn in turns[orientation]:
+            expected = expected.transpose(Image.Transpose[turn])
+        np.testing.assert_array_equal(load_sample(encoded(image, exif=exif), RAW), np.asarray(expected))
+
+    @given(
+        data=st.binary(max_size=200),
+        kind=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]),
+    )
+    def test_whatever_the_bytes_the_error_is_ours(self, data: bytes, kind: bytes) -> None:
+        with contextlib.suppress(InvalidInput):
+            load_sample(kind + data, RAW)
+
+    @pytest.mark.filterwarnings("ignore")  # Pillow has words of its own about damaged tags
+    @settings(max_examples=200, deadline=None)
+    @given(kind=st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"]), data=st.data())
+    def test_damaged_pictures_give_our_error_or_pixels(self, kind: str, data: st.DataObject) -> None:
+        whole = bytearray(encoded(Image.linear_gradient("L").resize((20, 20)).convert("RGB"), kind))
+        for _ in range(data.draw(st.integers(1, 5))):
+            whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(InvalidInput):
+            load_sample(bytes(whole), RAW)
+
+
+class TestUrls:
+    def test_they_are_fetched_only_on_demand(self) -> None:
+        with pytest.raises(InvalidInput, match="fetch_urls=True"):
+            load_sample("https://example.invalid/cat.png", RAW)
+
+    def test_over_https_only(self) -> None:
+        with pytest.raises(InvalidInput, match="not an https"):
+            load_sample("http://example.invalid/cat.png", RAW, fetch_timeout_s=1)
+
+    @pytest.fixture
+    def authority(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        return authority
+
+    def context(self, authority: trustme.CA) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        return context
+
+    def test_a_picture_from_the_web(self, authority: trustme.CA) -> None:
+        image = Image.effect_noise((6, 4), 80).convert("RGB")
+        moved = canned.http(b"", "302 Found", "Location: /there.png")
+        with canned.CannedHttp([moved, canned.http(encoded(image))], context=self.context(authority)) as server:
+            sample = load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+        np.testing.assert_array_equal(sample, np.asarray(image))
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            (canned.http(b"", "404 Not Found"), "answers 404"),
+            (canned.http(b"", "302 Found", "Location: http://example.invalid/"), "leads to http"),
+            (canned.http(b"", "302 Found", "Location: file:///etc/passwd"), "answers 302"),
+            (canned.http(b"no picture"), "not an image"),
+        ],
+    )
+    def test_what_goes_wrong(self, authority: trustme.CA, answer: bytes, words: str) -> None:
+        with (
+            canned.CannedHttp([answer], context=self.context(authority)) as server,
+            pytest.raises(InvalidInput, match=words),
+        ):
+            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+
+    def test_a_server_that_nobody_trusts(self) -> None:
+        with (
+            canned.CannedHttp([canned.http(b"")], context=self.context(trustme.CA())) as server,
+            pytest.raises(ConnectionFailed, match="certificate"),
+        ):
+            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)

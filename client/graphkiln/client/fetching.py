@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import (
@@ -17,6 +18,14 @@ from urllib.request import (
 from graphkiln.graph.errors import ConnectionFailed, InvalidInput
 
 _MOST_BYTES = 64 << 20
+
+
+class _HttpsRedirects(HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: PLR0917
+        if urlsplit(newurl).scheme != "https":
+            fp.close()
+            raise InvalidInput(f"{req.full_url} leads to {newurl}, which is not https://")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def fetch(url: str, timeout_s: float) -> bytes:
@@ -34,16 +43,14 @@ def fetch(url: str, timeout_s: float) -> bytes:
         raise InvalidInput(f"{url} is not an https:// URL")
     # Only these handlers: urllib's usual opener would follow a redirect to http:// or ftp://, too.
     opener = OpenerDirector()
-    kinds = (ProxyHandler, HTTPSHandler, HTTPRedirectHandler, HTTPErrorProcessor, HTTPDefaultErrorHandler)
+    kinds = (ProxyHandler, HTTPSHandler, _HttpsRedirects, HTTPErrorProcessor, HTTPDefaultErrorHandler)
     for handler in kinds:
         opener.add_handler(handler())
     try:
-        answer = opener.open(url, timeout=timeout_s)
-        if answer is None:
-            raise InvalidInput(f"{url} leads to a URL that is not https://")
-        with answer:
+        with opener.open(url, timeout=timeout_s) as answer:
             content: bytes = answer.read(_MOST_BYTES + 1)
     except HTTPError as error:
+        error.close()
         raise InvalidInput(f"cannot fetch {url}: the server answers {error.code}", status=error.code) from error
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailed(f"cannot fetch {url}: {error}") from error

@@ -108,6 +108,8 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
         # Pillow clips instead of scaling: 16-bit pixels would all turn white.
         pixels = np.asarray(image, dtype=np.float64)
         image = Image.fromarray((pixels / 257).clip(0, 255).round().astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours in the end; without it Pillow warns
     return image if image.mode == mode else image.convert(mode)
 
 
