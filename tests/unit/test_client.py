@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from graphkiln.client import Client
 from graphkiln.client.results import Classification, Result
-from graphkiln.client.transports import grpc_wire, http_wire
+from graphkiln.client.transports import grpc_wire, http_body
 from graphkiln.client.transports.base import InferRequest, Wanted, from_bytes, raw_buffer
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import (
@@ -68,7 +68,7 @@ class TestWireFormat:
         request = InferRequest(
             model="m", version="", inputs={"X": array}, outputs={"Y": Wanted(classes=3)}, request_id="7"
         )
-        parts, header_length = http_wire.encode_request(request, None)
+        parts, header_length = http_body.encode_request(request, None)
         body = b"".join(parts)
         datatype = DType.from_numpy(array.dtype).value
         tensor = triton_http.InferInput("X", list(array.shape), datatype)
@@ -115,7 +115,7 @@ class TestWireFormat:
     @given(body=st.binary(max_size=80), length=st.none() | st.integers(0, 100))
     def test_a_garbage_response_is_a_protocol_error(self, body: bytes, length: int | None) -> None:
         with pytest.raises(ProtocolError):
-            http_wire.decode_response(body, length, InferRequest(model="m", version="", inputs={}))
+            http_body.decode_response(body, length, InferRequest(model="m", version="", inputs={}))
 
 
 def test_a_url_of_another_kind_is_refused() -> None:
