@@ -35,9 +35,9 @@ def trickle(head: bytes, pause_s: float) -> Answer:
     return send
 
 
-def silence(seconds: float) -> Answer:
-    """Says nothing for a while, then hangs up."""
-    return lambda _: time.sleep(seconds)
+def silence(connection: socket.socket) -> None:
+    """Says nothing until the other side hangs up."""
+    connection.recv(1)
 
 
 def hang_up(_: socket.socket) -> None:

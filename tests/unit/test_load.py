@@ -80,8 +80,10 @@ class TestOpenLoop:
         assert seen.per_second == pytest.approx(200, rel=0.25)
         assert seen.unsent == 0
 
-    def test_a_stall_is_charged_to_all_who_waited(self) -> None:
+    @pytest.mark.parametrize("callers", [1, 256])
+    def test_a_stall_is_charged_to_all_who_waited(self, callers: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """One second in which nothing is answered: a closed loop sees one slow request, an open one a hundred."""
+        monkeypatch.setattr("graphkiln.client.load._MOST_WAITING", callers)
         begun = time.perf_counter()
         lock = threading.Lock()
 

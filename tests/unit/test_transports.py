@@ -127,7 +127,7 @@ class TestHttp:
                 client.model("m").infer(X)
             assert client.model("m").infer(X)["Y"] == [2]
 
-    @pytest.mark.parametrize("answer", [silence(3), trickle(GOOD, 0.05)], ids=["silent", "trickling"])
+    @pytest.mark.parametrize("answer", [silence, trickle(GOOD, 0.05)], ids=["silent", "trickling"])
     def test_the_deadline_is_for_the_whole_answer(self, infer: Infer, answer: Any) -> None:
         begun = time.monotonic()
         with CannedHttp([answer]) as server:
@@ -135,6 +135,22 @@ class TestHttp:
                 infer(server.url, timeout_s=0.4)
             assert time.monotonic() - begun < 2
             assert len(server.requests) == 1, "a deadline is not tried again"
+
+    def test_time_that_has_passed_is_not_given_again(self, infer: Infer) -> None:
+        def half(connection: Any) -> None:
+            time.sleep(0.8)
+            connection.sendall(GOOD[:20])
+            silence(connection)
+
+        begun = time.monotonic()
+        with CannedHttp([half]) as server:
+            with pytest.raises(DeadlineExceeded):
+                infer(server.url, timeout_s=1.0)
+            assert time.monotonic() - begun < 1.6
+
+    def test_an_answer_too_many_is_nobodys(self) -> None:
+        with CannedHttp([GOOD + GOOD.replace(b"[2]", b"[7]"), GOOD]) as server, Client(server.url) as client:
+            assert [client.model("m").infer(X)["Y"].tolist() for _ in range(3)] == [[2]] * 3
 
     def test_nothing_is_left_open(self, infer: Infer) -> None:
         with CannedHttp([http(b"{}", "500 Oh")]) as server:

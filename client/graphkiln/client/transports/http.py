@@ -260,7 +260,8 @@ class _AnswerParser:
             self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self.body.append(body)
+        if self._messages == 1:  # a second answer that nobody asked for is nobody's
+            self.body.append(body)
 
     def on_message_complete(self) -> None:
         self.is_complete = True
