@@ -121,7 +121,7 @@ def _read_request(connection: socket.socket) -> bytes:
     data = b""
     while b"\r\n\r\n" not in data:
         more = connection.recv(65536)
-        if not more:
+        if not more or more.startswith(b"\x16"):  # hung up, or a TLS handshake where none is expected
             return b""
         data += more
     head, _, body = data.partition(b"\r\n\r\n")
@@ -136,17 +136,28 @@ def _read_request(connection: socket.socket) -> bytes:
 class CannedGrpc:
     """Answers every method with the next of the answers: bytes, or a status with details, or seconds to wait."""
 
-    def __init__(self, answers: Sequence[bytes | tuple[grpc.StatusCode, str] | float]) -> None:
+    def __init__(
+        self,
+        answers: Sequence[bytes | tuple[grpc.StatusCode, str] | float],
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
         self._answers = list(answers)
         self.methods: list[str] = []
         self.metadata: list[dict[str, Any]] = []
         self._server = grpc.server(ThreadPoolExecutor(4), handlers=[self])
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._credentials = credentials
+        address = "127.0.0.1:0"
+        self.port = (
+            self._server.add_secure_port(address, credentials)
+            if credentials
+            else self._server.add_insecure_port(address)
+        )
         self._server.start()
 
     @property
     def url(self) -> str:
-        return f"grpc://127.0.0.1:{self.port}"
+        return f"{'grpcs' if self._credentials else 'grpc'}://127.0.0.1:{self.port}"
 
     def service(self, details: Any) -> Any:
         """Grpcio's hook for every call."""

@@ -305,6 +305,26 @@ class TestTls:
         with CannedHttp([GOOD], context=context) as server, pytest.raises(ConnectionFailed, match="expired"):
             infer(server.url, ca_file=tmp_path / "ca.pem", max_retries=0)
 
+    def test_a_server_without_tls(self, infer: Infer) -> None:
+        with CannedHttp([GOOD]) as server, pytest.raises(ConnectionFailed, match="does not speak TLS|broke off"):
+            infer(server.url.replace("http", "https"), max_retries=0)
+
+    @pytest.mark.parametrize("days", [1, -1])
+    def test_grpc_trusts_whom_http_trusts(self, infer: Infer, tmp_path: Any, days: int) -> None:
+        authority, now = trustme.CA(), datetime.datetime.now(datetime.UTC)
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        ends = now + datetime.timedelta(days=days)
+        issued = authority.issue_cert("127.0.0.1", not_before=now - datetime.timedelta(days=9), not_after=ends)
+        pair = (issued.private_key_pem.bytes(), issued.cert_chain_pems[0].bytes())
+        with CannedGrpc([GRPC_GOOD], credentials=grpc.ssl_server_credentials([pair])) as server:
+            if days > 0:
+                assert infer(server.url, ca_file=tmp_path / "ca.pem")["Y"] == [2]
+                with pytest.raises(ConnectionFailed, match="cannot reach grpcs"):
+                    infer(server.url, max_retries=0)
+            else:
+                with pytest.raises(ConnectionFailed, match="expired"):
+                    infer(server.url, ca_file=tmp_path / "ca.pem", max_retries=0)
+
     def test_a_ca_file_that_is_none(self, tmp_path: Any) -> None:
         (tmp_path / "ca.pem").write_text("nonsense")
         for url in ("https://x", "grpcs://x"):

@@ -63,7 +63,7 @@ def classify(
         typer.echo(json.dumps([result.to_dict() for result in results], indent=2))
     elif as_csv:
         _write_csv(results)
-    else:
+    elif results:
         _show(results)
     for path, error in failures:
         typer.echo(f"graphkiln: {path}: {error}", err=True)

@@ -80,8 +80,12 @@ class HttpTransport:
             raise ConnectionFailed(f"{self._endpoint} broke off: {error}") from error
         except (httptools.HttpParserError, http.client.HTTPException) as error:
             raise ProtocolError(f"{self._endpoint} does not answer in HTTP: {error!r}") from error
-        except ssl.SSLError as error:
+        except ssl.SSLCertVerificationError as error:
             raise ConnectionFailed(f"cannot trust {self._endpoint}: {error}", hint="check its certificate") from error
+        except ssl.SSLError as error:
+            raise ConnectionFailed(
+                f"{self._endpoint} does not speak TLS as we do: {error}", hint="is it an http:// server?"
+            ) from error
         except OSError as error:
             raise ConnectionFailed(
                 f"cannot reach {self._endpoint}: {error}", hint="is the server running? graphkiln health --url URL"

@@ -62,8 +62,12 @@ class AsyncHttpTransport:
             raise DeadlineExceeded(f"no answer from {self._endpoint} within {deadline.timeout_s:g} s") from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionResetError) as error:
             raise ConnectionFailed(f"{self._endpoint} broke off the answer: {error}") from error
-        except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+        except (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError) as error:
             raise ConnectionFailed(f"cannot trust {self._endpoint}: {error}", hint="check its certificate") from error
+        except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+            raise ConnectionFailed(
+                f"{self._endpoint} does not speak TLS as we do: {error}", hint="is it an http:// server?"
+            ) from error
         except (aiohttp.ClientConnectionError, OSError) as error:
             raise ConnectionFailed(
                 f"cannot reach {self._endpoint}: {error}", hint="is the server running? graphkiln health --url URL"
