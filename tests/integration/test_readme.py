@@ -185,7 +185,7 @@ def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 163
+        assert process.wait(30) == 143
         assert "stopped" in log.read_text()
     finally:
         copy.unlink()

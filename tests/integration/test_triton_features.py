@@ -231,7 +231,7 @@ class TestBadBodies:
 def test_a_cancelled_request_is_not_computed(features: Server) -> None:
     """It waits behind a long one, and the client hangs up before its turn."""
     url = features.grpc_url.removeprefix("grpc://")
-    rounds = 3 * TestQueue().rounds(features)
+    rounds = 10 * TestQueue().rounds(features)
     before = runs(features, "patient")
     errors: dict[str, Any] = {}
     with triton_grpc.InferenceServerClient(url) as client:

@@ -306,7 +306,10 @@ class TestTls:
             infer(server.url, ca_file=tmp_path / "ca.pem", max_retries=0)
 
     def test_a_server_without_tls(self, infer: Infer) -> None:
-        with CannedHttp([GOOD]) as server, pytest.raises(ConnectionFailed, match="does not speak TLS|broke off|cannot reach https"):
+        with (
+            CannedHttp([GOOD]) as server,
+            pytest.raises(ConnectionFailed, match="does not speak TLS|broke off|cannot reach https"),
+        ):
             infer(server.url.replace("http", "https"), max_retries=0)
 
     @pytest.mark.parametrize("days", [1, -1])
