@@ -308,7 +308,7 @@ class TestTls:
     def test_a_server_without_tls(self, infer: Infer) -> None:
         with (
             CannedHttp([GOOD]) as server,
-            pytest.raises(ConnectionFailed, match="does not speak TLS|broke off|cannot reach https"),
+            pytest.raises(ConnectionFailed, match=r"does not speak TLS|broke off|cannot reach https"),
         ):
             infer(server.url.replace("http", "https"), max_retries=0)
 
