@@ -312,8 +312,11 @@ class TestBadInput:
 
     def test_interrupted_half_way_leaves_nothing(self, small: str, store: Path) -> None:
         command = [sys.executable, "-m", "graphkiln.cli", "convert", small, "--name", "m", "--model-store", str(store)]
-        command += ["--precision", "fp16"]  # so that much is left to be done when the signal comes
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+
+        def listen() -> None:  # a shell's background jobs, and so a test run among them, ignore the signal
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:  # noqa: PLW1509
             assert process.stderr is not None
             for line in process.stderr:
                 if "proving" in line:
