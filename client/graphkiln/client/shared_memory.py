@@ -178,7 +178,7 @@ def _place_inputs(
         if isinstance(array, SharedTensor) or array.dtype.kind in "OSU":
             placed[name] = array
             continue
-        datatype = datatype_of(name, array)
+        datatype = DType(datatype_of(name, array))
         raw = raw_buffer(array)
         region.memory[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
         placed[name] = SharedTensor(

@@ -205,14 +205,14 @@ class Transport(Protocol):
         ...
 
 
-def datatype_of(name: str, array: AnyArray) -> DType:
+def datatype_of(name: str, array: AnyArray) -> str:
     """The wire's name of an array's dtype.
 
     Raises:
         InvalidInput: Arrays of that dtype cannot be sent.
     """
     try:
-        return DType.from_numpy(array.dtype)
+        return _name(array.dtype)
     except ManifestError as error:
         raise InvalidInput(f"input '{name}' cannot be sent: {error.message}", hint=error.hint) from error
 
@@ -252,14 +252,24 @@ def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -
     Raises:
         ProtocolError: The bytes are not as many as dtype and shape ask for.
     """
-    dtype = dtype_named(datatype)
+    layout = _layout(datatype)
     if min(shape, default=0) < 0:
         raise ProtocolError(f"a tensor of the answer has the shape {list(shape)}")
     try:
-        if dtype is DType.BYTES:
-            flat: AnyArray = deserialize_bytes_tensor(bytes(raw))
-        else:
-            flat = np.frombuffer(raw, dtype.numpy)
+        flat: AnyArray = np.frombuffer(raw, layout) if layout else deserialize_bytes_tensor(bytes(raw))
         return flat.reshape(shape)
     except Exception as error:
         raise ProtocolError(f"{len(raw)} bytes are not a {datatype} tensor of shape {list(shape)}") from error
+
+
+# Cached, because members of an enumeration are found by Python code, at each request anew.
+@functools.cache
+def _layout(datatype: str) -> np.dtype[np.generic] | None:
+    """How the elements of a datatype lie in memory; None for texts."""
+    dtype = dtype_named(datatype)
+    return None if dtype is DType.BYTES else dtype.numpy
+
+
+@functools.cache
+def _name(dtype: np.dtype[np.generic]) -> str:
+    return DType.from_numpy(dtype).value

@@ -40,7 +40,7 @@ def encode_request(
         if isinstance(array, SharedTensor):
             inputs.append(_shared_input(name, array))
             continue
-        row: dict[str, Any] = {"name": name, "datatype": datatype_of(name, array).value, "shape": list(array.shape)}
+        row: dict[str, Any] = {"name": name, "datatype": datatype_of(name, array), "shape": list(array.shape)}
         if binary:
             raw = raw_buffer(array)
             parts.append(raw)
@@ -84,7 +84,7 @@ def _wanted(name: str, wanted: Wanted, *, binary: bool) -> dict[str, Any]:
 
 def _json_data(name: str, array: AnyArray) -> list[Any]:
     """The elements as JSON values. Source: KServe v2, "Tensor Data": 16-bit floats have none."""
-    dtype = datatype_of(name, array)
+    dtype = DType(datatype_of(name, array))
     if dtype in (DType.FP16, DType.BF16):
         raise InvalidInput(f"input '{name}' is {dtype}, which the server's JSON protocol cannot carry")
     try:
