@@ -68,6 +68,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         kind = f"data_type: {DType(name).config_name} dims: [-1]"
         text = f'backend: "graphkiln" max_batch_size: 8 input {{ name: "x" {kind} }} output {{ name: "y" {kind} }}'
         zoo.add(store, name.lower(), zoo.identity(("n", "m"), number), text)
+    nodes = [helper.make_node("Identity", ["x"], ["all"]), helper.make_node("ReduceSum", ["x", "axis"], ["sum"])]
+    outputs = [zoo.value("all", ("n", "m")), zoo.value("sum", ("n", 1))]
+    mixed = zoo.model(nodes, [zoo.value("x", ("n", "m"))], outputs, {"axis": np.array([1])})
+    zoo.add(store, "mixed", mixed)
     zoo.add(store, "slow", zoo.slow(), 'backend: "graphkiln" max_batch_size: 1')
     for name, number, dtype in (
         ("heads", TensorProto.FLOAT, "TYPE_FP32"),
@@ -172,6 +176,11 @@ class TestSharedMemory:
             shared.model("fp32").infer({"x": np.ones((1, 3), np.float64)})
         assert not self.regions(running)
         assert not list(SHARED.glob("graphkiln-client-*"))
+
+    def test_outputs_of_unknown_size_come_beside_those_of_known_size(self, url: str) -> None:
+        sent = np.array([[1, 2, 3]], np.float32)
+        answers = infer_shared(url, "mixed", {"x": sent})
+        assert {name: array.tolist() for name, array in answers.items()} == {"all": [[1, 2, 3]], "sum": [[6]]}
 
     def test_regions_grow(self, url: str) -> None:
         with Client(url) as client, client.shared_memory() as shared:
@@ -311,15 +320,24 @@ class TestClassify:
         assert load_sample(image, PIXELS).nbytes * 4 == numbers.nbytes
 
 
+def settled(model: Any) -> dict[str, Any]:
+    """The statistics when they no longer change: Triton counts a request after it has answered it."""
+    seen: dict[str, Any] = {}
+    while seen != (now := model.statistics()):
+        seen = now
+        time.sleep(0.3)
+    return seen
+
+
 class TestManyPictures:
     def test_batches_are_sent_as_one_request(self, url: str) -> None:
         with Client(url) as client:
             model = client.model("heads")
             model.classify(picture(1))  # labels are asked for once
-            before = model.statistics()
+            before = settled(model)
             pictures = [picture(index) for index in range(20)]
             answers = list(model.classify_many(pictures, batch_size=16, concurrency=2, outputs=["scores"]))
-            after = model.statistics()
+            after = settled(model)
         scores = [max(a.score for a in r.classifications) for r in answers if isinstance(r, Result)]
         assert scores == list(range(20))
         assert after["inference_count"] - before["inference_count"] == 20

@@ -228,6 +228,18 @@ def _header(request: bytes) -> int:
     return next(int(line.split(b":")[1]) for line in lines if line.startswith(b"inference-header-content-length"))
 
 
+def test_a_region_that_could_not_be_made_anew_is_not_used_again() -> None:
+    """The server has forgotten the region, and cannot take another one at once."""
+    metadata = http(b'{"name": "m", "inputs": [], "outputs": []}')
+    done = http(b"{}")
+    answers = [metadata, done, http(b"{}", "400 Bad"), http(b"{}", "404 No"), done, http(b"{}", "500 Oh"), done, GOOD]
+    with CannedHttp(answers) as server, Client(server.url) as client, client.shared_memory() as shared:
+        model = shared.model("m")
+        with pytest.raises(ServerError):
+            model.infer(X)
+        assert model.infer(X)["Y"] == [2]
+
+
 class TestProxies:
     def test_the_environments_proxy_is_asked(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
         with CannedHttp([GOOD]) as proxy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 import uuid
@@ -137,10 +138,10 @@ class AsyncModel:
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         request = InferRequest(model=self.name, version=self.version, inputs=arrays)
-        send = await self._connection.prepared(request)
-        sizes = await self._output_sizes(arrays, {}) if self._regions else {}
+        if self._regions is None:
+            return await self._connection.prepared(request)
         regions = self._regions
-        return send if regions is None else lambda: regions.infer(request, sizes)
+        return lambda: self._infer_shared(regions, request)
 
     async def classify(
         self, picture: Picture, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
@@ -325,18 +326,21 @@ class AsyncModel:
         )
         if self._regions is None:
             return await self._connection.infer(request)
-        sizes = await self._output_sizes(arrays, request.outputs)
-        return await self._regions.infer(request, sizes)
+        return await self._infer_shared(self._regions, request)
 
-    async def _output_sizes(
-        self, arrays: Mapping[str, AnyArray], wanted: Mapping[str, Wanted]
-    ) -> dict[str, tuple[int, DType]]:
-        """Bytes of the outputs whose shape follows from the metadata and the batch."""
-        rows = next((len(array) for array in arrays.values() if array.ndim), 1)
+    async def _infer_shared(self, regions: RegionPool, request: InferRequest) -> InferResponse:
+        if not request.outputs:
+            names = [row["name"] for row in (await self.metadata())["outputs"]]
+            request = dataclasses.replace(request, outputs=dict.fromkeys(names, PLAIN))
+        return await regions.infer(request, await self._output_sizes(request))
+
+    async def _output_sizes(self, request: InferRequest) -> dict[str, tuple[int, DType]]:
+        """Bytes of the wanted outputs whose shape follows from the metadata and the batch."""
+        rows = next((array.shape[0] for array in request.inputs.values() if array.shape), 1)
         sizes: dict[str, tuple[int, DType]] = {}
         for row in (await self.metadata())["outputs"]:
             datatype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
-            if datatype is DType.BYTES or any(size < 0 for size in rest) or (wanted and row["name"] not in wanted):
+            if datatype is DType.BYTES or any(size < 0 for size in rest) or row["name"] not in request.outputs:
                 continue
             count = int(np.prod([rows if first < 0 else first, *rest], dtype=np.int64))
             sizes[row["name"]] = (count * datatype.numpy.itemsize, datatype)

@@ -78,7 +78,8 @@ class RegionPool:
         """Sends a request whose tensors lie in shared memory.
 
         Args:
-            request: With arrays. Texts and outputs of unknown size travel in the message.
+            request: With arrays, and with every output that is wanted by name. Texts and outputs of unknown size travel
+                in the message.
             output_sizes: Most bytes, and the datatype, of the outputs that shall come in shared memory.
 
         Returns:
@@ -90,31 +91,30 @@ class RegionPool:
         size_bytes = _size(request, output_sizes)
         region = await self._acquire(size_bytes)
         try:
-            return await self._infer_in(region, request, output_sizes)
+            response = await self._infer_in(region, request, output_sizes)
         except (InvalidInput, ModelNotFound):
             if await self._is_known(region):
+                self._idle.append(region)
                 raise  # the server refuses the request, not the region
             await self._discard(region)
             region = await self._acquire(size_bytes)
-            return await self._infer_in(region, request, output_sizes)
-        finally:
-            self._idle.append(region)
+            response = await self._infer_in(region, request, output_sizes)
+        # Only now: after a deadline or a broken connection the server may still write its late answer there.
+        self._idle.append(region)
+        return response
 
     async def close(self) -> None:
         """Makes the server forget the regions, and gives their memory back, whatever fails on the way."""
-        for region in self._all:
-            with suppress(ClientError):  # the server may be gone, and its mapping with it
-                await self._connection.call(self._connection.wire.unregister_region(region.name))
-            region.close()
-        self._all.clear()
         self._idle.clear()
+        for region in list(self._all):
+            await self._discard(region)
 
     async def _infer_in(
         self, region: Region, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]
     ) -> InferResponse:
         inputs, end = _place_inputs(region, request.inputs)
         outputs: dict[str, Wanted] = {}
-        for name, wanted in (request.outputs or dict.fromkeys(output_sizes, Wanted())).items():
+        for name, wanted in request.outputs.items():
             outputs[name] = wanted
             if name in output_sizes and not wanted.classes:
                 size_bytes, datatype = output_sizes[name]
@@ -163,7 +163,7 @@ class RegionPool:
 
     async def _discard(self, region: Region) -> None:
         self._all.remove(region)
-        with suppress(ClientError):
+        with suppress(ClientError):  # the server may be gone, and its mapping with it
             await self._connection.call(self._connection.wire.unregister_region(region.name))
         region.close()
 
