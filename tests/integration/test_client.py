@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -164,18 +165,22 @@ class TestSharedMemory:
         with tritonclient.http.InferenceServerClient(server.url.rpartition("/")[2]) as plain:
             return {region["name"] for region in plain.get_system_shared_memory_status()}
 
+    def files(self) -> list[Path]:
+        """Those of this process: others may be between making and unlinking one."""
+        return list(SHARED.glob(f"graphkiln-client-{os.getpid()}-*"))
+
     def test_the_server_knows_them_only_inside_the_context(self, running: Server, url: str) -> None:
         with Client(url) as client, client.shared_memory() as shared:
             shared.model("fp32").infer({"x": np.ones((1, 3), np.float32)})
             assert len(self.regions(running)) == 1
-            assert not list(SHARED.glob("graphkiln-client-*")), "a client that is killed would leave it"
+            assert not self.files(), "a client that is killed would leave it"
         assert not self.regions(running)
 
     def test_nothing_is_left_after_an_error(self, running: Server, url: str) -> None:
         with pytest.raises(InvalidInput), Client(url) as client, client.shared_memory() as shared:
             shared.model("fp32").infer({"x": np.ones((1, 3), np.float64)})
         assert not self.regions(running)
-        assert not list(SHARED.glob("graphkiln-client-*"))
+        assert not self.files()
 
     def test_outputs_of_unknown_size_come_beside_those_of_known_size(self, url: str) -> None:
         sent = np.array([[1, 2, 3]], np.float32)

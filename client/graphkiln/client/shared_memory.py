@@ -150,7 +150,7 @@ class RegionPool:
                 if region.size_bytes >= size_bytes:
                     return region
                 await self._discard(region)
-        region = Region(f"graphkiln-client-{uuid.uuid4().hex}", max(_aligned(size_bytes), _LEAST_BYTES))
+        region = Region(f"graphkiln-client-{os.getpid()}-{uuid.uuid4().hex}", max(_aligned(size_bytes), _LEAST_BYTES))
         try:
             call = self._connection.wire.register_region(region.name, f"/{region.name}", region.size_bytes)
             await self._connection.call(call)
