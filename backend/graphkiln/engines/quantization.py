@@ -6,10 +6,12 @@ float.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +76,11 @@ def quantise(graph: Path, samples: Mapping[str, AnyArray], how: Quantisation, ta
     """
     logging.getLogger().setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
-        with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder:
+        # The histograms of the runtime talk to stdout, which belongs to whoever prints JSON there.
+        with (
+            tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             prepared = Path(folder) / "prepared.onnx"
             quantization.quant_pre_process(str(graph), str(prepared), skip_symbolic_shape=True)
             quantization.quantize_static(
@@ -88,7 +94,8 @@ def quantise(graph: Path, samples: Mapping[str, AnyArray], how: Quantisation, ta
                 weight_type=quantization.QuantType.QInt8,
                 nodes_to_exclude=list(how.keep),
                 calibrate_method=_METHODS[how.method],
-                extra_options={"QuantizeBias": how.quantise_bias},
+                # One batch at a time: without it every value of every layer of all samples is held at once.
+                extra_options={"QuantizeBias": how.quantise_bias, "CalibStridedMinMax": 1},
             )
     except Exception as error:  # the quantizer raises whatever it meets
         raise LoweringError(f"cannot quantise {graph}", attempts=(f"{type(error).__name__}: {error}",)) from error
@@ -110,16 +117,23 @@ def coverage(graph: Path) -> Coverage:
 
 
 class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-    """Hands samples out in batches."""
+    """Hands samples out in batches, some of them after each `set_range`."""
 
     def __init__(self, samples: Mapping[str, AnyArray], size: int) -> None:
-        self._batches = self._cut(samples, size)
+        self._samples = samples
+        self._size = size
+        count = len(next(iter(samples.values())))
+        self._starts = list(range(0, count - count % size or count, size))
+        self._waiting = iter(self._starts)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._waiting = iter(self._starts[start_index:end_index])
 
     def get_next(self) -> dict[str, Any] | None:
-        return next(self._batches, None)
-
-    @staticmethod
-    def _cut(samples: Mapping[str, AnyArray], size: int) -> Iterator[dict[str, Any]]:
-        count = len(next(iter(samples.values())))
-        for start in range(0, count - count % size or count, size):
-            yield {name: array[start : start + size] for name, array in samples.items()}
+        start = next(self._waiting, None)
+        if start is None:
+            return None
+        return {name: array[start : start + self._size] for name, array in self._samples.items()}
