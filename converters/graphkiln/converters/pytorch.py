@@ -79,6 +79,23 @@ class TorchModel:
         _check_dynamic(model, dynamic)
         return model
 
+    def export_fixed(self, batch: int) -> onnx_ir.Model:
+        """The graph for batches of one size, with what is known of sizes computed beforehand.
+
+        Raises:
+            ConversionError: PyTorch cannot export the module.
+        """
+        example = [torch.from_numpy(array) for array in made_up(self.inputs, batch, {}, seed=0).values()]
+        return _export(
+            self.module,
+            tuple(example),
+            {},
+            None,
+            input_names=[spec.name for spec in self.inputs],
+            output_names=list(self.returns),
+            what=self.description,
+        )
+
     def close(self) -> None:
         """See `SourceModel.close`."""
 
