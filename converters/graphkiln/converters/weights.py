@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,32 @@ def load_weights(module: nn.Module, path: Path) -> None:
         ConversionError: The file cannot be read, holds code, or its keys or shapes are not the module's; the message
             lists them.
     """
-    found = _read(path)
-    for wrapper in _WRAPPERS:
-        if isinstance(found.get(wrapper), dict):
-            found = found[wrapper]
-            break
-    state = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
     expected = module.state_dict()
-    for prefix in _PREFIXES:
-        if state and all(key.startswith(prefix) for key in state) and not any(k.startswith(prefix) for k in expected):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    state = _unwrapped(_read(path), expected)
     _check(state, expected, path)
     module.load_state_dict(state)
+
+
+def trained_classes(module: nn.Module, path: Path) -> int | None:
+    """How many classes the weights of a file were trained for, where that is not as many as the module has.
+
+    Args:
+        module: A classifier; its last linear layer or convolution tells its classes.
+        path: As for `load_weights`.
+
+    Returns:
+        None where both are equal, or nothing tells.
+
+    Raises:
+        ConversionError: The file cannot be read.
+    """
+    state = _unwrapped(_read(path), module.state_dict())
+    heads = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    name, layer = heads[-1]
+    weight = state.get(f"{name}.weight")
+    if weight is None or weight.shape[1:] != layer.weight.shape[1:] or len(weight) == len(layer.weight):
+        return None
+    return len(weight)
 
 
 def not_downloaded(name: str, error: OSError) -> ConversionError:
@@ -44,6 +58,18 @@ def not_downloaded(name: str, error: OSError) -> ConversionError:
         f"cannot download the weights of {name}: {error}",
         hint="download them elsewhere and name the file: --weights FILE",
     )
+
+
+def _unwrapped(found: dict[str, Any], expected: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    for wrapper in _WRAPPERS:
+        if isinstance(found.get(wrapper), dict):
+            found = found[wrapper]
+            break
+    state = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    for prefix in _PREFIXES:
+        if state and all(key.startswith(prefix) for key in state) and not any(k.startswith(prefix) for k in expected):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from graphkiln.converters.pytorch import TorchModel, torch_model
 from graphkiln.converters.sources.base import InputSpec, SourceOptions
 from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.converters.weights import load_weights, not_downloaded
+from graphkiln.converters.weights import load_weights, not_downloaded, trained_classes
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.spelling import did_you_mean
@@ -42,6 +42,8 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     torch.manual_seed(0)
     module = _create(location, options)
     if options.weights:
+        if classes := trained_classes(module, options.weights):
+            module = _create(location, options, num_classes=classes)
         load_weights(module, options.weights)
     facts = resolve_data_config(  # type: ignore[no-untyped-call]
         getattr(module, "pretrained_cfg", {}), model=module
@@ -58,8 +60,8 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     )
 
 
-def _create(location: str, options: SourceOptions) -> torch.nn.Module:
-    features: dict[str, Any] = {"features_only": True} if options.features_only else {}
+def _create(location: str, options: SourceOptions, **facts: Any) -> torch.nn.Module:
+    features: dict[str, Any] = {**facts, "features_only": True} if options.features_only else facts
     if options.out_indices:
         features["out_indices"] = options.out_indices
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from graphkiln.converters.pytorch import TorchModel, torch_model
 from graphkiln.converters.sources.base import InputSpec, SourceOptions
 from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.converters.weights import load_weights, not_downloaded
+from graphkiln.converters.weights import load_weights, not_downloaded, trained_classes
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.spelling import did_you_mean
@@ -31,22 +33,33 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     except OSError as error:
         raise not_downloaded(location, error) from error
     if options.weights:
+        if classes := trained_classes(module, options.weights):
+            module = torchvision.models.get_model(location, num_classes=classes)
         load_weights(module, options.weights)
     transforms = published.transforms()
-    side = transforms.crop_size[0]
+    shape = options.shapes.get("", (3, *transforms.crop_size * 2))
     return torch_model(
         module,
         description=f"torchvision:{location}",
         libraries=("torch", "torchvision"),
-        inputs=(InputSpec(name="image", shape=options.shapes.get("", (3, side, side))),),
-        preprocess=Preprocess(
-            resize=transforms.resize_size[0],
-            crop=(side, side),
-            interpolation=transforms.interpolation.value,
-            mean=tuple(transforms.mean),
-            std=tuple(transforms.std),
-        ),
+        inputs=(InputSpec(name="image", shape=shape),),
+        preprocess=_spec(transforms, shape),
         labels=_labels(module, published.meta["categories"]),
+    )
+
+
+def _spec(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
+    """As published; for pictures of another size, as large a part of the picture is cut out."""
+    if len(shape) != 3:
+        raise ConversionError(f"a picture has three dimensions, --shape gives {list(shape)}", hint="--shape 3x224x224")
+    _, height, width = shape
+    published = transforms.crop_size[0]
+    return Preprocess(
+        resize=round(transforms.resize_size[0] * min(height, width) / published),
+        crop=(height, width),
+        interpolation=transforms.interpolation.value,
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
     )
 
 
