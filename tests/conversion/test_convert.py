@@ -26,9 +26,11 @@ from safetensors.torch import save_file
 
 from graphkiln.converters import convert as convert_module
 from graphkiln.converters import writer
+from graphkiln.converters.torch_libraries import import_torchvision
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.graph.errors import ConversionError, GraphkilnError, VerificationError
 from graphkiln.graph.manifest import Manifest
+from graphkiln.graph.ranking import Ranking
 from graphkiln.passes import pipeline
 from graphkiln.passes.input_embedding import EmbedPreprocess
 from graphkiln.repository.config import read_config
@@ -131,6 +133,26 @@ class TestEdges:
         got = answers(run(small, softmax=True, top_k=2), INPUT_0=sample)
         np.testing.assert_allclose(got["OUTPUT_0"], best.values, rtol=1e-4)
         np.testing.assert_array_equal(got["INDEX_0"], best.indices)
+
+    @pytest.mark.parametrize("keep_names", [False, True])
+    def test_clients_are_told_which_outputs_are_the_best_and_their_labels(
+        self, run: Convert, small: str, tmp_path: Path, keep_names: bool
+    ) -> None:
+        (tmp_path / "labels.txt").write_text("a\nb\nc\nd")
+        version = run(small, top_k=2, labels=str(tmp_path / "labels.txt"), keep_names=keep_names)
+        expected = Ranking(scores="output" if keep_names else "OUTPUT_0", indices="INDEX_0", labels=tuple("abcd"))
+        assert Manifest.read(version / "manifest.json").ranking == expected
+        config = read_config(version.parent / "config.pbtxt")
+        assert Ranking.from_json(config.parameters["ranking"].string_value) == expected
+        assert not any(output.label_filename for output in config.output)  # of ranks there are no labels
+
+    def test_the_best_of_a_coarser_graph_may_change_places(self, run: Convert, small: str, tmp_path: Path) -> None:
+        sample = np.random.default_rng(3).normal(size=(32, 3, 16, 16)).astype(np.float32)
+        np.savez(tmp_path / "calibration.npz", INPUT_0=sample)
+        version = run(small, top_k=4, precision="int8", calibration=str(tmp_path / "calibration.npz"))
+        coarse = answers(version, INPUT_0=sample)
+        order = (-expected(sample)).argsort(axis=1, kind="stable")[:, :4]
+        assert (coarse["INDEX_0"] != order).any()  # else this test shows nothing
 
     def test_probabilities_are_not_made_twice(self, run: Convert, digits: Path) -> None:
         version = run(str(digits / "1" / "model.onnx"), softmax=True)
@@ -291,6 +313,24 @@ class TestBadInput:
         with torch.inference_mode():
             wanted = other(torch.from_numpy(sample)).numpy()
         np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], wanted, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        "source", ["torchvision:mobilenet_v3_small", "torchvision:squeezenet1_1", "timm:resnet10t"]
+    )
+    def test_weights_that_were_trained_for_other_classes(self, run: Convert, tmp_path: Path, source: str) -> None:
+        """The usual case of a fine-tuned model: as many outputs as its head has."""
+        kind, _, name = source.partition(":")
+        torchvision = import_torchvision()
+        import timm  # it imports torchvision
+
+        make = timm.create_model if kind == "timm" else torchvision.models.get_model
+        save_file(make(name, num_classes=7).state_dict(), tmp_path / "w.safetensors")
+        version = run(source, weights=str(tmp_path / "w.safetensors"), shape=["3x64x64"])
+        manifest = Manifest.read(version / "manifest.json")
+        assert manifest.signature.outputs[0].shape == ("batch", 7)
+        assert manifest.labels is None  # ImageNet's names are not theirs
+        assert manifest.preprocess is not None
+        assert manifest.preprocess.crop == (64, 64)
 
     def test_a_file_with_code_in_it_is_not_run(self, run: Convert, tmp_path: Path) -> None:
         marker = tmp_path / "ran"

@@ -11,6 +11,7 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── VerificationError           the answers changed (`report`)
 ├── ConversionError             a source model could not become a saved graph
 ├── ServerSetupError            the server cannot be started as asked
+├── MeasurementError            something could not be measured
 └── ClientError                 a request did not get its answer (`status`, `body`, `request_id`, `retry_after_s`)
     ├── InvalidInput            the image or tensor cannot be sent
     ├── ModelNotFound           no such model or version
@@ -145,6 +146,10 @@ class ServerSetupError(GraphkilnError):
     """The server cannot be started as asked: no tritonserver, a busy port, a missing folder, a wrong flag."""
 
     exit_code = 2
+
+
+class MeasurementError(GraphkilnError):
+    """Something could not be measured."""
 
 
 class ClientError(GraphkilnError):

@@ -11,6 +11,7 @@ from typing import Any
 from graphkiln.graph.decoding import decode, encode
 from graphkiln.graph.errors import ManifestError
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.ranking import Ranking
 from graphkiln.graph.signature import Signature
 
 FORMAT_VERSION = 1
@@ -117,6 +118,7 @@ class Manifest:
         golden: The golden samples, or None.
         conversion: How `graphkiln convert` made the graph, or None for another maker.
         weights: SHA-256 of each file of weights beside the graph, by file name.
+        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
     """
 
     format_version: int
@@ -130,6 +132,7 @@ class Manifest:
     golden: Golden | None
     conversion: Conversion | None = None
     weights: dict[str, str] = field(default_factory=dict)
+    ranking: Ranking | None = None
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

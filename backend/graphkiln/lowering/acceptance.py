@@ -10,6 +10,7 @@ from graphkiln.engines.base import Placement, Session, Step
 from graphkiln.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
+from graphkiln.graph.ranking import Ranking
 from graphkiln.graph.signature import Signature
 from graphkiln.lowering.warmup import made_up_feeds, repeated
 from graphkiln.proof.comparison import prove
@@ -85,7 +86,9 @@ def limits_of(saved: str, step: Step) -> Limits:
     return replace(limits, step=f"{step.precision or saved} on {step.engine}")
 
 
-def replay(session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int) -> Verification:
+def replay(
+    session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, ranking: Ranking | None = None
+) -> Verification:
     """Replays the golden samples one by one and in the largest batch, on the session that will answer.
 
     Raises:
@@ -94,7 +97,7 @@ def replay(session: Session, golden: GoldenSamples, limits: Limits, largest_batc
     samples = len(next(iter(golden.inputs.values())))
     singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]
     alone = {name: np.concatenate([single[name] for single in singles]) for name in golden.graph_outputs}
-    prove(golden.graph_outputs, alone, limits, batch_sizes=(1,))
+    prove(golden.graph_outputs, alone, limits, batch_sizes=(1,), ranking=ranking)
     size = max(largest_batch, samples) if all(spec.batchable for spec in session.signature.inputs) else samples
     together = session.run(repeated(golden.inputs, size))
-    return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size))
+    return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size), ranking=ranking)

@@ -190,11 +190,12 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
     session = artifacts.load(engine, step)
     limits = limits_of(artifacts.saved, step)
     golden = version.golden if wanted.self_test else None
+    ranking = version.manifest.ranking if version.manifest else None
     try:
         check_signature(version, session.signature)
         placement = read_placement(session, version.golden)
         notes = check_placement(step, placement, artifacts.saved)
-        self_test = replay(session, golden, limits, max(wanted.warm_sizes)) if golden else None
+        self_test = replay(session, golden, limits, max(wanted.warm_sizes), ranking) if golden else None
         begun = time.monotonic()
         warmup_note = warm_up(session, wanted.warm_sizes, version.golden, already=self_test is not None)
         warmup_s = time.monotonic() - begun

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from graphkiln.engines.base import PRECISIONS, GraphLevel, SessionTuning
 from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln.graph.ranking import PARAMETER as RANKING
 from graphkiln.graph.spelling import did_you_mean
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ _SESSION_ONLY = tuple(name for name in _SESSION_KEYS if name != "intra_op_thread
 _CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 _TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
 """Read by Triton's Python backend itself."""
-_OTHER_KEYS = ("xrt", PREPROCESS)
+_OTHER_KEYS = ("xrt", PREPROCESS, RANKING)
 
 _CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
 """How the C++ backend writes `cudnn_conv_algo_search`."""

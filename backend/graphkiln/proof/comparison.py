@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import VerificationError
 from graphkiln.graph.manifest import Verification
+from graphkiln.graph.ranking import Ranking
 from graphkiln.proof.decision import Decision, decide
 from graphkiln.proof.policy import Limits
+from graphkiln.proof.ranks import all_scores, comparable
 
 _CONTROL_SCALE = 3.0
 """The negative control is perturbed by this many times the limit: far enough that a working check must fail it."""
@@ -68,6 +71,8 @@ def prove(
     *,
     batch_sizes: tuple[int, ...],
     noise: float | None = None,
+    targets: npt.NDArray[np.int64] | None = None,
+    ranking: Ranking | None = None,
 ) -> Verification:
     """Holds outputs to the policy, and the check itself to a negative control.
 
@@ -78,16 +83,23 @@ def prove(
         batch_sizes: Batch sizes at which the outputs were computed; recorded.
         noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too. None
             where the answers are fp32 themselves.
+        targets: The right classes of score outputs, `[samples]`, where they are known.
+        ranking: Of a graph that ranks its classes itself: indices are judged by their scores.
 
     Raises:
         VerificationError: An output is outside its limits, or a perturbed copy would have passed.
     """
-    errors = compare(reference, outputs)
+    if ranking and not {ranking.scores, ranking.indices} <= reference.keys() & outputs.keys():
+        ranking = None  # of a part of the outputs
+    scored, scored_outputs = comparable(reference, outputs, ranking) if ranking else (reference, outputs)
+    errors = compare(scored, scored_outputs)
     relative_l2 = max(error.relative_l2 for error in errors)
     worst_element = max(error.worst_element for error in errors)
     samples = len(next(iter(reference.values())))
     failed: list[object] = [error for error in errors if not error.within(limits)]
-    decisions = [] if noise is None else _decisions(reference, outputs, limits, noise)
+    decisions = (
+        [] if noise is None else _decisions(reference, outputs, limits, noise=noise, targets=targets, ranking=ranking)
+    )
     failed += [decision for decision in decisions if not decision.within(limits)]
     detail = "; ".join(map(str, failed))
     verdict = (
@@ -97,7 +109,7 @@ def prove(
     )
     if failed:
         raise VerificationError("the answers changed", report=f"{verdict}: {detail}")
-    _check_negative_control(reference, limits)
+    _check_negative_control(scored, limits)
     return Verification(
         step=limits.step,
         samples=samples,
@@ -111,11 +123,26 @@ def prove(
 
 
 def _decisions(
-    reference: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray], limits: Limits, noise: float
+    reference: Mapping[str, AnyArray],
+    outputs: Mapping[str, AnyArray],
+    limits: Limits,
+    *,
+    noise: float,
+    targets: npt.NDArray[np.int64] | None,
+    ranking: Ranking | None,
 ) -> list[Decision]:
-    """Of every score output: floating-point, `[samples, classes]`."""
+    """Of every score output: floating-point, `[samples, classes]`; of one that is ranked, of all its classes."""
+    if ranking and reference[ranking.scores].ndim == 2:
+        classes = 1 + max(int(arrays[ranking.indices].max()) for arrays in (reference, outputs))
+        reference, outputs = (
+            {**arrays, ranking.scores: all_scores(arrays, ranking, classes)} for arrays in (reference, outputs)
+        )
     scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1 and _is_float(array)]
-    return [decide(reference[name], outputs[name], limits, noise=noise) for name in scores if name in outputs]
+    return [
+        decide(reference[name], outputs[name], limits, noise=noise, targets=targets)
+        for name in scores
+        if name in outputs
+    ]
 
 
 def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> OutputError:

@@ -13,6 +13,8 @@ from graphkiln.proof.policy import Limits
 
 _CONFIDENCE = 0.95
 _DECIDED = 3.0
+_ROUNDING = 1e-9
+"""Of shares that are differences of fractions."""
 """A set of samples decides something when its median margin is this many times the error that the policy allows."""
 
 
@@ -23,26 +25,41 @@ class Decision:
     Attributes:
         samples: How many samples were compared.
         same: How many kept their best class; one whose margin is below the noise of fp32 counts as kept.
-        lower_bound: Least share of equal decisions, with 95% confidence.
+        interval: Least and largest share of equal decisions, with 95% confidence.
+        right: Shares of right answers, of the reference and of what is judged; None where they are not known.
         undecided: Why agreement means nothing here, or empty.
     """
 
     samples: int
     same: int
-    lower_bound: float
+    interval: tuple[float, float]
+    right: tuple[float, float] | None = None
     undecided: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Whether enough decisions are equal, or nothing was decided."""
-        return bool(self.undecided) or self.same >= limits.top1_agreement * self.samples
+        """Whether enough decisions are equal, or as many are right as before, or nothing was decided."""
+        if self.undecided or self.same >= limits.top1_agreement * self.samples:
+            return True
+        if self.right is None or limits.metric_drop is None:
+            return False
+        before, after = self.right
+        return before - after <= limits.metric_drop + _ROUNDING
 
     def __str__(self) -> str:
         if self.undecided:
             return f"same answers not judged: {self.undecided}"
-        return f"{self.same}/{self.samples} same answer (>= {self.lower_bound:.1%} at 95%)"
+        text = f"{self.same}/{self.samples} same answer (>= {self.interval[0]:.1%} at 95%)"
+        return text if self.right is None else f"{text}, {self.right[1]:.1%} right instead of {self.right[0]:.1%}"
 
 
-def decide(reference: AnyArray, scores: AnyArray, limits: Limits, *, noise: float) -> Decision:
+def decide(
+    reference: AnyArray,
+    scores: AnyArray,
+    limits: Limits,
+    *,
+    noise: float,
+    targets: npt.NDArray[np.int64] | None = None,
+) -> Decision:
     """Compares decisions.
 
     Args:
@@ -50,19 +67,27 @@ def decide(reference: AnyArray, scores: AnyArray, limits: Limits, *, noise: floa
         scores: Scores to judge.
         limits: Row of the policy.
         noise: Largest difference of a score that fp32 itself makes, measured on the same samples.
+        targets: The right classes, `[samples]`, where they are known.
     """
     expected = reference.astype(np.float64)
     order = np.sort(expected, axis=1)
     margin = order[:, -1] - order[:, -2]
-    flipped = (scores.astype(np.float64).argmax(axis=1) != expected.argmax(axis=1)) & (margin > noise)
+    best, best_before = scores.astype(np.float64).argmax(axis=1), expected.argmax(axis=1)
+    flipped = (best != best_before) & (margin > noise)
     samples = len(expected)
     same = samples - int(flipped.sum())
     return Decision(
         samples=samples,
         same=same,
-        lower_bound=lower_bound(same, samples),
+        interval=interval(same, samples),
+        right=None if targets is None else (float(np.mean(best_before == targets)), float(np.mean(best == targets))),
         undecided=_undecided(expected, margin, limits),
     )
+
+
+def interval(successes: int, trials: int) -> tuple[float, float]:
+    """Two-sided 95% confidence interval of a share. Source: Clopper and Pearson, 1934."""
+    return lower_bound(successes, trials), 1 - lower_bound(trials - successes, trials)
 
 
 def lower_bound(successes: int, trials: int) -> float:

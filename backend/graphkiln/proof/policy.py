@@ -18,19 +18,22 @@ class Limits:
         relative_l2: Most that `|y - r| / |r|` may be.
         worst_element: Most that `max |y - r| / (|r| + RMS(r))` may be; None for no limit.
         top1_agreement: Least share of equal decisions, on decisive samples.
+        metric_drop: Where the right answers are known: most that the share of right decisions may fall, which then
+            decides instead of the agreement. None where agreement decides always.
     """
 
     step: str
     relative_l2: float
     worst_element: float | None
     top1_agreement: float
+    metric_drop: float | None = None
 
 
 EXPORT = Limits(step="export", relative_l2=1e-5, worst_element=1e-3, top1_agreement=1.0)
 OTHER_ENGINE = Limits(step="other-engine", relative_l2=1e-4, worst_element=1e-2, top1_agreement=1.0)
 FP16 = Limits(step="fp16", relative_l2=1e-2, worst_element=5e-2, top1_agreement=0.995)
 BF16 = Limits(step="bf16", relative_l2=1e-1, worst_element=3e-1, top1_agreement=0.99)
-INT8 = Limits(step="int8", relative_l2=3e-1, worst_element=None, top1_agreement=0.98)
+INT8 = Limits(step="int8", relative_l2=3e-1, worst_element=None, top1_agreement=0.98, metric_drop=0.01)
 
 BY_PRECISION = {"fp32": EXPORT, "fp16": FP16, "bf16": BF16, "int8": INT8}
 """A saved graph beside its source model in fp32."""
@@ -45,3 +48,19 @@ REPLAY = {
     "int8": replace(INT8, step="replay-int8", relative_l2=5e-2),
 }
 """A session beside the saved graph's own golden answers: tight even where the graph itself is coarse."""
+
+
+def gradient_limits(limits: Limits, noise: float) -> Limits:
+    """The row for gradients: five times that of the answers.
+
+    Args:
+        limits: The row of the precision.
+        noise: How much fp32 itself changes the gradient, as a share of its length. Where it does not know it better
+            than the row allows, five times that noise is the limit.
+    """
+    step, relative_l2 = f"{limits.step} gradient", limits.relative_l2 * GRADIENT_FACTOR
+    if noise > limits.relative_l2:
+        step += f" (which the noise of fp32 changes by {noise:.1e})"
+        return replace(limits, step=step, relative_l2=max(relative_l2, GRADIENT_FACTOR * noise), worst_element=None)
+    worst = limits.worst_element and limits.worst_element * GRADIENT_FACTOR
+    return replace(limits, step=step, relative_l2=relative_l2, worst_element=worst)

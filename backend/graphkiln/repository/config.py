@@ -10,7 +10,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import RepositoryError
-from graphkiln.graph.preprocess import PARAMETER, Preprocess
+from graphkiln.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.ranking import PARAMETER as RANKING
+from graphkiln.graph.ranking import Ranking
 from graphkiln.graph.signature import Signature, TensorSpec
 
 BACKEND = "graphkiln"
@@ -45,6 +48,7 @@ def config_text(
     max_batch_size: int,
     preprocess: Preprocess | None,
     labels_file: str | None,
+    ranking: Ranking | None = None,
 ) -> str:
     """The config.pbtxt of a saved graph.
 
@@ -54,13 +58,16 @@ def config_text(
         max_batch_size: Largest batch that Triton may form; 0 for a graph that cannot be batched.
         preprocess: Published for clients.
         labels_file: File in the model's folder with one class name a line, for the first output.
+        ranking: Published for clients, of a graph that answers its best classes itself.
     """
     config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
     complete(config, signature, labels_file=labels_file)
     if max_batch_size > 0:
         _add_warmup(config)
     if preprocess:
-        config.parameters[PARAMETER].string_value = preprocess.to_json()
+        config.parameters[PREPROCESS].string_value = preprocess.to_json()
+    if ranking:
+        config.parameters[RANKING].string_value = ranking.to_json()
     return text_format.MessageToString(config)
 
 

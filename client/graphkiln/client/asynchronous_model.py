@@ -14,26 +14,40 @@ from typing import Any
 
 import numpy as np
 
-from graphkiln.client.classifying import OnError, Progress, Progressing, cut, ranked, rows
+from graphkiln.client.classifying import OnError, Progress, Progressing, cut, ranked, ranked_there, rows
 from graphkiln.client.connection import Connection
 from graphkiln.client.image import Picture, describe, load_sample
-from graphkiln.client.metadata import ALL_CLASSES, checked_metadata, has_labels, labels_of, published_spec
+from graphkiln.client.metadata import (
+    ALL_CLASSES,
+    checked_metadata,
+    has_labels,
+    labels_of,
+    published_ranking,
+    published_spec,
+)
 from graphkiln.client.results import Classification, Result
 from graphkiln.client.shared_memory import RegionPool
 from graphkiln.client.transports.base import PLAIN, InferRequest, InferResponse, Wanted
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ClientError, InvalidInput, ProtocolError
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.ranking import Ranking
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Task:
-    """How a model classifies: what goes in, what is ranked, how many pictures fit into a request."""
+    """How a model classifies: what goes in, what is ranked and by whom, how many pictures fit into a request."""
 
     input_name: str
     rank: int
     outputs: tuple[str, ...]
     largest_batch: int
+    ranking: Ranking | None = None
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The outputs to ask for."""
+        return (*self.outputs, self.ranking.indices) if self.ranking else self.outputs
 
 
 class AsyncModel:
@@ -230,6 +244,11 @@ class AsyncModel:
         if top_k < 1:
             raise InvalidInput(f"top_k must be at least 1, got {top_k}")
         task, spec = await self._task(outputs), await self.preprocess()
+        if task.ranking and softmax:
+            raise InvalidInput(
+                f"'{self.name}' answers its best classes only: there is no softmax over some of the scores",
+                hint="convert the model with --softmax --top-k",
+            )
         answers: list[Any] = await self._connection.transport.compute(lambda: [self._load(p, spec) for p in pictures])
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, sample in enumerate(answers):
@@ -263,13 +282,20 @@ class AsyncModel:
         )
         request_id = _new_id()
         begun = time.perf_counter()
-        response = await self._infer({task.input_name: tensor}, dict.fromkeys(task.outputs, PLAIN), request_id)
+        response = await self._infer({task.input_name: tensor}, dict.fromkeys(task.wanted, PLAIN), request_id)
         latency_ms = (time.perf_counter() - begun) * 1e3
         found: list[dict[str, tuple[Classification, ...]]] = [{} for _ in samples]
         for name in task.outputs:
-            labels = await self._labels_of(name, task.input_name, tensor[:1] if batched else tensor)
-            for answers, scores in zip(found, rows(response, name, len(samples), batched=batched), strict=True):
-                answers[name] = ranked(scores, k, labels, softmax=softmax)
+            scores = rows(response, name, len(samples), batched=batched)
+            if task.ranking:
+                indices = rows(response, task.ranking.indices, len(samples), batched=batched)
+                labels = task.ranking.labels if self._given_labels is None else tuple(self._given_labels)
+                best = [ranked_there(*row, k, labels) for row in zip(scores, indices, strict=True)]
+            else:
+                labels = await self._labels_of(name, task.input_name, tensor[:1] if batched else tensor)
+                best = [ranked(row, k, labels, softmax=softmax) for row in scores]
+            for answers, row_best in zip(found, best, strict=True):
+                answers[name] = row_best
         return [
             Result(
                 source=source,
@@ -313,8 +339,13 @@ class AsyncModel:
         limit = int((await self.config()).get("max_batch_size", 0))
         varies = bool(row["shape"]) and row["shape"][0] == -1
         largest = limit or (ALL_CLASSES if varies and len(row["shape"]) == _SAMPLE_RANK + 1 else 1)
+        ranking = None if outputs else published_ranking(self.name, await self.config())
         return _Task(
-            input_name=row["name"], rank=len(row["shape"]), outputs=tuple(outputs) or names, largest_batch=largest
+            input_name=row["name"],
+            rank=len(row["shape"]),
+            outputs=(ranking.scores,) if ranking else tuple(outputs) or names,
+            largest_batch=largest,
+            ranking=ranking,
         )
 
     async def _infer(

@@ -81,3 +81,15 @@ def ranked(scores: AnyArray, k: int, labels: Sequence[str], *, softmax: bool) ->
     if softmax:
         best = np.take_along_axis(softmax_of(np.atleast_1d(scores)), indices, axis=-1)
     return classifications(indices, best, labels)
+
+
+def ranked_there(scores: AnyArray, indices: AnyArray, k: int, labels: Sequence[str]) -> tuple[Classification, ...]:
+    """The best classes of one sample as its graph ranked them, `[*positions, k]` each; no more than `k` of them.
+
+    Raises:
+        ProtocolError: The indices are none.
+    """
+    fits = indices.shape == scores.shape and indices.dtype.kind in "iu" and indices.ndim
+    if not fits or (indices.size and indices.min() < 0):
+        raise ProtocolError(f"{indices.dtype}{list(indices.shape)} are no class indices of {list(scores.shape)} scores")
+    return classifications(indices[..., :k].astype(np.int64), scores[..., :k], labels)

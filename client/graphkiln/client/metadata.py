@@ -9,6 +9,8 @@ from graphkiln.client.results import Classification
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import InvalidInput, ManifestError, ProtocolError
 from graphkiln.graph.preprocess import PARAMETER, Preprocess
+from graphkiln.graph.ranking import PARAMETER as RANKING
+from graphkiln.graph.ranking import Ranking
 
 ALL_CLASSES = 1 << 24
 """More than any model has; Triton sends as many as there are."""
@@ -53,6 +55,21 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
         return Preprocess.from_json(parameter.get("string_value", ""))
     except ManifestError as error:
         raise ProtocolError(f"model '{model}' publishes a broken preprocess spec: {error}") from error
+
+
+def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:
+    """What the configuration of a model says that answers its best classes itself, or None.
+
+    Raises:
+        ProtocolError: It cannot be read.
+    """
+    parameter = config.get("parameters", {}).get(RANKING)
+    if parameter is None:
+        return None
+    try:
+        return Ranking.from_json(parameter.get("string_value", ""))
+    except ManifestError as error:
+        raise ProtocolError(f"model '{model}' publishes a broken ranking: {error}") from error
 
 
 def has_labels(config: Mapping[str, Any], output: str) -> bool:

@@ -24,8 +24,9 @@ from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.manifest import Conversion, PassRecord
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.ranking import Ranking
 from graphkiln.passes.base import EdgePass, Pass, PassReport, run_passes
-from graphkiln.passes.edges import Nhwc, Rename
+from graphkiln.passes.edges import Nhwc, Rename, TopK
 from graphkiln.passes.graph_file import save
 from graphkiln.passes.input_embedding import EmbedPreprocess
 from graphkiln.passes.pipeline import OPTIMISATIONS, edge_passes, without
@@ -77,7 +78,8 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         remaining = _remaining(preprocess, edges)
         published = _published(recipe, remaining)
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
-        samples = list(_samples(source, inputs, edges, remaining, own))
+        ranking = _ranking(recipe, source, passes)
+        samples = list(_samples(source, inputs, edges, remaining, own, ranking=ranking))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
         verification, notes = proof.verification, tuple[str, ...]()
         if recipe.precision != "fp32":
@@ -101,7 +103,8 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
             libraries=(*source.libraries, "onnx", "onnxruntime"),
             metrics={},
             preprocess=published,
-            labels=_labels(recipe, source),
+            labels=() if recipe.top_k else _labels(recipe, source),
+            ranking=ranking,
         )
         proven = Proven(
             graph=graph,
@@ -169,9 +172,23 @@ def _remaining(preprocess: Preprocess | None, passes: Sequence[EdgePass]) -> Pre
     return preprocess
 
 
+def _ranking(recipe: Recipe, source: SourceModel, passes: Sequence[Pass]) -> Ranking | None:
+    """Which outputs hold the best classes: the first one, and that of the pass."""
+    for each in passes:
+        if isinstance(each, TopK):
+            renames = [other.outputs for other in passes if isinstance(other, Rename)]
+            scores = next(iter(renames[0].values())) if renames else (recipe.outputs or _names(source))[0]
+            return Ranking(scores=scores, indices=each.index_name, labels=_labels(recipe, source))
+    return None
+
+
+def _names(source: SourceModel) -> list[str]:
+    return list(source.run(made_up(source.inputs, 1, {}, seed=SEED)))
+
+
 def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
     if recipe.labels is None:
-        return () if recipe.features_only or recipe.top_k else source.labels
+        return () if recipe.features_only else source.labels
     try:
         return tuple(recipe.labels.read_text().splitlines())
     except (OSError, UnicodeDecodeError) as error:
@@ -235,6 +252,8 @@ def _samples(
     edges: Sequence[EdgePass],
     preprocess: Preprocess | None,
     own: ReadSamples | None,
+    *,
+    ranking: Ranking | None,
 ) -> Iterable[Sampled]:
     """Samples at the usual sizes (the user's own where given), then made-up ones at the smallest and largest."""
     names = dict(zip([spec.name for spec in inputs], _graph_names(inputs, edges), strict=True))
@@ -253,6 +272,7 @@ def _samples(
             outputs=_reference(source, feeds, edges),
             gradients=_gradients(source, edges),
             gradient_noise=source.noise(_source_feeds(feeds, edges)) if isinstance(source, Derived) else 0.0,
+            ranking=ranking,
         )
 
 

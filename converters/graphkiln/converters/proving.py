@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,10 @@ from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
+from graphkiln.graph.ranking import Ranking
 from graphkiln.graph.signature import Signature
 from graphkiln.proof.comparison import compare, prove
-from graphkiln.proof.policy import GRADIENT_FACTOR, Limits
+from graphkiln.proof.policy import Limits, gradient_limits
 
 Arrays = Mapping[str, AnyArray]
 
@@ -35,12 +36,14 @@ class Sampled:
         gradients: Which of the outputs are gradients.
         gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
             length.
+        ranking: Which of the outputs are a ranking, or None.
     """
 
     feeds: Arrays
     outputs: Arrays
     gradients: frozenset[str] = frozenset()
     gradient_noise: float = 0.0
+    ranking: Ranking | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +101,10 @@ def _verdicts(sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | 
     """Of the answers, and of the gradients, which have a row of their own."""
     answers = {name: array for name, array in sampled.outputs.items() if name not in sampled.gradients}
     found = {name: array for name, array in outputs.items() if name not in sampled.gradients}
-    verdicts = [prove(answers, found, limits, batch_sizes=_PROOF_BATCH_SIZES, noise=noise)]
+    sizes = _PROOF_BATCH_SIZES
+    verdicts = [prove(answers, found, limits, batch_sizes=sizes, noise=noise, ranking=sampled.ranking)]
     if sampled.gradients:
-        row = _gradient_row(limits, sampled.gradient_noise)
+        row = gradient_limits(limits, sampled.gradient_noise)
         gradients = {name: sampled.outputs[name] for name in sampled.gradients}
         found = {name: outputs[name] for name in sampled.gradients}
         verdicts.append(prove(gradients, found, row, batch_sizes=_PROOF_BATCH_SIZES))
@@ -126,16 +130,6 @@ def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) ->
                 )
         batches.append(outputs)
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def _gradient_row(limits: Limits, noise: float) -> Limits:
-    """Five times the row; where fp32 itself does not know the gradient better than that, five times its noise."""
-    step, relative_l2 = f"{limits.step} gradient", limits.relative_l2 * GRADIENT_FACTOR
-    if noise > limits.relative_l2:
-        step += f" (which the noise of fp32 changes by {noise:.1e})"
-        return replace(limits, step=step, relative_l2=max(relative_l2, GRADIENT_FACTOR * noise), worst_element=None)
-    worst = limits.worst_element and limits.worst_element * GRADIENT_FACTOR
-    return replace(limits, step=step, relative_l2=relative_l2, worst_element=worst)
 
 
 def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]:

@@ -14,7 +14,9 @@ from graphkiln.engines.base import Placement, Session, Step
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.engines.registry import load_engine
 from graphkiln.graph.errors import EngineUnavailable, VerificationError
+from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import Verification
+from graphkiln.graph.ranking import Ranking
 from graphkiln.graph.signature import Signature
 from graphkiln.proof.comparison import prove
 from graphkiln.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, REPLAY, Limits
@@ -71,11 +73,12 @@ def verify(
     with loaded.build(version.graph_path, step) as session:
         if golden := version.golden:
             placement = session.placement(golden.inputs)
+            ranking = version.manifest.ranking if version.manifest else None
             # Another engine than the one that wrote the golden answers rounds otherwise, also in fp32.
             from_source = OTHER_ENGINE if row == "fp32" else BY_PRECISION[row]
             verdicts = [
-                _replay(session, golden.inputs, golden.source_outputs, _named(from_source, f"{what}, source model")),
-                _replay(session, golden.inputs, golden.graph_outputs, _named(REPLAY[row], f"{what}, saved graph")),
+                _replay(session, golden, golden.source_outputs, _named(from_source, f"{what}, source model"), ranking),
+                _replay(session, golden, golden.graph_outputs, _named(REPLAY[row], f"{what}, saved graph"), ranking),
             ]
         if samples:
             feeds = _read(version, session.signature, samples, load_picture)
@@ -93,11 +96,13 @@ def _named(limits: Limits, step: str) -> Limits:
     return replace(limits, step=step)
 
 
-def _replay(session: Session, feeds: Arrays, trusted: Arrays, limits: Limits) -> Verification:
+def _replay(
+    session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, ranking: Ranking | None
+) -> Verification:
     """The worst verdict of all batch sizes."""
     verdicts = [
-        prove(trusted, run_in_batches(session.run, feeds, size), limits, batch_sizes=_BATCH_SIZES)
-        for size in _BATCH_SIZES
+        prove(trusted, found, limits, batch_sizes=_BATCH_SIZES, ranking=ranking)
+        for found in (run_in_batches(session.run, golden.inputs, size) for size in _BATCH_SIZES)
     ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
@@ -113,7 +118,8 @@ def _beside_reference(version: ModelVersion, session: Session, feeds: Arrays, li
     found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])
     scores = [array for array in trusted.values() if array.dtype.kind == "f" and array.size]
     noise = max((float(np.abs(array).max()) * EXPORT.relative_l2 for array in scores), default=0.0)
-    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise)
+    ranking = version.manifest.ranking if version.manifest else None
+    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=ranking)
 
 
 def _specs(signature: Signature) -> dict[str, InputSpec]:

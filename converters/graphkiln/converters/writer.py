@@ -24,6 +24,7 @@ from graphkiln.graph.manifest import (
     sha256_of,
 )
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.ranking import Ranking
 from graphkiln.graph.signature import Signature
 from graphkiln.proof.policy import EXPORT
 from graphkiln.repository.config import config_text
@@ -43,6 +44,7 @@ class Source:
         metrics: What was measured on the source task.
         preprocess: How a picture becomes the input, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
+        ranking: What clients are told of a graph that answers its best classes itself, or None.
     """
 
     description: str
@@ -51,6 +53,7 @@ class Source:
     metrics: Mapping[str, float]
     preprocess: Preprocess | None
     labels: Sequence[str]
+    ranking: Ranking | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +128,7 @@ def write_proven(proven: Proven, model_folder: Path, number: int) -> Manifest:
                     max_batch_size=proven.max_batch_size if proven.signature.batchable else 0,
                     preprocess=source.preprocess,
                     labels_file=manifest.labels,
+                    ranking=source.ranking,
                 )
                 _write_new(model_folder / CONFIG_FILE, text)
             folder.rename(model_folder / str(number))
@@ -175,6 +179,7 @@ def _fill(folder: Path, proven: Proven) -> Manifest:
         ),
         conversion=proven.conversion,
         weights={path.name: sha256_of(folder / path.name) for path in beside},
+        ranking=proven.source.ranking,
     )
     manifest.write(folder / MANIFEST_FILE)
     return manifest
