@@ -9,6 +9,10 @@
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
     scripts/benchmark pictures     classify_many beside a loop, preprocessing beside torchvision, the import
     scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
+    scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
+    scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
+    scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
+    scripts/benchmark report       writes docs/benchmarks.md and the README's tables again from what is kept
 
 Segments of all set-ups are interleaved, round after round, and the median round counts. The load generator shares the
 machine's cores with the server.
@@ -32,16 +36,20 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import psutil
+import reporting
 from client_speed import benchmark_client, benchmark_pictures
 from lowering import benchmark_lowered_load, benchmark_lowering, benchmark_session
 from measuring import Figure, Segment, exported, measure
+from peers_speed import benchmark_peers
 from rich.console import Console
 from rich.table import Table
-from served import DIGITS, add_model, serving
+from served import DIGITS, add_model
+from story_speed import benchmark_story
 
 from graphkiln.client import Client
 from graphkiln.engines.cores import usable_cores
 from graphkiln.graph.dtypes import AnyArray
+from graphkiln.story.server import serving
 
 CONCURRENCIES = (1, 4)
 
@@ -68,7 +76,7 @@ def benchmark_serving(rounds: int, seconds: float) -> list[dict[str, object]]:
         add_model(store, "resnet50", resnet)
         add_model(store, "mobilenet", mobilenet)
         add_model(store, "mobilenet-x2", mobilenet, TWO_INSTANCES)
-        urls = stack.enter_context(serving(DIGITS.parent, store))
+        urls = stack.enter_context(serving(DIGITS.parent, store)).urls
         cores = usable_cores()
         # model, graph, shape of a request, threads and number of the bare sessions, concurrencies
         set_ups = (
@@ -116,7 +124,7 @@ def benchmark_overhead(rounds: int, seconds: float) -> list[dict[str, object]]:
     with ExitStack() as stack:
         store = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         add_model(store, "mobilenet", graph)
-        http_url, grpc_url = stack.enter_context(serving(DIGITS.parent, store))
+        http_url, grpc_url = stack.enter_context(serving(DIGITS.parent, store)).urls
         for model, path, shape in (
             ("digits", DIGITS / "1" / "model.onnx", (1, 1, 32, 32)),
             ("mobilenet", graph, IMAGE),
@@ -164,7 +172,7 @@ def benchmark_memory(rounds: int, _: float) -> list[dict[str, object]]:
     """Memory of the server's processes after every 40,000 requests, a warm-up of 20,000 not counted."""
     sample = np.random.default_rng(0).normal(size=(1, 1, 32, 32)).astype(np.float32)
     rows: list[dict[str, object]] = []
-    with serving(DIGITS.parent) as (_http, grpc_url), Client(grpc_url) as client:
+    with serving(DIGITS.parent) as server, Client(server.grpc_url) as client:
         model = client.model("digits")
         processes = [
             process for process in psutil.Process().children(recursive=True) if process.name().startswith("triton")
@@ -217,6 +225,8 @@ BENCHMARKS = {
     "pictures": (benchmark_pictures, "ratio: how often faster than the reference"),
     "memory": (benchmark_memory, "memory of tritonserver and its stubs, ratio to the first row"),
     "loading": (benchmark_loading, "from the command until every model is ready, ratio to Triton's completion"),
+    "story": (benchmark_story, "ResNet-101 from eager PyTorch to a served graph, each step proven"),
+    "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 
 
@@ -225,13 +235,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="scripts/benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benchmark", choices=BENCHMARKS, help="what to measure")
+    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all", "report"], help="what to measure")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds that count (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds a segment (default: 3)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
     options = parser.parse_args()
-    run, title = BENCHMARKS[options.benchmark]
+    for name in BENCHMARKS if options.benchmark == "all" else [options.benchmark]:
+        if name != "report":
+            _measure(name, options)
+    if options.save or options.benchmark in ("all", "report"):
+        reporting.write()
+
+
+def _measure(name: str, options: argparse.Namespace) -> None:
+    run, title = BENCHMARKS[name]
     rows = run(options.rounds, options.seconds)
+    if options.save or options.benchmark == "all":
+        command = f"scripts/benchmark {name} --rounds {options.rounds} --seconds {options.seconds:g}"
+        reporting.save(name, title, command, rows)
     if options.json:
         print(json.dumps({"cores": usable_cores(), "load_average": os.getloadavg(), "rows": rows}, indent=2))
         return

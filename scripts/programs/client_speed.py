@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from measuring import Segment, measure
+from measuring import Segment, measure, photograph
 from onnx import TensorProto, helper
 from PIL import Image
-from served import DIGITS, add_model, serving
+from served import DIGITS, add_model
 
 from graphkiln.client import Client
 from graphkiln.client.image import load_sample
 from graphkiln.converters.torch_libraries import import_torchvision
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.story.server import serving
 
 SIZES = {"1 kB": 256, "600 kB": 150_528}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -69,7 +70,7 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
         for elements in SIZES.values():
             _mean_graph(folder / f"{elements}.onnx", elements)
             add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
-        urls = stack.enter_context(serving(folder / "store"))
+        urls = stack.enter_context(serving(folder / "store")).urls
         clients = {url: stack.enter_context(Client(url)) for url in urls}
         shared = {url: stack.enter_context(clients[url].shared_memory()) for url in urls}
         for name, elements in SIZES.items():
@@ -115,17 +116,9 @@ def benchmark_pictures(rounds: int, _: float) -> list[dict[str, object]]:
     return [*_many_pictures(rounds), *_preprocessing(rounds), _import()]
 
 
-def _jpeg(width: int, height: int) -> bytes:
-    """A photograph's share of detail: noise, smoothed."""
-    noise = np.random.default_rng(0).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
 def _many_pictures(rounds: int) -> list[dict[str, object]]:
-    pictures = [_jpeg(500, 375)] * PICTURES
-    with serving(DIGITS.parent) as (http_url, _grpc_url), Client(http_url) as client:
+    pictures = [photograph(500, 375)] * PICTURES
+    with serving(DIGITS.parent) as server, Client(server.http_url) as client:
         model = client.model("digits")
         ways: dict[str, Callable[[], object]] = {
             "a loop over classify": lambda: [model.classify(picture) for picture in pictures],
@@ -141,7 +134,7 @@ def _preprocessing(rounds: int) -> list[dict[str, object]]:
     steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     reference = transforms.Compose(steps)
     spec = Preprocess(resize=256, crop=(224, 224), mean=MEAN, std=STD)
-    data = _jpeg(500, 375)
+    data = photograph(500, 375)
     ways: dict[str, Callable[[], object]] = {
         "torchvision, one thread": lambda: [reference(Image.open(io.BytesIO(data)).convert("RGB")) for _ in range(50)],
         "graphkiln": lambda: [load_sample(data, spec) for _ in range(50)],

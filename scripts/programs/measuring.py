@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 import sys
 import threading
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from graphkiln.converters.sources.base import SourceOptions, open_source
 from graphkiln.passes.base import run_passes
@@ -51,6 +53,14 @@ def exported(architecture: str) -> Path:
         save(model, partial)
         partial.rename(cached)
     return cached
+
+
+def photograph(width: int, height: int, seed: int = 0) -> bytes:
+    """A JPEG with a photograph's share of detail: noise, smoothed."""
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def run_segment(segment: Segment, seconds: float) -> tuple[float, list[float]]:

@@ -1,14 +1,9 @@
-"""A server for a benchmark, and stores for it."""
+"""Stores of models for a benchmark."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from graphkiln.graph.signature import Signature
@@ -34,34 +29,3 @@ def _reference_signature(graph: Path) -> Iterator[Signature]:
 
     with OnnxRuntimeEngine().build_reference(graph) as session:
         yield session.signature
-
-
-@contextmanager
-def serving(*stores: Path, flags: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Serves stores on free ports; yields the HTTP and the gRPC URL."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        http, grpc, metrics = (held.getsockname()[1] for held in sockets)
-    ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-    folders = [f"--model-store={store}" for store in stores]
-    command = [sys.executable, "-m", "graphkiln.cli", "serve", *folders, *flags, *ports]
-    server = subprocess.Popen(command, stdout=sys.stderr)
-    try:
-        while not _ready(f"http://127.0.0.1:{http}"):
-            if server.poll() is not None:
-                sys.exit(f"benchmark: the server ended with code {server.returncode}")
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{http}", f"grpc://127.0.0.1:{grpc}"
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False

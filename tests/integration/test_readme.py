@@ -40,11 +40,17 @@ def on_ports_of(server: Server, text: str) -> str:
     )
 
 
-def run(command: str, cwd: Path, server: Server) -> subprocess.CompletedProcess[str]:
+def run(command: str, cwd: Path, server: Server, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     command = on_ports_of(server, command).replace(".venv/bin/graphkiln", f"'{sys.executable}' -m graphkiln.cli")
     environment = {**os.environ, "GRAPHKILN_URL": server.url}
     return subprocess.run(
-        ["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
 
 
@@ -56,10 +62,12 @@ def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
         ".venv/bin/graphkiln lower",
         ".venv/bin/graphkiln cache",
         ".venv/bin/graphkiln bench",
+        ".venv/bin/graphkiln story",
+        "./scripts/train-story",
     )
     elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
     assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
-    assert len(commands(readme)) == 16
+    assert len(commands(readme)) == 18
 
 
 def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
@@ -105,6 +113,50 @@ def test_the_lowering_commands(readme: str, server: Server, repository: Path) ->
     assert "serves: " in shown[0].stdout
     assert "products: 5 in fp32" in shown[1].stdout
     assert "digits/1" in shown[2].stdout
+
+
+def test_the_story_command(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
+    """With a smaller model and less time, or it would take a quarter of an hour."""
+    (command,) = (c for c in commands(readme) if "graphkiln story" in c)
+    smaller = command.replace("resnet101", "squeezenet1_1") + " --image-size 64 --seconds 1 --only static,parallel"
+    finished = run(smaller.replace("story.html", str(tmp_path / "story.html")), repository, server, timeout_s=240)
+    assert finished.returncode == 0, finished.stderr
+    assert "3 parallel" in finished.stdout
+    assert (tmp_path / "story.html").stat().st_size > 10_000
+
+
+def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Path, tmp_path: Path) -> None:
+    """A hundredth of the steps: too little, and said so. `scripts/train-story` is this, in the environment it needs."""
+    words = (
+        "--model",
+        "resnet18",
+        "--image-size",
+        "32",
+        "--effort",
+        "0.01",
+        "--output",
+        str(tmp_path / "w.safetensors"),
+    )
+    program = repository / "scripts" / "programs" / "train_story.py"
+    finished = subprocess.run(
+        [sys.executable, program, *words], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert finished.returncode == 1
+    assert "nothing written" in finished.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert "programs/train_story.py" in (repository / "scripts" / "train-story").read_text()
+
+
+def test_figures_are_those_of_the_results(readme: str, repository: Path) -> None:
+    """Tables of the README and the page of benchmarks are written from JSON; by hand they would drift."""
+    sys.path.insert(0, str(repository / "scripts" / "programs"))
+    try:
+        import reporting
+    finally:
+        sys.path.pop(0)
+    assert reporting.readme(readme) == readme
+    assert reporting.page() == (repository / "docs" / "benchmarks.md").read_text()
+    assert readme.count("<!-- docs/benchmarks/") == 3
 
 
 def test_the_serve_command_is_the_one_that_the_tests_start(readme: str) -> None:

@@ -192,6 +192,8 @@ def _options(step: Step) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": step.threads,
         "NUM_STREAMS": str(step.streams),
+        # Each process would pin its threads to the machine's first cores, all instances to the same ones.
+        "ENABLE_CPU_PINNING": False,
     }
     if "cache_dir" in step.options:
         options["CACHE_DIR"] = step.options["cache_dir"]

@@ -11,12 +11,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir
 
 from graphkiln.converters.precision import limits_of, lower_and_prove
 from graphkiln.converters.proving import Arrays, Sampled, prove_graph, run_in_batches
 from graphkiln.converters.recipe import Recipe
-from graphkiln.converters.samples import SEED, LoadPicture, made_up_pictures, read_samples, sizes_to_try
+from graphkiln.converters.samples import (
+    SEED,
+    LoadPicture,
+    made_up_pictures,
+    read_samples,
+    read_targets,
+    sizes_to_try,
+)
 from graphkiln.converters.sources.base import Derived, InputSpec, SourceModel, SourceOptions, made_up, open_source
 from graphkiln.converters.writer import Proven, Source, check_free, next_number, write_proven
 from graphkiln.graph.decoding import decode
@@ -79,7 +87,8 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         published = _published(recipe, remaining)
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
         ranking = _ranking(recipe, source, passes)
-        samples = list(_samples(source, inputs, edges, remaining, own, ranking=ranking))
+        targets = read_targets(recipe.samples, _labels(recipe, source), _MOST_READ) if recipe.samples else None
+        samples = list(_samples(source, inputs, edges, remaining, own, ranking=ranking, targets=targets))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
         verification, notes = proof.verification, tuple[str, ...]()
         if recipe.precision != "fp32":
@@ -254,6 +263,7 @@ def _samples(
     own: ReadSamples | None,
     *,
     ranking: Ranking | None,
+    targets: npt.NDArray[np.int64] | None,
 ) -> Iterable[Sampled]:
     """Samples at the usual sizes (the user's own where given), then made-up ones at the smallest and largest."""
     names = dict(zip([spec.name for spec in inputs], _graph_names(inputs, edges), strict=True))
@@ -273,6 +283,7 @@ def _samples(
             gradients=_gradients(source, edges),
             gradient_noise=source.noise(_source_feeds(feeds, edges)) if isinstance(source, Derived) else 0.0,
             ranking=ranking,
+            targets=targets if own and number == 0 else None,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from graphkiln.engines.base import Session
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
@@ -37,6 +38,7 @@ class Sampled:
         gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
             length.
         ranking: Which of the outputs are a ranking, or None.
+        targets: The right classes, `[samples]`, or None where nobody knows.
     """
 
     feeds: Arrays
@@ -44,6 +46,7 @@ class Sampled:
     gradients: frozenset[str] = frozenset()
     gradient_noise: float = 0.0
     ranking: Ranking | None = None
+    targets: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +104,17 @@ def _verdicts(sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | 
     """Of the answers, and of the gradients, which have a row of their own."""
     answers = {name: array for name, array in sampled.outputs.items() if name not in sampled.gradients}
     found = {name: array for name, array in outputs.items() if name not in sampled.gradients}
-    sizes = _PROOF_BATCH_SIZES
-    verdicts = [prove(answers, found, limits, batch_sizes=sizes, noise=noise, ranking=sampled.ranking)]
+    verdicts = [
+        prove(
+            answers,
+            found,
+            limits,
+            batch_sizes=_PROOF_BATCH_SIZES,
+            noise=noise,
+            targets=sampled.targets,
+            ranking=sampled.ranking,
+        )
+    ]
     if sampled.gradients:
         row = gradient_limits(limits, sampled.gradient_noise)
         gradients = {name: sampled.outputs[name] for name in sampled.gradients}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from graphkiln.converters.sources.base import InputSpec
 from graphkiln.graph.dtypes import AnyArray
@@ -78,6 +79,25 @@ def read_samples(
     return {name: np.ascontiguousarray(arrays[name][chosen]) for name in inputs}
 
 
+def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np.int64] | None:
+    """The right classes of the pictures that `read_samples` reads, where their folders are named after labels.
+
+    Args:
+        path: The file or folder.
+        labels: Class names.
+        most: As for `read_samples`.
+
+    Returns:
+        `[samples]`; None where nobody says.
+    """
+    if not labels or not path.is_dir():
+        return None
+    names = [file.parent.name for file in _chosen(path, most)]
+    if not names or any(name not in labels for name in names):
+        return None
+    return np.array([labels.index(name) for name in names], np.int64)
+
+
 def _pictures(
     folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
 ) -> dict[str, AnyArray]:
@@ -86,11 +106,15 @@ def _pictures(
             "pictures can be samples of a model with one picture input only",
             hint="give an .npz with an array for every input",
         )
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    files = _chosen(folder, most)
     if not files:
         raise ConversionError(f"folder {folder} holds no picture", hint=f"known endings: {' '.join(sorted(_SUFFIXES))}")
-    pictures = [load(files[index], preprocess) for index in _spread(len(files), most)]
-    return {next(iter(inputs)): np.stack(pictures)}
+    return {next(iter(inputs)): np.stack([load(file, preprocess) for file in files])}
+
+
+def _chosen(folder: Path, most: int) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    return [files[index] for index in _spread(len(files), most)]
 
 
 def _spread(count: int, most: int) -> list[int]:

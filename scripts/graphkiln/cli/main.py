@@ -17,6 +17,7 @@ from graphkiln.cli.inspect import inspect
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
 from graphkiln.cli.serve import serve
+from graphkiln.cli.story import story
 from graphkiln.cli.verify import verify
 from graphkiln.graph.errors import GraphkilnError
 
@@ -39,6 +40,7 @@ app.command()(infer)
 app.command()(models)
 app.command()(health)
 app.command()(bench)
+app.command()(story)
 
 
 def main() -> None:

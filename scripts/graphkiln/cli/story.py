@@ -1,0 +1,165 @@
+"""`graphkiln story`: how a model becomes 25 times faster, step by step, proven and measured on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphkiln.cli.options import say
+from graphkiln.graph.errors import ConversionError, EngineUnavailable, InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln.story.requests import Request
+    from graphkiln.story.telling import Progress, Report, Story
+
+_INTERRUPTED = 130
+
+
+def story(
+    model: Annotated[str, typer.Option(help="torchvision:ARCH, timm:ARCH or python:FILE:FACTORY.")],
+    image_size: Annotated[int, typer.Option(help="Side of the model's pictures in pixels.", min=16)] = 224,
+    seconds: Annotated[float, typer.Option(help="How long each step is measured.", min=1)] = 20.0,
+    gradient: Annotated[
+        bool, typer.Option("--gradient", help="Keep the gradient by the picture in every graph.")
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="State dict: .pth, .pt or .safetensors.",
+            show_default="those of scripts/train-story, else random",
+            metavar="FILE",
+        ),
+    ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(help="Folder of JPEGs to prove and measure on.", show_default="held-out digits", metavar="DIR"),
+    ] = None,
+    preprocess: Annotated[
+        str | None,
+        typer.Option(help="How a picture becomes the input.", show_default="the source's own", metavar="JSON"),
+    ] = None,
+    only: Annotated[
+        str,
+        typer.Option(help="Measure these steps only, by the keys of --json.", metavar="KEY,...", show_default="all"),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a story that was interrupted.")] = False,
+) -> None:
+    """Tell the acceleration story: from eager PyTorch to a served graph, each step proven and measured.
+
+    All steps are measured in turn, again and again, so that a noisy machine favours none. Ctrl-C keeps what was seen.
+    Exit code 1 when the answers of a step of the chain changed more than the numeric policy allows.
+    """
+    try:
+        from graphkiln.story.telling import Story, this_machine
+    except ImportError as error:
+        raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
+    request = _request(model, image_size, weights, gradient=gradient, samples=samples, preprocess=preprocess)
+    if html and not html.parent.is_dir():
+        raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+    keys = [key for key in only.split(",") if key]
+    interrupted = False
+    with _reporting() as report:
+        told = Story(request, this_machine(), resume=resume, report=report)
+        try:
+            told.tell(seconds, keys)
+        except KeyboardInterrupt:
+            interrupted = True
+    _show(told, as_json=as_json, html=html)
+    if interrupted:
+        say("interrupted; the same command with --resume goes on from here")
+        raise typer.Exit(_INTERRUPTED)
+    raise typer.Exit(0 if told.proven else 1)
+
+
+def _request(
+    model: str,
+    image_size: int,
+    weights: Path | None,
+    *,
+    gradient: bool,
+    samples: Path | None,
+    preprocess: str | None,
+) -> Request:
+    from graphkiln.story.requests import Request, trained_weights
+
+    if weights is not None and not weights.is_file():
+        raise ConversionError(f"there are no weights at {weights}", hint="name a .pth, .pt or .safetensors file")
+    chosen = weights or trained_weights(model, image_size)
+    if chosen is None:
+        say("random weights decide nothing: same answers cannot be judged (scripts/train-story trains decisive ones)")
+    return Request(
+        source=model,
+        image_size=image_size,
+        weights=chosen,
+        gradient=gradient,
+        samples=samples,
+        preprocess=_parsed(preprocess),
+    )
+
+
+def _parsed(preprocess: str | None) -> dict[str, Any] | None:
+    if preprocess is None:
+        return None
+    try:
+        found = json.loads(preprocess)
+    except ValueError as error:
+        raise InvalidInput(f"--preprocess is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"--preprocess must be an object, got {preprocess}")
+    return found
+
+
+@contextmanager
+def _reporting() -> Iterator[Report]:
+    """A progress bar where a person watches, else a line for everything that is begun."""
+    if not sys.stderr.isatty():
+        yield _plain
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[figure]}"),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, figure="")
+
+        def show(progress: Progress) -> None:
+            total = progress.total_s or None
+            bar.update(task, description=progress.doing, total=total, completed=progress.done_s)
+            if progress.figure:
+                bar.update(task, figure=progress.figure)
+
+        yield show
+
+
+def _plain(progress: Progress) -> None:
+    if progress.figure or not progress.total_s:
+        say(progress.figure or progress.doing)
+
+
+def _show(told: Story, *, as_json: bool, html: Path | None) -> None:
+    document = told.document()
+    if html:
+        from graphkiln.story.page import page
+
+        html.write_text(page(document))
+        say(f"wrote {html}")
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        from graphkiln.story.tables import show
+
+        show(document)

@@ -1,0 +1,65 @@
+"""Pictures whose right answer is known: scikit-learn's handwritten digits, as the JPEGs that a user would send."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_PICTURE_SIDE = 256
+_QUALITY = 90
+_SEED = 20260101
+_HELD_OUT = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Digits:
+    """Pictures and what they show.
+
+    Attributes:
+        jpegs: One RGB picture each, 256x256 pixels.
+        targets: Index into `CLASSES` of each, `[pictures]`.
+    """
+
+    jpegs: tuple[bytes, ...]
+    targets: npt.NDArray[np.int64]
+
+    def first(self, count: int) -> Digits:
+        """The first of them; they are in random order."""
+        return Digits(jpegs=self.jpegs[:count], targets=self.targets[:count])
+
+
+def training_and_held_out() -> tuple[Digits, Digits]:
+    """1,347 digits to train and calibrate on, and 450 that neither ever sees; the same every time."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    rows = np.arange(len(digits.images))
+    parts = train_test_split(rows, test_size=_HELD_OUT, random_state=_SEED, stratify=digits.target)
+    training, held_out = (
+        Digits(jpegs=tuple(_jpeg(digits.images[row]) for row in part), targets=digits.target[part].astype(np.int64))
+        for part in parts
+    )
+    return training, held_out
+
+
+def weights_path(architecture: str, image_size: int) -> Path:
+    """Where `scripts/train-story` leaves the weights that it trained, and `graphkiln story` looks for them."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "graphkiln-story" / f"{architecture}-digits-{image_size}.safetensors"
+
+
+def _jpeg(digit: npt.NDArray[np.float64]) -> bytes:
+    """From 8x8 values of 0..16."""
+    small = Image.fromarray((digit * (255 / 16)).round().astype(np.uint8))
+    picture = small.resize((_PICTURE_SIDE, _PICTURE_SIDE), Image.Resampling.BICUBIC).convert("RGB")
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()

@@ -1,0 +1,57 @@
+"""What a figure is worth nothing without: the machine, the versions, the model, the day."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import psutil
+
+from graphkiln.engines.device import gpus, identity
+from graphkiln.story.requests import Machine, Request
+
+_LIBRARIES = (
+    "graphkiln",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "nvidia-pytriton",
+    "numpy",
+    "pillow",
+)
+
+
+def facts_of(request: Request, machine: Machine) -> dict[str, Any]:
+    """Facts of a story, for people, as plain data."""
+    return {
+        "model": request.source,
+        "image size": request.image_size,
+        "weights": str(request.weights) if request.weights else "random: nothing is decided by them",
+        "gradient": "by the picture, in every graph" if request.gradient else "none after step 1",
+        "batches": f"up to {machine.batch}, two instances",
+        **machine_facts(),
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Facts of this machine, of the software on it, and the day."""
+    processor = identity("cpu").partition(", instruction sets")[0]
+    memory = psutil.virtual_memory().total / 2**30
+    return {
+        "machine": f"{processor}, {psutil.cpu_count()} cores, {memory:.0f} GiB",
+        "gpu": ", ".join(str(gpu) for gpu in gpus()) or "none",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "versions": ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _version(name))),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

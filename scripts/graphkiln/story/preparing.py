@@ -1,0 +1,112 @@
+"""Makes the saved graphs that the ways need, with `graphkiln convert`'s own code; each is made once."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphkiln.client.image import load_sample
+from graphkiln.converters.convert import convert
+from graphkiln.converters.recipe import Recipe
+from graphkiln.converters.sources.base import made_up
+from graphkiln.converters.training_step import TrainingStep
+from graphkiln.graph.errors import MeasurementError
+from graphkiln.graph.manifest import MANIFEST_FILE, Manifest
+from graphkiln.graph.preprocess import Preprocess
+from graphkiln.passes.base import run_passes
+from graphkiln.passes.edges import Rename
+from graphkiln.passes.graph_file import save
+from graphkiln.passes.pipeline import OPTIMISATIONS, without
+from graphkiln.repository.version import CONFIG_FILE, GRAPH_FILE
+from graphkiln.story.requests import Machine, Request
+from graphkiln.story.ways import Way, convert_options
+from graphkiln.story.work import open_model, published
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The model, and where its graphs are.
+
+    Attributes:
+        request: What is asked for.
+        preprocess: How a picture becomes the input.
+        classes: How many the model tells apart.
+        derivative: `OUTPUT:INPUT`, what the gradient is of and by.
+    """
+
+    request: Request
+    preprocess: Preprocess
+    classes: int
+    derivative: str
+
+    def training_graph(self) -> Path:
+        """Forward and backward by the parameters: `INPUT_0` to `OUTPUT_0` and `NAME_gradient` for each.
+
+        Raises:
+            ConversionError: The model has no such graph.
+        """
+        path = self.request.folder / "training" / GRAPH_FILE
+        if not path.exists():
+            with closing(open_model(self.request)) as model:
+                graph, _ = TrainingStep(model=model).export()
+                names = str(graph.graph.inputs[0].name), str(graph.graph.outputs[0].name)
+            run_passes(
+                graph,
+                (*without(OPTIMISATIONS, ("share-weights",)), Rename({names[0]: "INPUT_0"}, {names[1]: "OUTPUT_0"})),
+            )
+            path.parent.mkdir(exist_ok=True)
+            save(graph, path)
+        return path
+
+    def version(self, way: Way, machine: Machine) -> Path:
+        """The graph of a way in a model store of its own, with two instances in its configuration.
+
+        Raises:
+            ConversionError: It cannot be made.
+            VerificationError: Its answers changed.
+            MeasurementError: It would be the same graph as the base.
+        """
+        if way.model is None:
+            raise ValueError(f"{way.key} has no saved graph")
+        store = self.request.folder / "models" / way.model.name
+        folder = store / way.model.name
+        if not (folder / "1").exists():
+            options = convert_options(way.model, self.request, machine, self.derivative)
+            recipe = Recipe(source=self.request.source, name=way.model.name, model_store=store, **options)
+            convert(recipe, command=shlex.join(["graphkiln", "story"]), load_picture=load_sample, say=lambda _: None)
+            with (folder / CONFIG_FILE).open("a") as config:
+                config.write(f"\n{machine.instance_group}\n")
+        if way.model.fusion:
+            _check_changed(folder / "1", way.model.fusion)
+        return folder / "1" / GRAPH_FILE
+
+
+def prepare(request: Request) -> Prepared:
+    """Opens the model once, to see that a story can be told of it.
+
+    Raises:
+        ConversionError: It cannot.
+    """
+    with closing(open_model(request)) as model:
+        answers = model.run(made_up(model.inputs, 1, {}, seed=0))
+        output, scores = next(iter(answers.items()))
+        if scores.ndim != 2:
+            raise MeasurementError(
+                f"{request.source} answers {list(scores.shape)}",
+                hint="a story is told of classifiers: [batch, classes]",
+            )
+        return Prepared(
+            request=request,
+            preprocess=published(model, request),
+            classes=scores.shape[1],
+            derivative=f"{output}:{model.inputs[0].name}",
+        )
+
+
+def _check_changed(version: Path, fusion: str) -> None:
+    conversion = Manifest.read(version / MANIFEST_FILE).conversion
+    for record in conversion.passes if conversion else ():
+        if record.name == fusion and record.nodes_before == record.nodes_after:
+            raise MeasurementError(f"the pass {fusion} finds nothing to do in this model")

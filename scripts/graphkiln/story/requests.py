@@ -1,0 +1,95 @@
+"""What a story is asked for, and the machine that it is told on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphkiln.engines.cores import usable_cores
+from graphkiln.engines.device import gpus
+from graphkiln.graph.decoding import encode
+from graphkiln.story.digits import weights_path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        source: The model, as `graphkiln convert` takes it.
+        image_size: Side of its pictures in pixels.
+        weights: Its state dict, or None for random weights.
+        gradient: Whether the gradient by the picture stays in the graph.
+        samples: Folder of pictures to prove and measure on, or None for the held-out digits.
+        preprocess: How a picture becomes the input, as JSON data, where the source does not know.
+    """
+
+    source: str
+    image_size: int
+    weights: Path | None
+    gradient: bool
+    samples: Path | None
+    preprocess: dict[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where models and measurements of this request are kept; another request has another."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        weights = "" if self.weights is None else f"{self.weights.resolve()} {self.weights.stat().st_mtime_ns}"
+        facts = {"source": self.source, "size": self.image_size, "weights": weights, "gradient": self.gradient}
+        facts |= {"samples": str(self.samples and self.samples.resolve()), "preprocess": self.preprocess or {}}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+        return cache / "graphkiln-story" / digest
+
+    @property
+    def decisive(self) -> bool:
+        """Whether its weights are those that `scripts/train-story` trained on digits, or the user's."""
+        return self.weights is not None
+
+
+def trained_weights(source: str, image_size: int) -> Path | None:
+    """The weights that `scripts/train-story` left for an architecture, if it ran."""
+    kind, _, architecture = source.partition(":")
+    path = weights_path(architecture, image_size)
+    return path if kind == "torchvision" and path.is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the story is told on.
+
+    Attributes:
+        device: `"cpu"` or `"gpu:0"`.
+        cores: Cores that may be used.
+        batch: Largest batch that Triton forms.
+    """
+
+    device: str
+    cores: int
+    batch: int
+
+    @property
+    def mixed(self) -> str:
+        """The 16-bit type that products are computed in fastest."""
+        return "bf16" if self.device == "cpu" else "fp16"
+
+    @property
+    def instance_group(self) -> str:
+        """Two instances, as config.pbtxt writes it."""
+        kind = "KIND_CPU" if self.device == "cpu" else "KIND_GPU"
+        return f"instance_group {{ count: 2 kind: {kind} }}"
+
+
+def this_machine() -> Machine:
+    """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
+    device = "gpu:0" if gpus() else "cpu"
+    return Machine(device=device, cores=usable_cores(), batch=8 if device == "cpu" else 64)
+
+
+def document(request: Request) -> dict[str, Any]:
+    """The request as plain data."""
+    return {**encode(request), "folder": str(request.folder)}

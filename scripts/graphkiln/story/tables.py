@@ -1,0 +1,89 @@
+"""The story as two tables in 80 columns: how fast, and how true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_TITLE_WIDTH = 21
+
+
+def show(document: dict[str, Any]) -> None:
+    """Prints what was seen; a step that does not count has its reason instead of factors."""
+    console = Console()
+    steps, facts = document["steps"], document["facts"]
+    speed = _table(
+        f"{facts['model']}, {facts['image size']} pixels, {facts['machine']}",
+        ("pics/s", "own", "all", "source", "p50 ms", "p99 ms", "MB", "cores"),
+    )
+    for step in steps:
+        if step["per_second"] is not None:
+            speed.add_row(*_speed(step), style="dim" if step["switch"] else "")
+    proof = _table(
+        f"beside eager PyTorch, on {facts.get('pictures', 'nothing yet')}",
+        ("error", "allowed", "same answers, 95%", "right", "policy"),
+    )
+    for step in steps:
+        if step["judgement"]:
+            proof.add_row(*_proof(step), style="dim" if step["switch"] else "")
+    console.print(speed, proof)
+    for line in _notes(steps):
+        console.print(escape(line))
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("step", width=_TITLE_WIDTH)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _speed(step: dict[str, Any]) -> list[str]:
+    own, together = _factor(step["own"]), _factor(step["cumulative"])
+    return [
+        _title(step),
+        f"{step['per_second']:.1f}",
+        own if step["counts"] else "fails",
+        "1x" if step["key"] == "eager" else together,
+        step["source"] or "-",
+        f"{step['p50_ms']:.0f}",
+        f"{step['p99_ms']:.0f}",
+        f"{step['memory_mb']:.0f}",
+        f"{step['cores']:.1f}",
+    ]
+
+
+def _proof(step: dict[str, Any]) -> list[str]:
+    judged = step["judgement"]
+    low, high = (f"{100 * share:.1f}".removesuffix(".0") for share in judged["interval"])
+    return [
+        _title(step),
+        f"{judged['error']:.1e}",
+        f"{judged['limit']:.0e}",
+        "undecided" if judged["undecided"] else f"{judged['same']}/{judged['samples']} [{low}-{high}%]",
+        "-" if judged["right"] is None else f"{judged['right']:.1%}",
+        "PASS" if judged["passed"] else "FAIL",
+    ]
+
+
+def _notes(steps: list[dict[str, Any]]) -> list[str]:
+    """Why a step was not done, why one does not count, and what cannot be said."""
+    notes = [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
+    judged = [(step["title"], step["judgement"]) for step in steps if step["judgement"]]
+    notes += [f"{title}: does not count: {found['verdict']}" for title, found in judged if not found["passed"]]
+    undecided = {found["undecided"] for _, found in judged} - {""}
+    notes += [f"same answers are not judged: {reason}" for reason in sorted(undecided)[:1]]
+    return notes
+
+
+def _title(step: dict[str, Any]) -> str:
+    return f"  {step['title']}" if step["switch"] else f"{step['step']} {step['title']}"
+
+
+def _factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"

@@ -1,0 +1,91 @@
+"""Keeps what benchmarks measured as JSON, and writes `docs/benchmarks.md` and the README's tables from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graphkiln.story.facts import machine_facts
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = REPOSITORY / "docs" / "benchmarks"
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
+README = REPOSITORY / "README.md"
+
+_MARKED = re.compile(r"(<!-- docs/benchmarks/(?P<name>\w+)\.json: (?P<columns>[^>]*) -->\n).*?(<!-- end -->)", re.S)
+_INTRODUCTION = """# Benchmarks
+
+Written by `scripts/benchmark all` from the JSON files in `docs/benchmarks/`; not by hand. Every table is one run in
+which all set-ups took turns: its ratios can be trusted further than figures of different tables.
+"""
+
+
+def save(name: str, title: str, command: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Keeps one result.
+
+    Args:
+        name: Of the benchmark.
+        title: What it measures, and what its ratios are relative to.
+        command: What repeats it.
+        rows: The table; all rows have the same columns.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    facts = {**machine_facts(), "commit": _commit()}
+    result = {"title": title, "command": command, "facts": facts, "rows": list(rows)}
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def write() -> None:
+    """Writes the page and the README's tables from all results that are kept."""
+    PAGE.write_text(page())
+    README.write_text(readme(README.read_text()))
+
+
+def page() -> str:
+    """The page, from all results that are kept."""
+    sections = [_INTRODUCTION]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        facts = result["facts"]
+        sections.append(
+            f"## {path.stem}: {result['title']}\n\n"
+            f"    {result['command']}\n\n"
+            f"{_table(result['rows'], list(result['rows'][0]))}\n"
+            f"{facts['machine']}; GPU: {facts['gpu']}; {facts['system']}; {facts['date']}; "
+            f"commit {facts['commit']}.  \n"
+            f"{facts['versions']}\n"
+        )
+    return "\n".join(sections)
+
+
+def readme(text: str) -> str:
+    """The README with its tables as the results have them; all else stays."""
+
+    def filled(found: re.Match[str]) -> str:
+        result = json.loads((RESULTS / f"{found['name']}.json").read_text())
+        columns = [column.strip() for column in found["columns"].split(",")]
+        return f"{found[1]}{_table(result['rows'], columns)}{found[4]}"
+
+    return _MARKED.sub(filled, text)
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    numbers = {column for column in columns if all(_is_number(row[column]) for row in rows)}
+    lines = [columns, ["---:" if column in numbers else "---" for column in columns]]
+    lines += [[str(row[column]) for column in columns] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or bool(re.fullmatch(r"-?|[\d.]+x?", str(value)))
+
+
+def _commit() -> str:
+    shown = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    return shown.stdout.strip() or "unknown"

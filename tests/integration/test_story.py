@@ -1,0 +1,322 @@
+"""`graphkiln story`, told of a small trained model: every step, the report in a browser, interruptions, mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import story_model
+import torch
+from PIL import Image
+from running import COMMAND, run_command
+from safetensors.torch import save_file
+
+from graphkiln.client.image import load_sample
+from graphkiln.graph.decoding import decode
+from graphkiln.graph.preprocess import Preprocess
+from graphkiln.story.digits import training_and_held_out
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+SOURCE = f"python:{Path(story_model.__file__)}:net"
+CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+Tell = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    training, _ = training_and_held_out()
+    spec = decode(Preprocess, story_model.PREPROCESS)
+    pixels = torch.from_numpy(np.stack([load_sample(jpeg, spec) for jpeg in training.jpegs]))
+    path = tmp_path_factory.mktemp("weights") / "digits.safetensors"
+    save_file(story_model.trained(pixels, torch.from_numpy(training.targets)), path)
+    return path
+
+
+def arguments(weights: Path, *more: str, seconds: float = 1.0, source: str = SOURCE) -> list[str]:
+    told = ["--model", source, "--image-size", str(story_model.IMAGE_SIZE), "--weights", str(weights)]
+    return ["story", *told, "--preprocess", json.dumps(story_model.PREPROCESS), "--seconds", str(seconds), *more]
+
+
+def run_story(folder: Path, weights: Path, *more: str, **facts: Any) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, *arguments(weights, *more, **facts)],
+        env={**os_environ(), "XDG_CACHE_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert not leftovers(), "a story leaves no process behind"
+    return done
+
+
+def os_environ() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+def leftovers() -> list[str]:
+    """Processes of this test that are still there: workers and servers."""
+    family = psutil.Process().children(recursive=True)
+    names = [" ".join(each.cmdline()) for each in family if each.status() != psutil.STATUS_ZOMBIE]
+    return [name for name in names if "graphkiln.cli" in name or "tritonserver" in name or "spawn_main" in name]
+
+
+@pytest.fixture(scope="module")
+def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A whole story: what `--json` printed, and its report."""
+    folder = tmp_path_factory.mktemp("story")
+    done = run_story(folder, weights, "--json", "--html", str(folder / "report.html"))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), folder / "report.html"
+
+
+class TestWholeStory:
+    def test_every_step_of_the_chain_is_proven_and_measured(self, whole: tuple[dict[str, Any], Path]) -> None:
+        steps = {step["key"]: step for step in whole[0]["steps"]}
+        for key in CHAIN:
+            assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgement"])
+            assert steps[key]["per_second"] > 0
+            assert steps[key]["p99_ms"] >= steps[key]["p50_ms"] > 0
+            assert steps[key]["memory_mb"] > 10
+            assert steps[key]["cores"] > 0
+        assert [steps[key]["step"] for key in CHAIN] == [0, 1, 2, 3, 4, 5]
+        assert [steps[key]["source"] for key in CHAIN] == ["", "1.25", "2.33", "4.6", "1.6-1.64", ""]
+        assert whole[0]["precision"] == "int8"
+
+    def test_answers_are_those_of_eager_pytorch_and_mostly_right(self, whole: tuple[dict[str, Any], Path]) -> None:
+        for step in whole[0]["steps"]:
+            if judged := step["judgement"]:
+                assert judged["passed"], step
+                assert judged["samples"] == 200
+                assert not judged["undecided"], step
+                assert judged["right"] > 0.9
+                assert judged["interval"][0] < judged["same"] / 200 <= judged["interval"][1]
+        steps = {step["key"]: step["judgement"] for step in whole[0]["steps"]}
+        assert steps["eager"]["error"] == 0
+        assert 0 < steps["reduced"]["error"] < 1e-5
+        assert steps["int8"]["error"] > steps["mixed"]["error"] > 1e-4  # they really compute in fewer bits
+        assert steps["static"]["gradient_error"] < 1e-4
+
+    def test_each_switch_is_measured_by_itself(self, whole: tuple[dict[str, Any], Path]) -> None:
+        steps = {step["key"]: step for step in whole[0]["steps"] if step["switch"]}
+        assert set(steps) == {"search", "engine", "mixed", "pad", "add", "int8"}
+        assert steps["search"]["refused"] == "cuDNN's search needs a GPU"
+        for key in ("engine", "mixed", "pad", "add", "int8"):
+            assert steps[key]["own"] > 0, steps[key]
+            assert steps[key]["beside"] == "parallel"
+            assert steps[key]["cumulative"] is None
+
+    def test_factors_are_those_of_the_rates(self, whole: tuple[dict[str, Any], Path]) -> None:
+        steps = {step["key"]: step for step in whole[0]["steps"]}
+        for key, before in (("reduced", "static"), ("served", "eager")):
+            factor = steps[key]["own" if before == "static" else "cumulative"]
+            assert factor == pytest.approx(steps[key]["per_second"] / steps[before]["per_second"], rel=0.5)
+
+    def test_commands_repeat_a_step(self, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+        (served,) = [step for step in whole[0]["steps"] if step["key"] == "served"]
+        convert = served["commands"][0].replace("/try", f"/{tmp_path.name}")
+        done = subprocess.run(
+            [*COMMAND, *shlex_split(convert)[1:]], capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "proof" in done.stdout
+
+    @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (scripts/test installs it as root on Debian)")
+    @pytest.mark.parametrize("width", [1100, 390])
+    def test_the_report_in_a_browser(self, whole: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
+        """Shown as a picture that is not empty; nothing is wider than the window, no text leaves its chart."""
+        report = whole[1].read_text()
+        shown = browse(report, tmp_path, width)
+        measured = [step for step in whole[0]["steps"] if step["per_second"] is not None]
+        assert shown == {
+            "overflow": 0,
+            "outside": [],
+            "bars": len(measured),
+            "dots": len(measured),
+            "rows": len(measured) + 1,
+            "title": f"{SOURCE}: the acceleration story",
+        }
+        colours = Image.open(tmp_path / "shot.png").convert("RGB").getcolors(1 << 24)
+        assert colours is not None
+        assert len(colours) > 20
+
+    def test_the_report_is_one_file(self, whole: tuple[dict[str, Any], Path]) -> None:
+        report = whole[1].read_text()
+        assert "https://" not in report
+        assert "<link" not in report
+        assert "graphkiln convert" in report
+        assert whole[0]["facts"]["machine"] in report.replace("&#39;", "'")
+
+
+def shlex_split(line: str) -> list[str]:
+    import shlex
+
+    return shlex.split(line)
+
+
+_HARNESS = """<!DOCTYPE html><meta charset="utf-8">
+<style>body { margin: 0 } iframe { border: 0; width: %dpx; height: 3000px }</style>
+<iframe id="page"></iframe><script>
+const frame = document.getElementById("page");
+frame.onload = () => {
+  const inside = frame.contentDocument, outside = [];
+  for (const svg of inside.querySelectorAll("svg"))
+    for (const text of svg.querySelectorAll("text")) {
+      const box = text.getBBox(), view = svg.viewBox.baseVal;
+      if (box.x < -1 || box.x + box.width > view.width + 1 || box.y + box.height > view.height + 1)
+        outside.push(text.textContent);
+    }
+  const count = (what) => inside.querySelectorAll(what).length;
+  const found = {
+    overflow: Math.max(0, inside.documentElement.scrollWidth - frame.clientWidth), outside,
+    bars: count("#factors rect"), dots: count("#latencies .dot"), rows: count("#speed tr"), title: inside.title };
+  const note = document.createElement("pre");
+  note.id = "found"; note.textContent = JSON.stringify(found); document.body.append(note);
+};
+frame.srcdoc = %s;
+</script>"""
+
+
+def browse(page: str, folder: Path, width: int) -> dict[str, Any]:
+    """Opens a page in a headless browser, in a frame of that width; says what is there and leaves a picture."""
+    safe = json.dumps(page).replace("</", "<\\/")
+    (folder / "harness.html").write_text(_HARNESS % (width, safe))
+    (folder / "page.html").write_text(page)
+    assert CHROMIUM
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--virtual-time-budget=3000", f"--window-size={max(width, 500)},2400"]
+    shot = [*command, f"--screenshot={folder / 'shot.png'}", (folder / "page.html").as_uri()]
+    subprocess.run(shot, check=True, capture_output=True, timeout=120)
+    told = subprocess.run(
+        [*command, "--dump-dom", (folder / "harness.html").as_uri()], check=True, capture_output=True, text=True,
+        timeout=120,
+    ).stdout  # fmt: skip
+    found = told.rpartition('<pre id="found">')[2].partition("</pre>")[0]
+    answer: dict[str, Any] = json.loads(found.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    return answer
+
+
+class TestInterruption:
+    def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(self, weights: Path, tmp_path: Path) -> None:
+        more = arguments(weights, "--only", "reduced", "--json", seconds=10)
+        process = subprocess.Popen(
+            [*COMMAND, *more],
+            env={**os_environ(), "XDG_CACHE_HOME": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - background runs ignore it
+        )
+        assert process.stderr
+        for line in process.stderr:
+            if "pictures/s" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        printed, told = process.communicate(timeout=120)
+        assert process.returncode == 130, told
+        assert "--resume" in told
+        kept = self.rounds(tmp_path)
+        assert 1 <= sum(kept.values()) < 10
+        assert {step["key"] for step in json.loads(printed)["steps"] if step["per_second"]} <= {"eager", "reduced"}
+        assert not leftovers()
+
+        done = run_story(tmp_path, weights, "--only", "reduced", "--resume", "--json", seconds=10)
+        assert done.returncode == 0, done.stderr
+        assert "proving" not in done.stderr  # what was proven is not proven again
+        assert done.stderr.count("pictures/s") == 10 - sum(kept.values())
+        assert self.rounds(tmp_path) == {"eager": 5, "reduced": 5}
+
+    @staticmethod
+    def rounds(folder: Path) -> dict[str, int]:
+        (path,) = folder.glob("graphkiln-story/*/record.json")
+        return {key: len(seen["rounds"]) for key, seen in json.loads(path.read_text())["seen"].items()}
+
+    def test_there_is_nothing_to_resume(self, weights: Path, tmp_path: Path) -> None:
+        done = run_story(tmp_path, weights, "--resume")
+        assert done.returncode == 1
+        assert "cannot resume" in done.stderr
+        assert "without --resume" in done.stderr
+
+
+class TestGradient:
+    def test_the_gradient_stays_in_every_graph(self, weights: Path, tmp_path: Path) -> None:
+        source = SOURCE.replace(":net", ":unpadded")
+        more = ("--gradient", "--only", "static,parallel,compiled,served", "--json")
+        done = run_story(tmp_path, weights, *more, source=source)
+        assert done.returncode == 0, done.stderr
+        steps = {step["key"]: step for step in json.loads(done.stdout)["steps"]}
+        for key in ("static", "reduced", "parallel", "compiled", "served"):
+            assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgement"])
+            assert steps[key]["judgement"]["gradient_error"] is not None
+
+
+class TestWrongAnswers:
+    def test_a_step_whose_answers_change_does_not_count(
+        self, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One way's answers are spoiled after it gave them: the policy must see it, and the chain go on without it."""
+        from graphkiln.story import telling
+        from graphkiln.story.requests import Request
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        request = Request(
+            source=SOURCE, image_size=32, weights=weights, gradient=False, samples=None,
+            preprocess=story_model.PREPROCESS,
+        )  # fmt: skip
+        told = telling.Story(request, telling.this_machine(), resume=False, report=lambda _: None)
+        honest = telling.judge
+
+        def spoiled(reference: Any, found: Any, limits: Any, **facts: Any) -> Any:
+            worse = type(found)(scores=found.scores[:, ::-1].copy()) if limits.step == "other-engine" else found
+            return honest(reference, worse if told.record.seen else found, limits, **facts)
+
+        monkeypatch.setattr(telling, "judge", spoiled)
+        told.tell(1.0, ["reduced"])
+        assert not told.proven
+        reduced = next(step for step in told.document()["steps"] if step["key"] == "reduced")
+        assert not reduced["counts"]
+        assert reduced["own"] is None
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("words", "code", "told"),
+        [
+            (["--model", "torchvision:resnet9000"], 2, "torchvision has no classifier 'resnet9000'"),
+            (["--model", "nonsense"], 2, "'nonsense' is no source"),
+            (["--model", "torchvision:resnet18", "--weights", "no.pth"], 2, "there are no weights at no.pth"),
+            (["--model", "torchvision:resnet18", "--html", "no/such/report.html"], 2, "there is no folder no/such"),
+            (["--model", "torchvision:resnet18", "--preprocess", "{"], 2, "--preprocess is not JSON"),
+            (
+                ["--model", "torchvision:resnet18", "--preprocess", '{"resise": 3}'],
+                2,
+                "unknown key 'preprocess.resise'",
+            ),
+            (["--model", "torchvision:resnet18", "--samples", "no/pictures"], 2, "holds 0 JPEGs"),
+            (["--model", "torchvision:resnet18", "--only", "reduced,nonsense"], 2, "there is no step 'nonsense'"),
+            (["--model", SOURCE, "--image-size", "32"], 2, "nobody says how a picture becomes the input"),
+        ],
+    )
+    def test_are_told_in_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:
+        done = run_command("story", *words, cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path)})
+        assert (done.returncode, done.stdout) == (code, "")
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_saved_graph_has_no_story(self, digits: Path, tmp_path: Path) -> None:
+        done = run_command("story", "--model", digits / "1" / "model.onnx", env={"XDG_CACHE_HOME": str(tmp_path)})
+        assert done.returncode == 2
+        assert "it begins with a PyTorch model" in done.stderr
