@@ -25,6 +25,7 @@ from graphkiln.client import AsyncClient, Client, Result
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ClientError, DeadlineExceeded, InvalidInput
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.graph.ranking import Ranking
 
 pytestmark = pytest.mark.server
 
@@ -49,6 +50,28 @@ def heads(dtype: int = TensorProto.FLOAT) -> Any:
     }
     outputs = [zoo.value("scores", ("n", 3), dtype), zoo.value("map", ("n", 2, 3), dtype)]
     return zoo.model(nodes, [zoo.value("pixels", ("n", 4, 4, 3), TensorProto.UINT8)], outputs, constants)
+
+
+RANKING = Ranking(scores="best", indices="classes", labels=("ant", "bee", "cat"))
+RANKED = f"""
+    backend: "graphkiln" max_batch_size: 8
+    parameters {{ key: "preprocess" value {{ string_value: '{PIXELS.to_json()}' }} }}
+    parameters {{ key: "ranking" value {{ string_value: '{RANKING.to_json()}' }} }}
+"""
+
+
+def ranked() -> Any:
+    """`heads`' scores, of which the graph itself answers the best two and their classes."""
+    nodes = [
+        helper.make_node("Cast", ["pixels"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["numbers", "flat"], ["row"]),
+        helper.make_node("Slice", ["row", "begin", "end", "axis"], ["scores"]),
+        helper.make_node("TopK", ["scores", "k"], ["best", "classes"], axis=-1),
+    ]
+    inputs = [zoo.value("pixels", ("n", 4, 4, 3), TensorProto.UINT8)]
+    outputs = [zoo.value("best", ("n", 2)), zoo.value("classes", ("n", 2), TensorProto.INT64)]
+    numbers = {"flat": [0, -1], "begin": [0], "end": [3], "axis": [1], "k": [2]}
+    return zoo.model(nodes, inputs, outputs, {name: np.array(value) for name, value in numbers.items()})
 
 
 def config(dtype: str, labels: str) -> str:
@@ -80,6 +103,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ):
         folder = zoo.add(store, name, heads(number), config(dtype, 'label_filename: "labels.txt"'))
         (folder.parent / "labels.txt").write_text("ant\nbee\ncat\n")
+    zoo.add(store, "ranked", ranked(), RANKED)
     with Serving(tmp_path_factory.mktemp("client"), "--model-store", store) as server:
         server.wait_ready()
         yield server
@@ -302,6 +326,21 @@ class TestClassify:
             result = client.model("heads").classify(picture(1, 2, 3), softmax=True, outputs=["scores"])
         expected = np.exp([3, 2, 1]) / np.exp([3, 2, 1]).sum()
         np.testing.assert_allclose([a.score for a in result.classifications], expected)
+
+    def test_a_graph_that_ranks_itself_has_labels(self, url: str) -> None:
+        with Client(url) as client:
+            model = client.model("ranked")
+            several = list(model.classify_many([picture(3, 9, 5), picture(7, 1, 2)], batch_size=2))
+            assert [[(a.label, a.index, a.score) for a in result.classifications] for result in several] == [
+                [("bee", 1, 9), ("cat", 2, 5)],
+                [("ant", 0, 7), ("cat", 2, 2)],
+            ]
+            assert list(several[0].outputs) == ["best"]
+            assert len(model.classify(picture(1, 2, 3), top_k=1).classifications) == 1
+            assert client.model("ranked", labels=("x", "y", "z")).classify(picture(9)).top.label == "x"
+            with pytest.raises(InvalidInput, match="answers its best classes only"):
+                model.classify(picture(1), softmax=True)
+            assert model.infer({"pixels": picture(1, 2, 3)[np.newaxis]})["classes"].tolist() == [[2, 1]]
 
     def test_huge_top_k_gives_every_class(self, url: str) -> None:
         with Client(url) as client:
