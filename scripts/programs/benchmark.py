@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 import urllib.request
@@ -52,6 +53,8 @@ from graphkiln.graph.dtypes import AnyArray
 from graphkiln.story.server import serving
 
 CONCURRENCIES = (1, 4)
+_FILE_WIDTH = 160
+"""Columns of a table that goes to a file."""
 
 
 def bare(graph: Path, threads: int, sample: AnyArray) -> Callable[[], object]:
@@ -262,7 +265,7 @@ def _measure(name: str, options: argparse.Namespace) -> None:
         table.add_column(column, justify="left" if column in ("model", "set-up") else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
 
 
 if __name__ == "__main__":

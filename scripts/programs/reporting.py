@@ -66,7 +66,10 @@ def readme(text: str) -> str:
     """The README with its tables as the results have them; all else stays."""
 
     def filled(found: re.Match[str]) -> str:
-        result = json.loads((RESULTS / f"{found['name']}.json").read_text())
+        path = RESULTS / f"{found['name']}.json"
+        if not path.exists():
+            return found[0]  # nothing was measured yet
+        result = json.loads(path.read_text())
         columns = [column.strip() for column in found["columns"].split(",")]
         return f"{found[1]}{_table(result['rows'], columns)}{found[4]}"
 

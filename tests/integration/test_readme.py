@@ -147,13 +147,40 @@ def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Pa
     assert "programs/train_story.py" in (repository / "scripts" / "train-story").read_text()
 
 
+@pytest.fixture
+def programs(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's modules can be imported."""
+    monkeypatch.syspath_prepend(str(repository / "scripts" / "programs"))
+
+
+@pytest.mark.usefixtures("programs")
+def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With two benchmarks that take no time: `all` keeps both as JSON, and writes what is read by people from that."""
+    import benchmark
+    import reporting
+
+    stubs = {name: (lambda *_: [{"set-up": "one", "ratio": 1.5}], f"what {name} is") for name in ("first", "second")}
+    monkeypatch.setattr(benchmark, "BENCHMARKS", stubs)
+    monkeypatch.setattr(reporting, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(reporting, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reporting, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text("a\n<!-- docs/benchmarks/first.json: ratio, set-up -->\nold\n<!-- end -->\nb\n")
+    monkeypatch.setattr(sys, "argv", ["benchmark", "all", "--rounds", "2"])
+    benchmark.main()
+    page = (tmp_path / "page.md").read_text()
+    assert "## first: what first is\n\n    scripts/benchmark first --rounds 2 --seconds 3\n" in page
+    assert "| set-up | ratio |\n| --- | ---: |\n| one | 1.5 |" in page
+    assert "commit" in page
+    table = "| ratio | set-up |\n| ---: | --- |\n| 1.5 | one |\n"
+    begin = "a\n<!-- docs/benchmarks/first.json: ratio, set-up -->\n"
+    assert (tmp_path / "README.md").read_text() == f"{begin}{table}<!-- end -->\nb\n"
+
+
+@pytest.mark.usefixtures("programs")
 def test_figures_are_those_of_the_results(readme: str, repository: Path) -> None:
     """Tables of the README and the page of benchmarks are written from JSON; by hand they would drift."""
-    sys.path.insert(0, str(repository / "scripts" / "programs"))
-    try:
-        import reporting
-    finally:
-        sys.path.pop(0)
+    import reporting
+
     assert reporting.readme(readme) == readme
     assert reporting.page() == (repository / "docs" / "benchmarks.md").read_text()
     assert readme.count("<!-- docs/benchmarks/") == 3

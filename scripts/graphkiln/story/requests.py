@@ -11,7 +11,6 @@ from typing import Any
 
 from graphkiln.engines.cores import usable_cores
 from graphkiln.engines.device import gpus
-from graphkiln.graph.decoding import encode
 from graphkiln.story.digits import weights_path
 
 
@@ -44,11 +43,6 @@ class Request:
         facts |= {"samples": str(self.samples and self.samples.resolve()), "preprocess": self.preprocess or {}}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
         return cache / "graphkiln-story" / digest
-
-    @property
-    def decisive(self) -> bool:
-        """Whether its weights are those that `scripts/train-story` trained on digits, or the user's."""
-        return self.weights is not None
 
 
 def trained_weights(source: str, image_size: int) -> Path | None:
@@ -88,8 +82,3 @@ def this_machine() -> Machine:
     """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
     device = "gpu:0" if gpus() else "cpu"
     return Machine(device=device, cores=usable_cores(), batch=8 if device == "cpu" else 64)
-
-
-def document(request: Request) -> dict[str, Any]:
-    """The request as plain data."""
-    return {**encode(request), "folder": str(request.folder)}

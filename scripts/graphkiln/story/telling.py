@@ -31,6 +31,8 @@ ROUNDS = 5
 _RECORD = "record.json"
 _ALWAYS = ("eager", "reduced")
 """Whatever is asked for: the reference of all proofs, and the noise of fp32."""
+_CHOOSING = ("mixed", "int8")
+"""What decides about the precision of the last steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +111,13 @@ class Story:
         pictures = choose(self._request.samples, prepared.classes)
         self.record.facts.update(pictures=pictures.description, derivative=prepared.derivative)
         pictures.write(*picture_files(self._request.folder))
+        wanted = {*only, *_ALWAYS, *(_CHOOSING if {"compiled", "served"} & {*only} else ())}
         with ExitStack() as stack:
             stack.callback(self._opened.clear)
 
             def open_all(ways: Sequence[Way]) -> None:
                 for way in ways:
-                    if not only or way.key in (*only, *_ALWAYS):
+                    if not only or way.key in wanted:
                         self._open(way, prepared, pictures, stack)
 
             open_all(first_ways(self._machine))
