@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -51,7 +56,7 @@ def arguments(weights: Path, *more: str, seconds: float = 1.0, source: str = SOU
 def run_story(folder: Path, weights: Path, *more: str, **facts: Any) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*COMMAND, *arguments(weights, *more, **facts)],
-        env={**os_environ(), "XDG_CACHE_HOME": str(folder)},
+        env={**os.environ, "XDG_CACHE_HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=500,
@@ -59,12 +64,6 @@ def run_story(folder: Path, weights: Path, *more: str, **facts: Any) -> subproce
     )
     assert not leftovers(), "a story leaves no process behind"
     return done
-
-
-def os_environ() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
 
 
 def leftovers() -> list[str]:
@@ -130,7 +129,7 @@ class TestWholeStory:
         (served,) = [step for step in whole[0]["steps"] if step["key"] == "served"]
         convert = served["commands"][0].replace("/try", f"/{tmp_path.name}")
         done = subprocess.run(
-            [*COMMAND, *shlex_split(convert)[1:]], capture_output=True, text=True, timeout=200, check=False
+            [*COMMAND, *shlex.split(convert)[1:]], capture_output=True, text=True, timeout=200, check=False
         )
         assert done.returncode == 0, done.stderr
         assert "proof" in done.stdout
@@ -160,12 +159,6 @@ class TestWholeStory:
         assert "<link" not in report
         assert "graphkiln convert" in report
         assert whole[0]["facts"]["machine"] in report.replace("&#39;", "'")
-
-
-def shlex_split(line: str) -> list[str]:
-    import shlex
-
-    return shlex.split(line)
 
 
 _HARNESS = """<!DOCTYPE html><meta charset="utf-8">
@@ -215,7 +208,7 @@ class TestInterruption:
         more = arguments(weights, "--only", "reduced", "--json", seconds=10)
         process = subprocess.Popen(
             [*COMMAND, *more],
-            env={**os_environ(), "XDG_CACHE_HOME": str(tmp_path)},
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -244,6 +237,25 @@ class TestInterruption:
     def rounds(folder: Path) -> dict[str, int]:
         (path,) = folder.glob("graphkiln-story/*/record.json")
         return {key: len(seen["rounds"]) for key, seen in json.loads(path.read_text())["seen"].items()}
+
+    def test_a_person_sees_the_step_the_time_left_and_the_last_figure(self, weights: Path, tmp_path: Path) -> None:
+        """On a terminal; a carriage return goes back over the line."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [*COMMAND, *arguments(weights, "--only", "reduced", "--json", seconds=5)],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "100", "TERM": "xterm"},
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal is an error on Linux
+            while part := os.read(ours, 65536):
+                shown += part
+        os.close(ours)
+        assert process.wait(60) == 0, shown.decode()
+        lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).splitlines()
+        assert any(re.search(r"^.?reduced +\S+ +0:00:0\d .*pictures/s", line.strip()) for line in lines), lines
 
     def test_there_is_nothing_to_resume(self, weights: Path, tmp_path: Path) -> None:
         done = run_story(tmp_path, weights, "--resume")

@@ -9,6 +9,8 @@ from typing import Any
 
 import jinja2
 
+from graphkiln.story.ways import SOURCE_TOTAL
+
 _WIDTH = 860
 _LABELS = 210
 _RIGHT = 130
@@ -30,7 +32,8 @@ def page(document: dict[str, Any]) -> str:
         steps=document["steps"],
         measured=measured,
         chain=chain,
-        best=max(chain, key=lambda step: step["cumulative"] or 0, default=None),
+        last=chain[-1] if chain else None,
+        source_total=SOURCE_TOTAL,
         factors=factor_chart(measured),
         latencies=latency_chart(measured),
     )

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from graphkiln.story.ways import SOURCE_TOTAL
+
 _TITLE_WIDTH = 21
 
 
@@ -72,8 +74,10 @@ def _proof(step: dict[str, Any]) -> list[str]:
 
 
 def _notes(steps: list[dict[str, Any]]) -> list[str]:
-    """Why a step was not done, why one does not count, and what cannot be said."""
-    notes = [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
+    """What all steps gave together, why one was not done or does not count, and what cannot be said."""
+    factors = [step["cumulative"] for step in steps if step["counts"] and step["cumulative"]]
+    notes = [f"all together: {factors[-1]:.1f}x (the source reports {SOURCE_TOTAL}x and more)"] if factors else []
+    notes += [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
     judged = [(step["title"], step["judgement"]) for step in steps if step["judgement"]]
     notes += [f"{title}: does not count: {found['verdict']}" for title, found in judged if not found["passed"]]
     undecided = {found["undecided"] for _, found in judged} - {""}

@@ -18,6 +18,8 @@ Kind = Literal["eager", "static", "session", "tensors", "pictures"]
 """What runs: PyTorch; a saved training step; a session in the process; a server that gets tensors, or pictures."""
 
 TOP_K = 5
+SOURCE_TOTAL = 25
+"""The source reports this factor and more for all steps together."""
 _FUSIONS = {"pad": "pad-into-conv", "add": "add-into-producer"}
 _LIMITS = {"fp32": OTHER_ENGINE, "fp16": FP16, "bf16": BF16, "int8": INT8}
 LOWEST = {"cpu": ("int8", "bf16"), "gpu": ("fp16",)}
