@@ -62,15 +62,18 @@ def run_story(folder: Path, weights: Path, *more: str, **facts: Any) -> subproce
         timeout=500,
         check=False,
     )
-    assert not leftovers(), "a story leaves no process behind"
+    assert not leftovers(folder), "a story leaves no process behind"
     return done
 
 
-def leftovers() -> list[str]:
-    """Processes of this test that are still there: workers and servers."""
-    family = psutil.Process().children(recursive=True)
-    names = [" ".join(each.cmdline()) for each in family if each.status() != psutil.STATUS_ZOMBIE]
-    return [name for name in names if "graphkiln.cli" in name or "tritonserver" in name or "spawn_main" in name]
+def leftovers(folder: Path) -> list[str]:
+    """Processes of a story that are still there, workers and servers: all of them inherit its environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("XDG_CACHE_HOME") == str(folder):
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +228,7 @@ class TestInterruption:
         kept = self.rounds(tmp_path)
         assert 1 <= sum(kept.values()) < 10
         assert {step["key"] for step in json.loads(printed)["steps"] if step["per_second"]} <= {"eager", "reduced"}
-        assert not leftovers()
+        assert not leftovers(tmp_path)
 
         done = run_story(tmp_path, weights, "--only", "reduced", "--resume", "--json", seconds=10)
         assert done.returncode == 0, done.stderr

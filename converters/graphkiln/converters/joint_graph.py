@@ -324,5 +324,15 @@ def _average_pool_backward(  # noqa: PLR0917 - the operator's signature
     share = 1.0 / (divisor_override or kernel[0] * kernel[1])
     weight = torch.full((channels, 1, *kernel), share, dtype=gradient.dtype)
     return _convolution_backward(
-        gradient, features, weight, None, stride or kernel, padding, [1, 1], False, [0, 0], channels, [True]
+        gradient,
+        features,
+        weight,
+        None,
+        stride or kernel,
+        padding,
+        [1, 1],
+        False,
+        [0, 0],
+        channels,
+        [True, False, False],
     )[0]
