@@ -96,7 +96,7 @@ class TestSegments:
             time.sleep(0.05 - (time.perf_counter() - begun) % 0.05)
 
         found = run_segment(ask, 4, JPEGS, 0.92)
-        assert found.per_second == pytest.approx(80, rel=0.15)
+        assert found.per_second == pytest.approx(80, rel=0.3)
 
     def test_pictures_are_taken_in_turn(self) -> None:
         taken: list[bytes] = []
