@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import statistics
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from graphkiln.passes.base import run_passes
 from graphkiln.passes.edges import Rename
 from graphkiln.passes.graph_file import save
 from graphkiln.passes.pipeline import OPTIMISATIONS
+from graphkiln.story.measuring import run_segment
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmark"
 
@@ -63,25 +62,6 @@ def photograph(width: int, height: int, seed: int = 0) -> bytes:
     return file.getvalue()
 
 
-def run_segment(segment: Segment, seconds: float) -> tuple[float, list[float]]:
-    """Requests per second, and every latency in milliseconds."""
-    latencies: list[float] = []
-    deadline = time.perf_counter() + seconds
-
-    def work() -> None:
-        while (begun := time.perf_counter()) < deadline:
-            segment.ask()
-            latencies.append((time.perf_counter() - begun) * 1e3)
-
-    threads = [threading.Thread(target=work) for _ in range(segment.concurrency)]
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(latencies) / (time.perf_counter() - begun), latencies
-
-
 def measure(segments: list[Segment], rounds: int, seconds: float) -> dict[str, Figure]:
     """Interleaves the segments; the first round is a warm-up and does not count."""
     rates: dict[str, list[float]] = {segment.name: [] for segment in segments}
@@ -89,10 +69,11 @@ def measure(segments: list[Segment], rounds: int, seconds: float) -> dict[str, F
     for number in range(rounds + 1):
         for segment in segments:
             print(f"\r\033[Kround {number}/{rounds}: {segment.name}", end="", file=sys.stderr)
-            rate, times = run_segment(segment, seconds if number else min(seconds, 1.0))
+            length = seconds if number else min(seconds, 1.0)
+            seen = run_segment(lambda _, ask=segment.ask: ask(), segment.concurrency, (b"",), length)  # type: ignore[misc]
             if number:
-                rates[segment.name].append(rate)
-                latencies[segment.name] += times
+                rates[segment.name].append(seen.per_second)
+                latencies[segment.name] += seen.latencies_ms
     print("\r\033[K", end="", file=sys.stderr)
     return {
         name: Figure(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from graphkiln.story.requests import Request, trained_weights
-from graphkiln.story.telling import Progress, Story, this_machine
+from graphkiln.story.requests import Request, this_machine, trained_weights
+from graphkiln.story.telling import Progress, Story
 
 SOURCE = "torchvision:resnet101"
 _SIZE = 224

@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
+from augmenting import moved, uniform
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
@@ -25,6 +24,7 @@ from graphkiln.converters.proving import Sampled
 from graphkiln.converters.pytorch import export_graph, run_module
 from graphkiln.converters.writer import Source, write_version
 from graphkiln.graph.preprocess import Preprocess
+from graphkiln.story.digits import picture
 
 SEED = 20260101
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -62,27 +62,12 @@ class DigitsNet(nn.Module):
         return self.logits(pixels).softmax(dim=1)
 
 
-def picture(digit: npt.NDArray[np.float64]) -> Image.Image:
-    """An 8x8 array of 0..16 as the picture that a user would send."""
-    small = Image.fromarray((digit * (255 / 16)).round().astype(np.uint8))
-    return small.resize((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.BICUBIC)
-
-
 def augmented(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Randomly turns, scales, shifts and (half of them) inverts samples, so that dark on light works too."""
-    count = len(samples)
-
-    def uniform(low: float, high: float) -> torch.Tensor:
-        return torch.rand(count, generator=generator) * (high - low) + low
-
-    angle, scale = uniform(-0.2, 0.2), uniform(0.85, 1.2)
-    cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
-    rows = (cos, -sin, uniform(-0.12, 0.12), sin, cos, uniform(-0.12, 0.12))
-    transform = torch.stack(rows, dim=1).view(count, 2, 3)
-    grid = nn.functional.affine_grid(transform, list(samples.shape), align_corners=False)
-    moved = nn.functional.grid_sample(samples, grid, padding_mode="border", align_corners=False)
-    sign = torch.where(uniform(0, 1) < 0.5, -1.0, 1.0)
-    return moved * sign.view(-1, 1, 1, 1)
+    side = samples.shape[-1]
+    turned = moved(samples, side, angle=0.2, scale=(0.85, 1.2), shift=0.12, generator=generator)
+    sign = torch.where(uniform(len(samples), 0, 1, generator) < 0.5, -1.0, 1.0)
+    return turned * sign.view(-1, 1, 1, 1)
 
 
 def trained(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> DigitsNet:
@@ -121,7 +106,7 @@ def main() -> None:
     options = parser.parse_args()
 
     digits = load_digits()
-    pictures = [picture(image) for image in digits.images]
+    pictures = [picture(image, PICTURE_SIDE) for image in digits.images]
     samples = np.stack([load_sample(image, PREPROCESS) for image in pictures])
     train, test = train_test_split(np.arange(len(samples)), test_size=0.25, random_state=SEED, stratify=digits.target)
     network = trained(torch.from_numpy(samples[train]), torch.from_numpy(digits.target[train]), options.epochs)

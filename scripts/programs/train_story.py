@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from augmenting import moved
 from safetensors.torch import save_file
 from torch import nn
 
@@ -45,21 +46,6 @@ def normalised(samples: torch.Tensor, published: Preprocess) -> torch.Tensor:
     return picture
 
 
-def augmented(samples: torch.Tensor, side: int, strength: float, generator: torch.Generator) -> torch.Tensor:
-    """Randomly turned, scaled and shifted, at another size."""
-    count = len(samples)
-
-    def around_zero(reach: float) -> torch.Tensor:
-        return (torch.rand(count, generator=generator) * 2 - 1) * reach * strength
-
-    angle, scale = around_zero(0.2), 1 + around_zero(0.15)
-    cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
-    rows = (cos, -sin, around_zero(0.1), sin, cos, around_zero(0.1))
-    transform = torch.stack(rows, dim=1).view(count, 2, 3)
-    grid = nn.functional.affine_grid(transform, [count, 1, side, side], align_corners=False)
-    return nn.functional.grid_sample(samples, grid, padding_mode="border", align_corners=False)
-
-
 def network(architecture: str) -> nn.Module:
     """Ten classes; residual branches that start at zero, where the architecture offers it: it trains far sooner."""
     residual = architecture.startswith(("resnet", "resnext", "wide_resnet"))
@@ -82,7 +68,11 @@ def train(
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=LEARNING_RATE, total_steps=steps)
         for step in range(1, steps + 1):
             rows = torch.randint(len(samples), (BATCH,), generator=generator)
-            batch = normalised(augmented(samples[rows], side, strength, generator), published)
+            reach = (1 - 0.15 * strength, 1 + 0.15 * strength)
+            turned = moved(
+                samples[rows], side, angle=0.2 * strength, scale=reach, shift=0.1 * strength, generator=generator
+            )
+            batch = normalised(turned, published)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = nn.functional.cross_entropy(module(batch), targets[rows])
             optimiser.zero_grad()

@@ -292,7 +292,7 @@ class TestWrongAnswers:
             source=SOURCE, image_size=32, weights=weights, gradient=False, samples=None,
             preprocess=story_model.PREPROCESS,
         )  # fmt: skip
-        told = telling.Story(request, telling.this_machine(), resume=False, report=lambda _: None)
+        told = telling.Story(request, this_machine(), resume=False, report=lambda _: None)
         honest = telling.judge
 
         def spoiled(reference: Any, found: Any, limits: Any, **facts: Any) -> Any:

@@ -37,7 +37,9 @@ class TestComparable:
         assert comparable(REFERENCE, found, RANKING)[1] is found
 
     def test_all_scores(self) -> None:
-        np.testing.assert_allclose(all_scores(REFERENCE, RANKING, 4), [[2, 1.9999, 1.9999, 9], [1, 5, 8, 1]])
+        np.testing.assert_allclose(
+            all_scores(REFERENCE["s"], REFERENCE["i"], 4), [[2, 1.9999, 1.9999, 9], [1, 5, 8, 1]]
+        )
 
 
 class TestProof:

@@ -28,8 +28,8 @@ from graphkiln.story.tables import show
 from graphkiln.story.ways import Way, commands, convert_options, first_ways, last_ways
 from graphkiln.story.work import Answers
 
-CPU = Machine(device="cpu", cores=2, batch=8)
-GPU = Machine(device="gpu:0", cores=2, batch=64)
+CPU = Machine(device="cpu", batch=8)
+GPU = Machine(device="gpu:0", batch=64)
 JPEGS = (b"one", b"two", b"three")
 
 
@@ -48,8 +48,8 @@ def request(**facts: Any) -> Request:
 
 def judgement(*, passed: bool = True, **facts: Any) -> Judgement:
     return Judgement(
-        **{"verdict": "fp32: PASS", "error": 1e-6, "limit": 1e-4, "samples": 200, "same": 200, "interval": (0.98, 1.0),
-           "passed": passed, **facts}
+        **{"verdict": "fp32: PASS", "error": 1e-6, "limit": 1e-4, "difference": 1e-6, "samples": 200, "same": 200,
+           "interval": (0.98, 1.0), "passed": passed, **facts}
     )  # fmt: skip
 
 

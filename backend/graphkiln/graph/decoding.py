@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,30 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     return value
+
+
+def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
+    """Builds a dataclass instance from JSON text, as it is published in a configuration.
+
+    Args:
+        cls: As for `decode`.
+        text: The JSON.
+        what: The document in words, for the error.
+        path: As for `decode`.
+
+    Raises:
+        ManifestError: Not JSON, or not such an object; the message names the bad key.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ManifestError(f"{what} is not JSON: {error}") from error
+    return decode(cls, document, path=path)
+
+
+def encode_json(value: Any) -> str:
+    """A dataclass as one line of JSON; `decode_json` is its inverse."""
+    return json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False)
 
 
 def _decode_any(hint: Any, value: object, path: str) -> Any:

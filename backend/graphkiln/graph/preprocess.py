@@ -6,14 +6,13 @@ need Pillow and live in `graphkiln.client.image`; geometry and normalisation are
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln.graph.decoding import decode, encode
+from graphkiln.graph.decoding import decode_json, encode_json
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ManifestError
 
@@ -78,15 +77,11 @@ class Preprocess:
         Raises:
             ManifestError: Not JSON, or not a spec; the message names the bad key.
         """
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ManifestError(f"the preprocess spec is not JSON: {error}") from error
-        return decode(cls, document, path=PARAMETER)
+        return decode_json(cls, text, what="the preprocess spec", path=PARAMETER)
 
     def to_json(self) -> str:
         """The spec as one line of JSON."""
-        return json.dumps(encode(self), separators=(",", ":"))
+        return encode_json(self)
 
     @property
     def channels(self) -> int:

@@ -5,11 +5,9 @@ Triton attaches labels to scores by their place in the output; in a top-k output
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from graphkiln.graph.decoding import decode, encode
-from graphkiln.graph.errors import ManifestError
+from graphkiln.graph.decoding import decode_json, encode_json
 
 PARAMETER = "ranking"
 """The key of config.pbtxt's `parameters` under which it is published, as JSON."""
@@ -36,12 +34,8 @@ class Ranking:
         Raises:
             ManifestError: Not JSON, or something else; the message names the bad key.
         """
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ManifestError(f"the ranking is not JSON: {error}") from error
-        return decode(cls, document, path=PARAMETER)
+        return decode_json(cls, text, what="the ranking", path=PARAMETER)
 
     def to_json(self) -> str:
         """As one line of JSON."""
-        return json.dumps(encode(self), separators=(",", ":"), ensure_ascii=False)
+        return encode_json(self)

@@ -190,12 +190,11 @@ def _build(version: ModelVersion, step: Step, wanted: Wanted) -> Lowered:
     session = artifacts.load(engine, step)
     limits = limits_of(artifacts.saved, step)
     golden = version.golden if wanted.self_test else None
-    ranking = version.manifest.ranking if version.manifest else None
     try:
         check_signature(version, session.signature)
         placement = read_placement(session, version.golden)
         notes = check_placement(step, placement, artifacts.saved)
-        self_test = replay(session, golden, limits, max(wanted.warm_sizes), ranking) if golden else None
+        self_test = replay(session, golden, limits, max(wanted.warm_sizes), version.ranking) if golden else None
         begun = time.monotonic()
         warmup_note = warm_up(session, wanted.warm_sizes, version.golden, already=self_test is not None)
         warmup_s = time.monotonic() - begun
@@ -230,5 +229,5 @@ def _prove_part(
     """Proves and warms the session of a part of the outputs."""
     golden = version.golden and version.golden.only(outputs)
     if golden and wanted.self_test:
-        replay(session, golden, limits, max(wanted.warm_sizes))
+        replay(session, golden, limits, max(wanted.warm_sizes), version.ranking)
     warm_up(session, wanted.warm_sizes, golden)

@@ -135,7 +135,8 @@ def _decisions(
     if ranking and reference[ranking.scores].ndim == 2:
         classes = 1 + max(int(arrays[ranking.indices].max()) for arrays in (reference, outputs))
         reference, outputs = (
-            {**arrays, ranking.scores: all_scores(arrays, ranking, classes)} for arrays in (reference, outputs)
+            {**arrays, ranking.scores: all_scores(arrays[ranking.scores], arrays[ranking.indices], classes)}
+            for arrays in (reference, outputs)
         )
     scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1 and _is_float(array)]
     return [

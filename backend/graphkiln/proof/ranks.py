@@ -39,17 +39,16 @@ def comparable(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Ar
     return {**reference, ranking.indices: scores}, {**outputs, ranking.indices: given.astype(scores.dtype)}
 
 
-def all_scores(arrays: Arrays, ranking: Ranking, classes: int) -> AnyArray:
+def all_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArray:
     """Scores of all classes `[samples, classes]`: those that were not answered get the last that was.
 
     Args:
-        arrays: Outputs by name.
-        ranking: Which of them are ranked.
+        scores: Of the best few, best first, `[samples, k]`.
+        indices: Their classes.
         classes: Number of classes; more than any index.
     """
-    scores, indices = arrays[ranking.scores], arrays[ranking.indices].astype(np.int64)
     spread = np.repeat(scores[:, -1:], classes, axis=1)
-    np.put_along_axis(spread, indices, scores, axis=1)
+    np.put_along_axis(spread, indices.astype(np.int64), scores, axis=1)
     return spread
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from graphkiln.graph.errors import RepositoryError
 from graphkiln.graph.golden import GoldenSamples
 from graphkiln.graph.manifest import MANIFEST_FILE, Manifest, sha256_of
+from graphkiln.graph.ranking import Ranking
 
 GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
@@ -28,6 +29,11 @@ class ModelVersion:
     graph_path: Path
     manifest: Manifest | None
     golden: GoldenSamples | None
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """Which outputs hold the best classes, of a graph that ranks them itself, or None."""
+        return self.manifest.ranking if self.manifest else None
 
     def stamp(self) -> tuple[int, int]:
         """Size and time of change of the graph's file: another stamp means another file."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from graphkiln.client.results import Classification
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import InvalidInput, ManifestError, ProtocolError
-from graphkiln.graph.preprocess import PARAMETER, Preprocess
+from graphkiln.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.ranking import PARAMETER as RANKING
 from graphkiln.graph.ranking import Ranking
+
+T = TypeVar("T")
 
 ALL_CLASSES = 1 << 24
 """More than any model has; Triton sends as many as there are."""
@@ -44,17 +47,14 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
         InvalidInput: There is none.
         ProtocolError: It cannot be read.
     """
-    parameter = config.get("parameters", {}).get(PARAMETER)
-    if parameter is None:
+    text = _parameter(config, PREPROCESS)
+    if text is None:
         raise InvalidInput(
             f"model '{model}' does not say how pictures become its input",
-            hint=f'add parameters {{ key: "{PARAMETER}" }} to its config.pbtxt, give model(preprocess=...), '
+            hint=f'add parameters {{ key: "{PREPROCESS}" }} to its config.pbtxt, give model(preprocess=...), '
             "or send tensors with infer()",
         )
-    try:
-        return Preprocess.from_json(parameter.get("string_value", ""))
-    except ManifestError as error:
-        raise ProtocolError(f"model '{model}' publishes a broken preprocess spec: {error}") from error
+    return _parsed(model, "preprocess spec", Preprocess.from_json, text)
 
 
 def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:
@@ -63,13 +63,20 @@ def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:
     Raises:
         ProtocolError: It cannot be read.
     """
-    parameter = config.get("parameters", {}).get(RANKING)
-    if parameter is None:
-        return None
+    text = _parameter(config, RANKING)
+    return None if text is None else _parsed(model, "ranking", Ranking.from_json, text)
+
+
+def _parameter(config: Mapping[str, Any], key: str) -> str | None:
+    parameter = config.get("parameters", {}).get(key)
+    return None if parameter is None else str(parameter.get("string_value", ""))
+
+
+def _parsed(model: str, what: str, parse: Callable[[str], T], text: str) -> T:
     try:
-        return Ranking.from_json(parameter.get("string_value", ""))
+        return parse(text)
     except ManifestError as error:
-        raise ProtocolError(f"model '{model}' publishes a broken ranking: {error}") from error
+        raise ProtocolError(f"model '{model}' publishes a broken {what}: {error}") from error
 
 
 def has_labels(config: Mapping[str, Any], output: str) -> bool:

@@ -86,8 +86,9 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         remaining = _remaining(preprocess, edges)
         published = _published(recipe, remaining)
         own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
-        ranking = _ranking(recipe, source, passes)
-        targets = read_targets(recipe.samples, _labels(recipe, source), _MOST_READ) if recipe.samples else None
+        labels = _labels(recipe, source)
+        ranking = _ranking(model, passes, labels)
+        targets = read_targets(recipe.samples, labels, _MOST_READ) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own, ranking=ranking, targets=targets))
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
         verification, notes = proof.verification, tuple[str, ...]()
@@ -112,7 +113,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
             libraries=(*source.libraries, "onnx", "onnxruntime"),
             metrics={},
             preprocess=published,
-            labels=() if recipe.top_k else _labels(recipe, source),
+            labels=() if recipe.top_k else labels,
             ranking=ranking,
         )
         proven = Proven(
@@ -181,18 +182,12 @@ def _remaining(preprocess: Preprocess | None, passes: Sequence[EdgePass]) -> Pre
     return preprocess
 
 
-def _ranking(recipe: Recipe, source: SourceModel, passes: Sequence[Pass]) -> Ranking | None:
-    """Which outputs hold the best classes: the first one, and that of the pass."""
-    for each in passes:
-        if isinstance(each, TopK):
-            renames = [other.outputs for other in passes if isinstance(other, Rename)]
-            scores = next(iter(renames[0].values())) if renames else (recipe.outputs or _names(source))[0]
-            return Ranking(scores=scores, indices=each.index_name, labels=_labels(recipe, source))
-    return None
-
-
-def _names(source: SourceModel) -> list[str]:
-    return list(source.run(made_up(source.inputs, 1, {}, seed=SEED)))
+def _ranking(model: onnx_ir.Model, passes: Sequence[Pass], labels: tuple[str, ...]) -> Ranking | None:
+    """The first output and that behind it, where the pass was among them."""
+    if not any(isinstance(each, TopK) for each in passes):
+        return None
+    scores, indices = (str(value.name) for value in model.graph.outputs[:2])
+    return Ranking(scores=scores, indices=indices, labels=labels)
 
 
 def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import onnx_ir
 import torch
 from torch import nn
 
-from graphkiln.converters.joint_graph import JointModule, joint_module
+from graphkiln.converters.joint_graph import joint_module
 from graphkiln.converters.pytorch import TorchModel, named_outputs
 from graphkiln.converters.sources.base import made_up
 from graphkiln.graph.dtypes import AnyArray
@@ -35,7 +35,7 @@ class TrainingStep:
         """The reference, by autograd: answers by name, and gradients by the parameter's name."""
         module = self.model.module.requires_grad_(requires_grad=True)
         try:
-            answers = named_outputs(module(*(torch.from_numpy(feeds[spec.name]) for spec in self.model.inputs)))
+            answers = _answer(module, [torch.from_numpy(feeds[spec.name]) for spec in self.model.inputs])
             module.zero_grad()
             next(iter(answers.values())).sum().backward()  # type: ignore[no-untyped-call]
             derived = {
@@ -73,23 +73,19 @@ class TrainingStep:
         Raises:
             ConversionError: The joint graph cannot be made.
         """
-        joint = self._joint()
-        names = tuple(self.model.run(made_up(self.model.inputs, 1, {}, seed=0)))
-        returns = (*names, *(f"{name}_gradient" for name in joint.parameters_derived))
-        graph = replace(self.model, module=joint, keywords=False, returns=returns).export_fixed(_BATCH)
-        return graph, tuple(joint.parameters_derived)
-
-    def _joint(self) -> JointModule:
         example = made_up(self.model.inputs, _BATCH, {}, seed=0)
-        output = next(iter(self.model.run(example)))
-        return joint_module(
+        names = tuple(self.model.run(example))
+        joint = joint_module(
             self.model.module,
             _answer,
-            output,
+            names[0],
             [torch.from_numpy(array) for array in example.values()],
             parameters=True,
             what=self.model.description,
         )
+        returns = (*names, *(f"{name}_gradient" for name in joint.parameters_derived))
+        graph = replace(self.model, module=joint, keywords=False, returns=returns).export_fixed(_BATCH)
+        return graph, tuple(joint.parameters_derived)
 
 
 def _answer(module: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -73,13 +73,13 @@ def verify(
     with loaded.build(version.graph_path, step) as session:
         if golden := version.golden:
             placement = session.placement(golden.inputs)
-            ranking = version.manifest.ranking if version.manifest else None
             # Another engine than the one that wrote the golden answers rounds otherwise, also in fp32.
             from_source = OTHER_ENGINE if row == "fp32" else BY_PRECISION[row]
-            verdicts = [
-                _replay(session, golden, golden.source_outputs, _named(from_source, f"{what}, source model"), ranking),
-                _replay(session, golden, golden.graph_outputs, _named(REPLAY[row], f"{what}, saved graph"), ranking),
-            ]
+            rows = (
+                (golden.source_outputs, _named(from_source, f"{what}, source model")),
+                (golden.graph_outputs, _named(REPLAY[row], f"{what}, saved graph")),
+            )
+            verdicts = [_replay(session, golden, trusted, limits, version.ranking) for trusted, limits in rows]
         if samples:
             feeds = _read(version, session.signature, samples, load_picture)
             verdicts.append(_beside_reference(version, session, feeds, _named(REPLAY[row], f"{what}, your samples")))
@@ -118,8 +118,7 @@ def _beside_reference(version: ModelVersion, session: Session, feeds: Arrays, li
     found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])
     scores = [array for array in trusted.values() if array.dtype.kind == "f" and array.size]
     noise = max((float(np.abs(array).max()) * EXPORT.relative_l2 for array in scores), default=0.0)
-    ranking = version.manifest.ranking if version.manifest else None
-    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=ranking)
+    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=version.ranking)
 
 
 def _specs(signature: Signature) -> dict[str, InputSpec]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.options import say
-from graphkiln.graph.errors import ConversionError, EngineUnavailable, InvalidInput
+from graphkiln.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
     from graphkiln.story.requests import Request
@@ -58,7 +58,8 @@ def story(
     Exit code 1 when the answers of a step of the chain changed more than the numeric policy allows.
     """
     try:
-        from graphkiln.story.telling import Story, this_machine
+        from graphkiln.story.requests import this_machine
+        from graphkiln.story.telling import Story
     except ImportError as error:
         raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
     request = _request(model, image_size, weights, gradient=gradient, samples=samples, preprocess=preprocess)
@@ -66,7 +67,8 @@ def story(
         raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
     keys = [key for key in only.split(",") if key]
     interrupted = False
-    with _reporting() as report:
+    hint = "make room, or set XDG_CACHE_HOME to another folder"
+    with _reporting() as report, _writing(f"keep the story in {request.folder}", hint):
         told = Story(request, this_machine(), resume=resume, report=report)
         try:
             told.tell(seconds, keys)
@@ -145,6 +147,14 @@ def _reporting() -> Iterator[Report]:
         yield show
 
 
+@contextmanager
+def _writing(what: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MeasurementError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
+
+
 def _plain(progress: Progress) -> None:
     if progress.figure or not progress.total_s:
         say(progress.figure or progress.doing)
@@ -155,7 +165,8 @@ def _show(told: Story, *, as_json: bool, html: Path | None) -> None:
     if html:
         from graphkiln.story.page import page
 
-        html.write_text(page(document))
+        with _writing(f"write {html}", "choose another file for --html"):
+            html.write_text(page(document))
         say(f"wrote {html}")
     if as_json:
         typer.echo(json.dumps(document, indent=2))

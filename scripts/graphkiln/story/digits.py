@@ -56,10 +56,13 @@ def weights_path(architecture: str, image_size: int) -> Path:
     return cache / "graphkiln-story" / f"{architecture}-digits-{image_size}.safetensors"
 
 
-def _jpeg(digit: npt.NDArray[np.float64]) -> bytes:
-    """From 8x8 values of 0..16."""
+def picture(digit: npt.NDArray[np.float64], side: int) -> Image.Image:
+    """An 8x8 array of 0..16 as a grey picture of `side` x `side` pixels."""
     small = Image.fromarray((digit * (255 / 16)).round().astype(np.uint8))
-    picture = small.resize((_PICTURE_SIDE, _PICTURE_SIDE), Image.Resampling.BICUBIC).convert("RGB")
+    return small.resize((side, side), Image.Resampling.BICUBIC)
+
+
+def _jpeg(digit: npt.NDArray[np.float64]) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=_QUALITY)
+    picture(digit, _PICTURE_SIDE).convert("RGB").save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import VerificationError
 from graphkiln.proof.comparison import compare, prove
-from graphkiln.proof.decision import Decision, decide
-from graphkiln.proof.policy import Limits, gradient_limits
+from graphkiln.proof.decision import decide
+from graphkiln.proof.policy import EXPORT, Limits, gradient_limits
+from graphkiln.proof.ranks import all_scores
 from graphkiln.story.work import Answers
 
 
@@ -24,6 +25,7 @@ class Judgement:
         verdict: Why, in one line.
         error: Relative L2 error of the scores.
         limit: Most that the policy allows.
+        difference: Largest difference of a score.
         samples: Pictures that were compared.
         same: Pictures whose best class stayed.
         interval: 95% confidence interval of that share.
@@ -36,6 +38,7 @@ class Judgement:
     verdict: str
     error: float
     limit: float
+    difference: float
     samples: int
     same: int
     interval: tuple[float, float]
@@ -57,72 +60,60 @@ def judge(
         targets: The right classes, where they are known.
     """
     expected, scores = _comparable(reference.scores, found)
-    (error,) = compare({"scores": expected}, {"scores": scores})
-    noise = noise or float(np.abs(np.subtract(scores, expected)).max())
-    decision = decide(reference.scores, _spread(found, reference.scores), limits, noise=noise, targets=targets)
+    difference = float(np.abs(np.subtract(scores, expected)).max())
+    everything = found.scores if found.indices is None else all_scores(scores, found.indices, reference.scores.shape[1])
+    decision = decide(reference.scores, everything, limits, noise=noise or difference, targets=targets)
     failures = [] if decision.within(limits) else [str(decision)]
-    verdicts = [_proven({"scores": expected}, {"scores": scores}, limits, failures)]
+    verdicts = [_proven(expected, scores, limits, failures)]
     gradient_error = None
     if found.gradients is not None and reference.gradients is not None:
         row = gradient_limits(limits, reference.noise)
-        by_picture = {"gradient": reference.gradients}
-        gradient_error = compare(by_picture, {"gradient": found.gradients})[0].relative_l2
-        verdicts.append(_proven(by_picture, {"gradient": found.gradients}, row, failures))
-    return _judgement(
-        decision, verdicts, failures, error.relative_l2, limit=limits.relative_l2, gradient=gradient_error
-    )
-
-
-def judge_parameter_gradients(judged: Judgement, reference: AnyArray, found: AnyArray, noise: float) -> Judgement:
-    """Adds the gradients by the parameters to what was judged of a way in fp32."""
-    limits = gradient_limits(Limits(step="static", relative_l2=1e-5, worst_element=None, top1_agreement=1.0), noise)
-    failures: list[str] = []
-    arrays = {"gradients": reference[np.newaxis]}, {"gradients": found[np.newaxis]}
-    verdict = _proven(*arrays, replace(limits, worst_element=None), failures)
-    return replace(
-        judged,
-        passed=judged.passed and not failures,
-        verdict=f"{judged.verdict}; {verdict}",
-        gradient_error=compare(*arrays)[0].relative_l2,
-    )
-
-
-def _proven(expected: dict[str, AnyArray], found: dict[str, AnyArray], limits: Limits, failures: list[str]) -> str:
-    """The verdict; what fails is noted."""
-    try:
-        return prove(expected, found, limits, batch_sizes=(len(next(iter(expected.values()))),)).verdict
-    except VerificationError as error:
-        failures.append(error.report)
-        return error.report
-
-
-def _judgement(
-    decision: Decision, verdicts: list[str], failures: list[str], error: float, *, limit: float, gradient: float | None
-) -> Judgement:
+        verdicts.append(_proven(reference.gradients, found.gradients, row, failures))
+        gradient_error = _error(reference.gradients, found.gradients)
     return Judgement(
         passed=not failures,
         verdict="; ".join((*verdicts, str(decision))),
-        error=error,
-        limit=limit,
+        error=_error(expected, scores),
+        limit=limits.relative_l2,
+        difference=difference,
         samples=decision.samples,
         same=decision.same,
         interval=decision.interval,
         undecided=decision.undecided,
         right=decision.right[1] if decision.right else None,
-        gradient_error=gradient,
+        gradient_error=gradient_error,
     )
+
+
+def judge_parameter_gradients(judged: Judgement, reference: AnyArray, found: AnyArray, noise: float) -> Judgement:
+    """Adds the gradients by the parameters to what was judged of a way in fp32."""
+    limits = gradient_limits(replace(EXPORT, step="static", worst_element=None), noise)
+    failures: list[str] = []
+    rows = reference[np.newaxis], found[np.newaxis]
+    verdict = _proven(*rows, limits, failures)
+    return replace(
+        judged,
+        passed=judged.passed and not failures,
+        verdict=f"{judged.verdict}; {verdict}",
+        gradient_error=_error(*rows),
+    )
+
+
+def _proven(expected: AnyArray, found: AnyArray, limits: Limits, failures: list[str]) -> str:
+    """The verdict; what fails is noted."""
+    try:
+        return prove({"answers": expected}, {"answers": found}, limits, batch_sizes=(len(expected),)).verdict
+    except VerificationError as error:
+        failures.append(error.report)
+        return error.report
+
+
+def _error(expected: AnyArray, found: AnyArray) -> float:
+    (error,) = compare({"answers": expected}, {"answers": found})
+    return error.relative_l2
 
 
 def _comparable(reference: AnyArray, found: Answers) -> tuple[AnyArray, AnyArray]:
     if found.indices is None:
         return reference, found.scores
     return np.take_along_axis(reference, found.indices.astype(np.int64), axis=1), found.scores
-
-
-def _spread(found: Answers, like: AnyArray) -> AnyArray:
-    """All classes' scores: those that were not answered are below all others."""
-    if found.indices is None:
-        return found.scores
-    scores = np.full_like(like, -np.inf)
-    np.put_along_axis(scores, found.indices.astype(np.int64), found.scores, axis=1)
-    return scores

@@ -31,7 +31,6 @@ def page(document: dict[str, Any]) -> str:
         facts=document["facts"],
         steps=document["steps"],
         measured=measured,
-        chain=chain,
         last=chain[-1] if chain else None,
         source_total=SOURCE_TOTAL,
         factors=factor_chart(measured),

@@ -21,7 +21,7 @@ from graphkiln.passes.graph_file import save
 from graphkiln.passes.pipeline import OPTIMISATIONS, without
 from graphkiln.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln.story.requests import Machine, Request
-from graphkiln.story.ways import Way, convert_options
+from graphkiln.story.ways import Model, convert_options
 from graphkiln.story.work import open_model, published
 
 
@@ -60,26 +60,24 @@ class Prepared:
             save(graph, path)
         return path
 
-    def version(self, way: Way, machine: Machine) -> Path:
-        """The graph of a way in a model store of its own, with two instances in its configuration.
+    def version(self, model: Model, machine: Machine) -> Path:
+        """A saved graph in a model store of its own, with two instances in its configuration.
 
         Raises:
             ConversionError: It cannot be made.
             VerificationError: Its answers changed.
             MeasurementError: It would be the same graph as the base.
         """
-        if way.model is None:
-            raise ValueError(f"{way.key} has no saved graph")
-        store = self.request.folder / "models" / way.model.name
-        folder = store / way.model.name
+        store = self.request.folder / "models" / model.name
+        folder = store / model.name
         if not (folder / "1").exists():
-            options = convert_options(way.model, self.request, machine, self.derivative)
-            recipe = Recipe(source=self.request.source, name=way.model.name, model_store=store, **options)
+            options = convert_options(model, self.request, machine, self.derivative)
+            recipe = Recipe(source=self.request.source, name=model.name, model_store=store, **options)
             convert(recipe, command=shlex.join(["graphkiln", "story"]), load_picture=load_sample, say=lambda _: None)
             with (folder / CONFIG_FILE).open("a") as config:
                 config.write(f"\n{machine.instance_group}\n")
-        if way.model.fusion:
-            _check_changed(folder / "1", way.model.fusion)
+        if model.fusion:
+            _check_changed(folder / "1", model.fusion)
         return folder / "1" / GRAPH_FILE
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphkiln.engines.cores import usable_cores
 from graphkiln.engines.device import gpus
 from graphkiln.story.digits import weights_path
 
@@ -58,12 +57,10 @@ class Machine:
 
     Attributes:
         device: `"cpu"` or `"gpu:0"`.
-        cores: Cores that may be used.
         batch: Largest batch that Triton forms.
     """
 
     device: str
-    cores: int
     batch: int
 
     @property
@@ -81,4 +78,4 @@ class Machine:
 def this_machine() -> Machine:
     """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
     device = "gpu:0" if gpus() else "cpu"
-    return Machine(device=device, cores=usable_cores(), batch=8 if device == "cpu" else 64)
+    return Machine(device=device, batch=8 if device == "cpu" else 64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,13 @@ class Record:
 
     Attributes:
         facts: The machine, the versions, the request; for people.
+        derivative: `OUTPUT:INPUT`, what gradients are of and by; empty before the model was opened.
         precision: The lowest precision that was proven, or empty before.
         seen: By key of the way.
     """
 
     facts: dict[str, Any]
+    derivative: str = ""
     precision: str = ""
     seen: dict[str, Seen] = field(default_factory=dict)
 
@@ -180,7 +182,7 @@ def _factor(mine: Seen, other: Seen | None) -> float | None:
     return _median(each.per_second / theirs[each.number] for each in mine.rounds if each.number in theirs)
 
 
-def _median(values: Any) -> float | None:
+def _median(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.median(found) if found else None
 

@@ -18,14 +18,12 @@ from graphkiln.story.facts import facts_of
 from graphkiln.story.judging import Judgement, judge, judge_parameter_gradients
 from graphkiln.story.pictures import Pictures, choose
 from graphkiln.story.preparing import Prepared, prepare
-from graphkiln.story.requests import Machine, Request, this_machine
+from graphkiln.story.requests import Machine, Request
 from graphkiln.story.results import Record, Round, Seen, document
 from graphkiln.story.server import serving
-from graphkiln.story.ways import LOWEST, TOP_K, Way, callers, commands, first_ways, last_ways, picture_files
+from graphkiln.story.ways import BASE, LOWEST, TOP_K, Way, callers, commands, first_ways, last_ways, picture_files
 from graphkiln.story.work import Answers, EagerWork, ServedWork, SessionWork, StaticWork, Work
 from graphkiln.story.worker import Meter, Worker
-
-__all__ = ["Progress", "Report", "Story", "this_machine"]
 
 ROUNDS = 5
 _RECORD = "record.json"
@@ -90,8 +88,8 @@ class Story:
 
     def document(self) -> dict[str, Any]:
         """All that was seen, as plain data."""
-        derivative = self.record.facts.get("derivative", "")
-        repeat = {way.key: commands(way, self._request, self._machine, derivative) for way in self.ways}
+        facts = self._request, self._machine, self.record.derivative
+        repeat = {way.key: commands(way, *facts) for way in self.ways}
         return document(self.ways, self.record, repeat)
 
     def tell(self, seconds: float, only: Sequence[str] = ()) -> None:
@@ -109,7 +107,8 @@ class Story:
         self._report(Progress(doing="opening the model"))
         prepared = prepare(self._request)
         pictures = choose(self._request.samples, prepared.classes)
-        self.record.facts.update(pictures=pictures.description, derivative=prepared.derivative)
+        facts = {**self.record.facts, "pictures": pictures.description}
+        self.record = replace(self.record, facts=facts, derivative=prepared.derivative)
         pictures.write(*picture_files(self._request.folder))
         wanted = {*only, *_ALWAYS, *(_CHOOSING if {"compiled", "served"} & {*only} else ())}
         with ExitStack() as stack:
@@ -139,14 +138,16 @@ class Story:
         if seen.refused:
             return
         try:
-            if way.unavailable:
-                raise MeasurementError(way.unavailable)
-            self._report(Progress(doing=f"preparing: {way.title}"))
-            work, pid = stack.enter_context(self._work(way, prepared))
-            worker = stack.enter_context(Worker(work))
-            if seen.judgement is None:
-                self._report(Progress(doing=f"proving: {way.title}"))
-                seen = replace(seen, judgement=self._judged(way, worker, pictures))
+            with ExitStack() as own:
+                if way.unavailable:
+                    raise MeasurementError(way.unavailable)
+                self._report(Progress(doing=f"preparing: {way.title}"))
+                work, pid = own.enter_context(self._work(way, prepared))
+                worker = own.enter_context(Worker(work, way.title))
+                if seen.judgement is None:
+                    self._report(Progress(doing=f"proving: {way.title}"))
+                    seen = replace(seen, judgement=self._judged(way, worker, pictures))
+                stack.push(own.pop_all())  # a way that is refused runs on for nothing
         except GraphkilnError as error:
             if way.kind == "eager":
                 raise
@@ -159,26 +160,19 @@ class Story:
     def _work(self, way: Way, prepared: Prepared) -> Iterator[tuple[Work, int]]:
         """The way as plain data, and the process id of its server, or 0."""
         request, machine = self._request, self._machine
-        if way.model is None:
-            if way.kind == "eager":
-                yield EagerWork(request=request), 0
-                return
-            forward = prepared.version(first_ways(machine)[2], machine)
-            yield (
-                StaticWork(
-                    training_graph=prepared.training_graph(),
-                    forward_graph=forward,
-                    preprocess=prepared.preprocess,
-                    device=machine.device,
-                ),
-                0,
-            )
+        spec, device = prepared.preprocess, machine.device
+        if way.kind == "eager":
+            yield EagerWork(request=request, derivative=prepared.derivative), 0
             return
-        graph = prepared.version(way, machine)
+        graph = prepared.version(way.model or BASE, machine)
+        if way.kind == "static":
+            training = prepared.training_graph()
+            yield StaticWork(training_graph=training, forward_graph=graph, preprocess=spec, device=device), 0
+            return
         if way.kind == "session":
-            yield SessionWork(graph=graph, preprocess=prepared.preprocess, device=machine.device), 0
+            yield SessionWork(graph=graph, preprocess=spec, device=device), 0
             return
-        name = way.model.name
+        name = graph.parents[1].name
         flags = tuple(word for setting in way.settings for word in ("--set", f"{name}.{setting}"))
         log = request.folder / f"{way.key}.log"
         with serving(graph.parents[2], flags=flags, log=log) as server:
@@ -198,15 +192,21 @@ class Story:
         if way.kind == "eager":
             _write_answers(self._request.folder, found)
         reference = _read_answers(self._request.folder)
-        noise = 0.0 if way.precision == "fp32" else self.record.facts["fp32_noise"]
-        judged = judge(reference, found, way.limits, noise=noise, targets=pictures.targets)
-        if way.key == "reduced":
-            self.record.facts["fp32_noise"] = float(np.abs(np.subtract(found.scores, reference.scores)).max())
+        judged = judge(reference, found, way.limits, noise=self._noise(way), targets=pictures.targets)
         if way.kind == "static":
             expected, noise = self._opened["eager"].worker.parameter_gradients(pictures.proven[0])
             gradients, _ = worker.parameter_gradients(pictures.proven[0])
             judged = judge_parameter_gradients(judged, expected, gradients, noise)
         return judged
+
+    def _noise(self, way: Way) -> float:
+        """What fp32 itself makes of the scores, for a way that is coarser: the difference that step 2 made."""
+        if way.precision == "fp32":
+            return 0.0
+        reduced = self.record.seen.get("reduced", Seen()).judgement
+        if reduced is None:
+            raise MeasurementError("nobody knows the noise of fp32 beside it: step 2 was not proven")
+        return reduced.difference
 
     def _lowest_proven(self) -> str:
         """The first of the lowest precisions whose switch passed."""

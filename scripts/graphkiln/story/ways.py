@@ -82,33 +82,36 @@ class Way:
         return self.kind in ("tensors", "pictures")
 
 
+BASE = Model(name="base", options={"skip": tuple(_FUSIONS.values())})
+"""The saved graph, neither fused nor lowered."""
+
+
 def first_ways(machine: Machine) -> tuple[Way, ...]:
     """Steps 0 to 3, and the switches of step 4: all that is known before anything was proven."""
-    base = Model(name="base", options={"skip": tuple(_FUSIONS.values())})
     gpu = machine.device != "cpu"
     return (
         Way(key="eager", step=0, title="eager, as found", kind="eager"),
         Way(key="static", step=1, title="static graph", kind="static", beside="eager", source="1.25"),
-        Way(key="reduced", step=2, title="reduced", kind="session", beside="static", source="2.33", model=base),
-        Way(key="parallel", step=3, title="parallel", kind="tensors", beside="reduced", source="4.6", model=base),
+        Way(key="reduced", step=2, title="reduced", kind="session", beside="static", source="2.33", model=BASE),
+        Way(key="parallel", step=3, title="parallel", kind="tensors", beside="reduced", source="4.6", model=BASE),
         _switch(
             "search",
             "conv search",
-            base,
+            BASE,
             settings=("conv_search=exhaustive",),
             unavailable="" if gpu else "cuDNN's search needs a GPU",
         ),
         _switch(
             "engine",
             "engine OpenVINO",
-            base,
+            BASE,
             settings=("engine=openvino",),
             unavailable="OpenVINO runs on CPUs" if gpu else "",
         ),
         _switch(
             "mixed",
             f"mixed ({machine.mixed})",
-            base,
+            BASE,
             settings=("engine=auto", f"precision={machine.mixed}"),
             precision=machine.mixed,
         ),
@@ -119,7 +122,7 @@ def first_ways(machine: Machine) -> tuple[Way, ...]:
         _switch(
             "int8",
             "int8",
-            Model(name="int8", options={**base.options, "precision": "int8"}),
+            Model(name="int8", options={**BASE.options, "precision": "int8"}),
             precision="int8",
             unavailable="ONNX Runtime has no int8 kernels for GPUs" if gpu else "",
         ),
@@ -182,6 +185,7 @@ def _story_command(way: Way, request: Request) -> str:
     words = ["graphkiln", "story", "--model", request.source, "--image-size", str(request.image_size)]
     words += ["--weights", str(request.weights)] if request.weights else []
     words += ["--samples", str(request.samples)] if request.samples else []
+    words += ["--preprocess", json.dumps(request.preprocess)] if request.preprocess else []
     words += ["--gradient"] if request.gradient else []
     return shlex.join([*words, "--only", way.key])
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from graphkiln.converters.training_step import TrainingStep
     from graphkiln.engines.base import Session
 
-_NUDGE = 3e-6
-"""Relative error of an fp32 graph's values: what a gradient changes by it, no fp32 graph can know better."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
@@ -75,9 +72,15 @@ class Work(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagerWork:
-    """Step 0: a JPEG is preprocessed; forward, backward by the parameters, a second forward; one after the other."""
+    """Step 0: a JPEG is preprocessed; forward, backward by the parameters, a second forward; one after the other.
+
+    Attributes:
+        request: What is asked for.
+        derivative: `OUTPUT:INPUT`, what the gradient is of and by.
+    """
 
     request: Request
+    derivative: str
 
     @contextmanager
     def open(self) -> Iterator[Asked]:
@@ -102,9 +105,11 @@ class EagerWork:
         if not self.request.gradient:
             (scores,) = run_in_batches(model.run, feeds, size=8).values()
             return Answers(scores=scores)
-        derived = with_gradient(model, f"{_output(model)}:{model.inputs[0].name}")
+        derived = with_gradient(model, self.derivative)
         scores, gradients = run_in_batches(derived.run, feeds, size=8).values()
-        return Answers(scores=scores, gradients=gradients, noise=derived.noise({model.inputs[0].name: samples[:8]}))
+        return Answers(
+            scores=scores, gradients=gradients, noise=derived.noise({name: array[:8] for name, array in feeds.items()})
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,22 +268,15 @@ def _batch(jpegs: Sequence[bytes], spec: Preprocess) -> AnyArray:
     return np.stack([load_sample(jpeg, spec) for jpeg in jpegs])
 
 
-def _output(model: TorchModel) -> str:
-    from graphkiln.converters.sources.base import made_up
-
-    return next(iter(model.run(made_up(model.inputs, 1, {}, seed=0))))
-
-
 def _eager_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
     """The gradients, and what they change when the picture changes by as little as fp32 can tell."""
+    from graphkiln.converters.gradient import nudged
+
     step.model.module.to("cpu")
     steady = _row(step.run(feeds)[1])
     generator = np.random.default_rng(0)
-    nudged = {
-        name: np.multiply(array, 1 + _NUDGE * generator.standard_normal(array.shape).astype(np.float32))
-        for name, array in feeds.items()
-    }
-    return steady, float(np.linalg.norm(np.subtract(_row(step.run(nudged)[1]), steady)) / np.linalg.norm(steady))
+    other = _row(step.run({name: nudged(array, generator) for name, array in feeds.items()})[1])
+    return steady, float(np.linalg.norm(np.subtract(other, steady)) / np.linalg.norm(steady))
 
 
 def _row(gradients: Mapping[str, AnyArray]) -> AnyArray:

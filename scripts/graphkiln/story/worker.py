@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,8 @@ _LEAVE_S = 30
 class Worker:
     """Opens some work in another process, and hands it requests. Used as a context manager."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, title: str) -> None:
+        self._title = title
         context = multiprocessing.get_context("spawn")  # a fork would take this process's memory along
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(work, theirs), daemon=True)
@@ -84,21 +86,28 @@ class Worker:
         self.close()
 
     def _call(self, *message: Any) -> Any:
-        self._connection.send(message)
+        with self._ended():
+            self._connection.send(message)
         return self._receive()
 
     def _receive(self) -> Any:
-        try:
+        with self._ended():
             good, answer = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            self._process.join(_LEAVE_S)
-            raise MeasurementError(
-                f"the process of this step ended with code {self._process.exitcode}",
-                hint="a negative code is a signal; -9 is often a lack of memory",
-            ) from error
         if not good:
             raise MeasurementError(str(answer))
         return answer
+
+    @contextmanager
+    def _ended(self) -> Iterator[None]:
+        """Tells a broken connection for what it is: the end of the process."""
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            self._process.join(_LEAVE_S)
+            raise MeasurementError(
+                f"the process of '{self._title}' ended with code {self._process.exitcode}",
+                hint="a negative code is a signal, -9 is often a lack of memory; what was measured is kept: --resume",
+            ) from error
 
 
 class Meter:
