@@ -285,7 +285,7 @@ class TestWrongAnswers:
     ) -> None:
         """One way's answers are spoiled after it gave them: the policy must see it, and the chain go on without it."""
         from graphkiln.story import telling
-        from graphkiln.story.requests import Request
+        from graphkiln.story.requests import Request, this_machine
 
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         request = Request(
