@@ -8,6 +8,9 @@ import onnx_ir
 
 from graphkiln.passes.base import weight_bytes
 
+OPSET = 18
+"""ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
+release."""
 _EXTERNAL_DATA_FROM_BYTES = 2**30
 """A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
 

@@ -18,9 +18,7 @@ from graphkiln.converters.sources.base import InputSpec, made_up
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
-
-OPSET = 18
-"""Read by every ONNX Runtime since 1.14, hence by every supported Triton release."""
+from graphkiln.passes.graph_file import OPSET
 
 _EXPORT_BATCH = 2
 """Never 1: PyTorch specialises on it, and a baked-in batch is the commonest silent failure of an export."""

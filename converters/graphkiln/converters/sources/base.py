@@ -122,11 +122,22 @@ class Derived(Protocol):
         ...
 
 
+@runtime_checkable
+class FixedBatch(Protocol):
+    """A source model that was saved with one batch size; the graph's must vary all the same."""
+
+    @property
+    def batch(self) -> int:
+        """That size."""
+        ...
+
+
 _KINDS = {
     "torchvision": ("torchvision", "torchvision"),
     "timm": ("timm", "timm"),
     "huggingface": ("huggingface", "huggingface"),
     "python": ("python_module", "convert"),
+    "oneflow": ("oneflow_graph", "convert"),
 }
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file"}
 

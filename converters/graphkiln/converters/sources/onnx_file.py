@@ -15,9 +15,8 @@ from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError, LoweringError
 from graphkiln.graph.signature import TensorSpec
-from graphkiln.passes.graph_file import load
+from graphkiln.passes.graph_file import OPSET, load
 
-_LEAST_OPSET = 18
 _USUAL_SIZE = 8
 """For a dimension whose size nobody says."""
 
@@ -51,8 +50,8 @@ class OnnxModel:
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002
         """See `SourceModel.export`; the graph's own varying dimensions stay as they are. Old opsets are raised."""
         model = load(self.path)
-        if (model.opset_imports.get("") or _LEAST_OPSET) < _LEAST_OPSET:
-            version_converter.convert_version(model, _LEAST_OPSET, fallback=True)
+        if (model.opset_imports.get("") or OPSET) < OPSET:
+            version_converter.convert_version(model, OPSET, fallback=True)
         return model
 
     def close(self) -> None:

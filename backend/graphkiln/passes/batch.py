@@ -1,0 +1,92 @@
+"""Makes the batch vary that a graph was saved with.
+
+Which axis carries the batch is followed from the inputs through every node, by the static shapes. Along an axis there
+can be more: a window attention folds its windows into the batch, `[batch * 64, 49, 96]`. What the graph has baked in on
+the way is mended: the shapes of reshapes, the sizes of expansions, and constants that were expanded to the batch. A
+node that would mix samples is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir
+
+from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.signature import BATCH
+from graphkiln.passes.batch_following import Carried, Follower, Value
+from graphkiln.passes.batch_rules import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class VaryBatch:
+    """The pass."""
+
+    @property
+    def name(self) -> str:
+        """See `Pass.name`."""
+        return "vary-batch"
+
+    @property
+    def summary(self) -> str:
+        """See `Pass.summary`."""
+        return "lets the batch vary that was saved with the graph"
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """See `Pass.requires`."""
+        fixed = [value for value in model.graph.inputs if isinstance(_first_dim(value), int)]
+        return "" if fixed else "the batch varies already"
+
+    def __call__(self, model: onnx_ir.Model) -> None:
+        """See `Pass.__call__`.
+
+        Raises:
+            ConversionError: The inputs have no common batch, or a node mixes samples.
+        """
+        follower = Follower(model, _saved_batch(model))
+        for node in list(model.graph):
+            if not follower.reaches(node):
+                continue
+            rule = RULES.get(node.op_type)
+            if rule is None:
+                raise follower.error(node, "nobody knows how it treats a batch")
+            carried = rule(follower, node)
+            follower.carried.update(dict.fromkeys(node.outputs, carried))
+        for value, carried in follower.carried.items():
+            _mark(value, carried)
+
+    def ensures(self, model: onnx_ir.Model) -> str:
+        """See `Pass.ensures`."""
+        fixed = [str(value.name) for value in model.graph.outputs if _first_dim(value) != BATCH]
+        return f"the batch is not the first dimension of {', '.join(fixed)}" if fixed else ""
+
+
+def _first_dim(value: Value) -> object:
+    shape = value.shape
+    if shape is None or not len(shape):
+        return None
+    return shape[0] if isinstance(shape[0], int) else shape[0].value
+
+
+def _saved_batch(model: onnx_ir.Model) -> int:
+    firsts = {str(value.name): _first_dim(value) for value in model.graph.inputs}
+    sizes = set(firsts.values())
+    (size,) = sizes if len(sizes) == 1 else (None,)
+    if not isinstance(size, int):
+        listed = ", ".join(
+            f"{name} {list(value.shape or ())}" for name, value in zip(firsts, model.graph.inputs, strict=True)
+        )
+        raise ConversionError(
+            f"the inputs have no common first dimension that could be the batch: {listed}",
+            hint="save the graph with the batch first in every input",
+        )
+    return size
+
+
+def _mark(value: Value, carried: Carried) -> None:
+    if value.shape is None:
+        return
+    factor = carried.before * carried.after
+    dims = list(value.shape)
+    dims[carried.axis] = onnx_ir.SymbolicDim(BATCH if factor == 1 else f"{factor}*{BATCH}")
+    value.shape = onnx_ir.Shape(dims)

@@ -1,0 +1,1 @@
+"""OneFlow's saved graphs, read without OneFlow: text (`mlir`), weights (`state`), operators, and the ONNX graph."""
