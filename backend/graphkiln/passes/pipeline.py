@@ -16,12 +16,14 @@ from graphkiln.passes.cleanup import CleanUp
 from graphkiln.passes.constants import FoldConstants, ShareWeights
 from graphkiln.passes.edges import Nhwc, Rename, Softmax, TopK
 from graphkiln.passes.input_embedding import EmbedPreprocess
+from graphkiln.passes.layer_norm import FuseLayerNorm
 from graphkiln.passes.outputs import PruneOutputs
 from graphkiln.passes.padding import PadIntoConv
 
 OPTIMISATIONS: tuple[Pass, ...] = (
     FoldConstants(),
     CleanUp(),
+    FuseLayerNorm(),
     FoldBatchNorm(),
     PadIntoConv(),
     AddIntoProducer(),

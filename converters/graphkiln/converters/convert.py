@@ -15,17 +15,33 @@ import numpy.typing as npt
 import onnx_ir
 
 from graphkiln.converters.precision import limits_of, lower_and_prove
-from graphkiln.converters.proving import Arrays, Sampled, prove_graph, run_in_batches
+from graphkiln.converters.proving import (
+    EXPORT_BATCH,
+    Arrays,
+    Sampled,
+    other_batch_sizes,
+    prove_graph,
+    run_in_batches,
+)
 from graphkiln.converters.recipe import Recipe
 from graphkiln.converters.samples import (
     SEED,
     LoadPicture,
     made_up_pictures,
+    read_reference,
     read_samples,
     read_targets,
     sizes_to_try,
 )
-from graphkiln.converters.sources.base import Derived, InputSpec, SourceModel, SourceOptions, made_up, open_source
+from graphkiln.converters.sources.base import (
+    Derived,
+    FixedBatch,
+    InputSpec,
+    SourceModel,
+    SourceOptions,
+    made_up,
+    open_source,
+)
 from graphkiln.converters.writer import Proven, Source, check_free, next_number, write_proven
 from graphkiln.graph.decoding import decode
 from graphkiln.graph.dtypes import DType
@@ -70,6 +86,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         say("exporting the graph")
         inputs = _with_dynamic(source.inputs, recipe.dynamic_axes)
         model = source.export({spec.name: spec.dynamic for spec in inputs})
+        recorded = _recorded(recipe, inputs, model)
         say("rewriting the graph")
         preprocess = _preprocess(recipe, source)
         passes = _passes(model, recipe, preprocess)
@@ -90,7 +107,10 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         ranking = _ranking(model, passes, labels)
         targets = read_targets(recipe.samples, labels, _MOST_READ) if recipe.samples else None
         samples = list(_samples(source, inputs, edges, remaining, own, ranking=ranking, targets=targets))
-        proof = prove_graph(graph, samples, limits_of(recipe, "fp32"))
+        if recorded:
+            samples.insert(0, _sampled_before(recorded, inputs, edges, ranking))
+        sizes = other_batch_sizes(source.batch if isinstance(source, FixedBatch) else EXPORT_BATCH)
+        proof = prove_graph(graph, samples, limits_of(recipe, "fp32"), batch_sizes=sizes)
         verification, notes = proof.verification, tuple[str, ...]()
         if recipe.precision != "fp32":
             say(f"lowering to {recipe.precision}")
@@ -248,6 +268,30 @@ ReadSamples = Callable[[Mapping[str, InputSpec]], Arrays]
 
 def _read(path: Path, preprocess: Preprocess | None, load: LoadPicture, inputs: Mapping[str, InputSpec]) -> Arrays:
     return read_samples(path, inputs, preprocess, load, _MOST_READ)
+
+
+def _recorded(recipe: Recipe, inputs: tuple[InputSpec, ...], model: onnx_ir.Model) -> tuple[Arrays, Arrays] | None:
+    """The source's own answers, recorded where it ran."""
+    if recipe.reference is None:
+        return None
+    if recipe.gradient or recipe.input != "source":
+        raise ConversionError(
+            "--reference holds inputs and outputs of the source as it is",
+            hint="leave out --gradient and --input, or prove with --samples",
+        )
+    return read_reference(recipe.reference, inputs, [str(value.name) for value in model.graph.outputs])
+
+
+def _sampled_before(
+    recorded: tuple[Arrays, Arrays], inputs: tuple[InputSpec, ...], edges: Sequence[EdgePass], ranking: Ranking | None
+) -> Sampled:
+    """What was recorded, as the graph after all passes takes and answers it."""
+    feeds, outputs = recorded
+    names = dict(zip([spec.name for spec in inputs], _graph_names(inputs, edges), strict=True))
+    for each in edges:
+        outputs = each.from_source(outputs)
+    renamed = {names[name]: array for name, array in feeds.items()}
+    return Sampled(feeds=_backwards(edges, renamed), outputs=outputs, ranking=ranking)
 
 
 def _samples(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from graphkiln.converters.joint_graph import joint_module, plain_attention
+from graphkiln.converters.proving import EXPORT_BATCH
 from graphkiln.converters.pytorch import TorchModel, named_outputs
 from graphkiln.converters.sources.base import InputSpec, SourceModel, made_up
 from graphkiln.graph.dtypes import AnyArray
@@ -22,7 +23,6 @@ from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.graph.spelling import did_you_mean
 
-_EXPORT_BATCH = 2
 _NOISE = 3e-6
 """Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports."""
 _NOISE_DRAWS = 4
@@ -119,7 +119,7 @@ class GradientModel:
         return list(self.model.run(feeds))
 
     def _joint(self) -> nn.Module:
-        feeds = made_up(self.inputs, _EXPORT_BATCH, {}, seed=0)
+        feeds = made_up(self.inputs, EXPORT_BATCH, {}, seed=0)
         example = {name: torch.from_numpy(array) for name, array in feeds.items()}
         example[self.input].requires_grad_()
         return joint_module(

@@ -22,8 +22,11 @@ from graphkiln.proof.policy import Limits, gradient_limits
 
 Arrays = Mapping[str, AnyArray]
 
+EXPORT_BATCH = 2
+"""What sources are exported with that can choose. Never 1: PyTorch specialises on it, and a baked-in batch is the
+commonest silent failure of an export."""
 _PROOF_BATCH_SIZES = (1, 3)
-"""Both differ from the exported batch of 2: a batch that was baked in cannot pass."""
+"""Both differ from that: a batch that was baked in cannot pass."""
 _GOLDEN_SAMPLES = 4
 
 
@@ -68,7 +71,19 @@ class Proof:
     golden: GoldenSamples
 
 
-def prove_graph(graph: Path, samples: Sequence[Sampled], limits: Limits, noise: float | None = None) -> Proof:
+def other_batch_sizes(saved: int) -> tuple[int, int]:
+    """Two batch sizes to prove a graph with that differ from the one it was saved with."""
+    first, second = _PROOF_BATCH_SIZES
+    return (EXPORT_BATCH if saved == first else first, EXPORT_BATCH if saved == second else second)
+
+
+def prove_graph(
+    graph: Path,
+    samples: Sequence[Sampled],
+    limits: Limits,
+    noise: float | None = None,
+    batch_sizes: tuple[int, int] = _PROOF_BATCH_SIZES,
+) -> Proof:
     """Proves a graph on all samples, in batches of each size.
 
     Args:
@@ -76,6 +91,7 @@ def prove_graph(graph: Path, samples: Sequence[Sampled], limits: Limits, noise: 
         samples: What to ask and what to expect.
         limits: Row of the policy.
         noise: Of fp32 itself, for a graph of a lower precision.
+        batch_sizes: The sizes; none of them is the one that the graph was saved or exported with.
 
     Raises:
         VerificationError: An output is outside its limits, or the graph does not run.
@@ -85,9 +101,9 @@ def prove_graph(graph: Path, samples: Sequence[Sampled], limits: Limits, noise: 
     largest = 0.0
     with OnnxRuntimeEngine().build_reference(graph) as session:
         for sampled in samples:
-            for size in _PROOF_BATCH_SIZES:
+            for size in batch_sizes:
                 outputs = _answers(session, sampled.feeds, size)
-                verdicts += _verdicts(sampled, outputs, limits, noise)
+                verdicts += _verdicts(sampled, outputs, limits, noise, batch_sizes)
                 largest = max(largest, _largest_difference(sampled.outputs, outputs))
                 for error in compare(sampled.outputs, outputs):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
@@ -100,7 +116,9 @@ def prove_graph(graph: Path, samples: Sequence[Sampled], limits: Limits, noise: 
         )
 
 
-def _verdicts(sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | None) -> list[Verification]:
+def _verdicts(
+    sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, int]
+) -> list[Verification]:
     """Of the answers, and of the gradients, which have a row of their own."""
     answers = {name: array for name, array in sampled.outputs.items() if name not in sampled.gradients}
     found = {name: array for name, array in outputs.items() if name not in sampled.gradients}
@@ -109,7 +127,7 @@ def _verdicts(sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | 
             answers,
             found,
             limits,
-            batch_sizes=_PROOF_BATCH_SIZES,
+            batch_sizes=batch_sizes,
             noise=noise,
             targets=sampled.targets,
             ranking=sampled.ranking,
@@ -119,7 +137,7 @@ def _verdicts(sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | 
         row = gradient_limits(limits, sampled.gradient_noise)
         gradients = {name: sampled.outputs[name] for name in sampled.gradients}
         found = {name: outputs[name] for name in sampled.gradients}
-        verdicts.append(prove(gradients, found, row, batch_sizes=_PROOF_BATCH_SIZES))
+        verdicts.append(prove(gradients, found, row, batch_sizes=batch_sizes))
     return verdicts
 
 

@@ -14,14 +14,12 @@ import onnx_ir
 import torch
 from torch import nn
 
+from graphkiln.converters.proving import EXPORT_BATCH
 from graphkiln.converters.sources.base import InputSpec, made_up
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.preprocess import Preprocess
 from graphkiln.passes.graph_file import OPSET
-
-_EXPORT_BATCH = 2
-"""Never 1: PyTorch specialises on it, and a baked-in batch is the commonest silent failure of an export."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +58,7 @@ class TorchModel:
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`."""
         example = {
-            name: torch.from_numpy(array) for name, array in made_up(self.inputs, _EXPORT_BATCH, {}, seed=0).items()
+            name: torch.from_numpy(array) for name, array in made_up(self.inputs, EXPORT_BATCH, {}, seed=0).items()
         }
         batch = torch.export.Dim("batch")
         shapes = {spec.name: {0: batch, **_dims(dynamic.get(spec.name, {}))} for spec in self.inputs}
@@ -152,7 +150,7 @@ def export_graph(
     Raises:
         ConversionError: PyTorch cannot export the module.
     """
-    example = torch.from_numpy(np.stack([sample] * _EXPORT_BATCH))
+    example = torch.from_numpy(np.stack([sample] * EXPORT_BATCH))
     model = _export(
         module.eval(),
         (example,),

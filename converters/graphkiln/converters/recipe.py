@@ -55,6 +55,7 @@ class Recipe(BaseModel):
     quantise_ends: bool = Field(default=True, description="int8: the first and last product, too")
     calibration_method: Literal["minmax", "entropy", "percentile"] = Field(default="minmax")
     samples: Path | None = Field(default=None, description="samples for the proof, a folder or .npz")
+    reference: Path | None = Field(default=None, description="the source's own answers, recorded: an .npz")
     preprocess: dict[str, Any] | None = Field(default=None, description="how a picture becomes the input")
     labels: Path | None = Field(default=None, description="class names, one a line")
     max_batch_size: int = Field(default=32, ge=1, description="largest batch that Triton may form")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from graphkiln.graph.preprocess import Preprocess
 
 SEED = 20260101
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+
+Arrays = Mapping[str, AnyArray]
 
 LoadPicture = Callable[[Path, Preprocess], AnyArray]
 """The client's own preprocessing: file and spec -> one sample."""
@@ -62,11 +65,7 @@ def read_samples(
     """
     if path.is_dir():
         return _pictures(path, inputs, preprocess, load, most)
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise ConversionError(f"cannot read samples from {path}: {error}", hint="an .npz or a folder") from error
+    arrays = _read_arrays(path, "samples")
     missing = [name for name in inputs if name not in arrays]
     if missing:
         raise ConversionError(
@@ -77,6 +76,46 @@ def read_samples(
         raise ConversionError(f"{path} holds no sample")
     chosen = _spread(count, most)
     return {name: np.ascontiguousarray(arrays[name][chosen]) for name in inputs}
+
+
+def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
+    """The source's own answers, recorded where it ran: an .npz of arrays by name.
+
+    Args:
+        path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
+        inputs: What the source takes.
+        outputs: What it answers, by name.
+
+    Returns:
+        Inputs and outputs by the source's names, `[samples, ...]` each.
+
+    Raises:
+        ConversionError: The file cannot be read, lacks one of them, or holds one that does not fit.
+    """
+    arrays = _read_arrays(path, "reference")
+    feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
+    answers = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
+    for spec in inputs:
+        found = feeds[spec.name]
+        if found.dtype != spec.dtype.numpy or found.ndim != len(spec.shape) + 1:
+            raise ConversionError(
+                f"{path}: input '{spec.name}' is {found.dtype} {list(found.shape)}, "
+                f"expected {spec.dtype} [samples, {', '.join(map(str, spec.shape))}]"
+            )
+    counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *answers.items())}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConversionError(f"{path} must hold as many samples of everything, and one at least: it has {listed}")
+    return feeds, answers
+
+
+def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
+    for name in names:
+        if name in arrays:
+            return arrays[name]
+    raise ConversionError(
+        f"{path} lacks '{names[0]}'", hint=f"it holds {', '.join(arrays) or 'nothing'}: save with numpy.savez"
+    )
 
 
 def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np.int64] | None:
@@ -96,6 +135,17 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np
     if not names or any(name not in labels for name in names):
         return None
     return np.array([labels.index(name) for name in names], np.int64)
+
+
+def _read_arrays(path: Path, what: str) -> dict[str, AnyArray]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ConversionError(f"{path} holds one array without a name", hint="use numpy.savez(FILE, NAME=...)")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConversionError(f"cannot read {what} from {path}: {error}", hint="an .npz of arrays by name") from error
 
 
 def _pictures(

@@ -26,8 +26,8 @@ def convert(  # one flag a field of the recipe
     source: Annotated[
         str,
         typer.Argument(
-            help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, python:FILE_OR_MODULE:FACTORY, FILE.pt2 or "
-            "FILE.onnx.",
+            help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, oneflow:DIR, "
+            "python:FILE_OR_MODULE:FACTORY, FILE.pt2 or FILE.onnx.",
             show_default=False,
         ),
     ] = "",
@@ -135,6 +135,10 @@ def convert(  # one flag a field of the recipe
     samples: Annotated[
         Path | None, typer.Option(help="Folder of pictures, or .npz.", rich_help_panel=_PROOF, show_default="made up")
     ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="The source's own answers, recorded: .npz of INPUT_<i>, OUTPUT_<i>.", rich_help_panel=_PROOF),
+    ] = None,
     relative_l2: Annotated[
         float | None, typer.Option(help="Looser limit of the error; recorded.", rich_help_panel=_PROOF)
     ] = None,
@@ -172,7 +176,7 @@ _FIELDS = {
         "calibration",
         "calibration_method",
     ),
-    *("samples", "relative_l2"),
+    *("samples", "reference", "relative_l2"),
 }
 
 

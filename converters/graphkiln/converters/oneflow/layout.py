@@ -17,5 +17,9 @@ def check_channels_first(op: Op) -> None:
 
 def along_axis(op: Op, numbers: Value, axis: int) -> Value:
     """Numbers `[size]` so that they broadcast along an axis of the first input."""
-    trailing = op.rank - 1 - axis
-    return op.emit("Reshape", numbers, op.constant([-1] + [1] * trailing)) if trailing else numbers
+    shape = [-1] + [1] * (op.rank - 1 - axis)
+    if len(shape) == 1:
+        return numbers
+    if numbers.const_value is not None:
+        return op.graph.weight(f"{numbers.name}{shape[1:]}", numbers.const_value.numpy().reshape(shape))
+    return op.emit("Reshape", numbers, op.constant(shape))

@@ -21,6 +21,7 @@ from graphkiln.engines.base import Session
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import ConversionError, LoweringError
+from graphkiln.passes.addition import AddIntoProducer
 from graphkiln.passes.base import run_passes
 from graphkiln.passes.batch import VaryBatch
 from graphkiln.passes.graph_file import load, save
@@ -73,7 +74,7 @@ class OneflowGraph:
                 "--dynamic: only the batch of a graph of OneFlow can vary; its other sizes are saved with it"
             )
         model = load(_file(self._temporary))
-        run_passes(model, (VaryBatch(),))
+        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases stand by themselves, between convolution and norm
         return model
 
     def close(self) -> None:

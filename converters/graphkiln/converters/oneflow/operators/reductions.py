@@ -70,4 +70,5 @@ def cumsum(op: Op) -> Value:
 
 
 def _axes(op: Op, name: str) -> list[int]:
-    return sorted(axis % op.rank for axis in op.integers(name)) or list(range(op.rank))
+    """Counted from the back, where they mean the same whatever stands in front."""
+    return [axis - op.rank for axis in sorted(axis % op.rank for axis in op.integers(name)) or range(op.rank)]
