@@ -19,6 +19,7 @@ from graphkiln.graph.signature import Signature, TensorSpec
 BACKEND = "graphkiln"
 DROP_IN_BACKEND = "onnxruntime"
 DROP_IN_PLATFORM = "onnxruntime_onnx"
+ONEFLOW_BACKEND = "oneflow"
 
 DEFAULT_MAX_BATCH_SIZE = 4
 """For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`."""

@@ -7,7 +7,7 @@ least a second each. With complete configurations it need not. The user's folder
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,18 @@ DEFAULT_INSTANCES = {DROP_IN_BACKEND: 2}
 """CPU instances that Triton makes where a configuration names none; one for every other backend."""
 
 
-def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]) -> list[Path]:
+Adopt = Callable[[Path], Path]
+"""Version folder -> the folder that holds its graph: itself, unless another framework saved it."""
+
+
+def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str], adopt: Adopt) -> list[Path]:
     """Mirrors stores with complete configurations.
 
     Args:
         stores: The user's model stores.
         folder: Where to build the mirrors; made when missing.
         backends: Names under which our backend is installed.
+        adopt: Converts what is not ours yet.
 
     Returns:
         One mirror per store.
@@ -44,7 +49,7 @@ def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]
         mirror = folder / str(index)
         mirror.mkdir(parents=True)
         for model in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
-            _mirror_model(model, mirror / model.name, backends)
+            _mirror_model(model, mirror / model.name, backends, adopt)
         mirrors.append(mirror)
     return mirrors
 
@@ -85,12 +90,13 @@ def _row_bytes(tensor: Any) -> int:
     return 0 if dtype is DType.BYTES else dtype.numpy.itemsize * math.prod(max(1, dim) for dim in tensor.dims)
 
 
-def complete_config(model: Path, backends: frozenset[str]) -> Any:
+def complete_config(model: Path, backends: frozenset[str], adopt: Adopt) -> Any:
     """A model's configuration, completed from the graph of its newest version.
 
     Args:
         model: The model's folder.
         backends: Names under which our backend is installed.
+        adopt: Converts what is not ours yet.
 
     Raises:
         RepositoryError: The configuration or the graph is not usable, or the model is of another backend.
@@ -102,13 +108,13 @@ def complete_config(model: Path, backends: frozenset[str]) -> Any:
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:
         raise RepositoryError(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
-    newest = newest_version(model)
+    newest = adopt(newest_version(model))
     complete(config, version_signature(newest, config.default_model_filename), labels_file=labels_file(model))
     return config
 
 
-def _mirror_model(model: Path, mirror: Path, backends: frozenset[str]) -> None:
-    config = complete_config(model, backends)
+def _mirror_model(model: Path, mirror: Path, backends: frozenset[str], adopt: Adopt) -> None:
+    config = complete_config(model, backends, adopt)
     mirror.mkdir()
     for entry in model.iterdir():
         if entry.name != CONFIG_FILE:

@@ -14,6 +14,8 @@ GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
 LABELS_FILE = "labels.txt"
 CONFIG_FILE = "config.pbtxt"
+_ONEFLOW_FOLDER, _ONEFLOW_GRAPH = "model", "model.mlir"
+"""Source: oneflow-serving, "Model Repository Structure"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,13 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
     if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
         raise RepositoryError(f"default_model_filename '{default_filename}' leads out of the version folder")
     return _existing(path)
+
+
+def oneflow_graph(folder: Path) -> Path | None:
+    """The graph that OneFlow saved into a version folder, `model/`; None where there is none, or one of ours, too."""
+    saved = folder / _ONEFLOW_FOLDER
+    ours = (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
+    return saved if not ours and (saved / _ONEFLOW_GRAPH).is_file() else None
 
 
 def newest_version(model: Path) -> Path:
@@ -107,6 +116,11 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
 
 
 def _existing(path: Path) -> Path:
+    if oneflow_graph(path.parent):
+        raise RepositoryError(
+            f"{path.parent} holds a graph as OneFlow saved it",
+            hint=f"graphkiln convert oneflow:{path.parent / _ONEFLOW_FOLDER} makes a version of it",
+        )
     if not path.is_file():
         raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
     return path

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln.graph.errors import GraphkilnError
+from graphkiln.lowering.adoption import adopted
 from graphkiln.lowering.cache import CacheSettings
 from graphkiln.repository.overlay import build_overlay
 from graphkiln.server.flags import TritonFlags
@@ -75,13 +76,13 @@ class Launch:
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
         )
 
-    @staticmethod
     def _mirrors(
-        stores: Sequence[Path], folder: RunFolder, ours: frozenset[str], say: Callable[[str], None]
+        self, stores: Sequence[Path], folder: RunFolder, ours: frozenset[str], say: Callable[[str], None]
     ) -> list[Path] | None:
         """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
         try:
-            return build_overlay(stores, folder.overlay, ours)
+            with self.cache.open(folder.shared / "artifacts", say) as cache:
+                return build_overlay(stores, folder.overlay, ours, lambda version: adopted(version, cache, say))
         except (GraphkilnError, OSError) as error:
             say(f"Triton completes the configurations itself, which takes longer: {error}")
             return None

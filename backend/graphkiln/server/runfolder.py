@@ -5,6 +5,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, a shim over graphkiln.triton.model; `backends/onnxruntime/`: the same, where no C++
   backend of that name is installed
+- `backends/oneflow/`: the same, for repositories of oneflow-serving
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
 - `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln.repository.overlay)
 - `instances/`: status files (graphkiln.triton.instance_status)
@@ -23,11 +24,13 @@ from types import TracebackType
 from typing import Self
 
 from graphkiln.graph.errors import ServerSetupError
-from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND
+from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln.server.installation import Installation
 from graphkiln.server.sharedmemory import FOLDER as SHARED_MEMORY
 
 _SHIM = '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln.triton.model import TritonPythonModel\n'
+NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
+"""All names that a configuration may call our backend by."""
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
@@ -123,6 +126,5 @@ class RunFolder:
 def names_of_ours(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:
     """The names under which our backend is installed beside the backends of some folders."""
     installed = {path.name for folder in folders for path in folder.iterdir()}
-    if DROP_IN_BACKEND in installed and not replace_onnxruntime:
-        return frozenset({BACKEND})
-    return frozenset({BACKEND, DROP_IN_BACKEND})
+    left_alone = installed & {ONEFLOW_BACKEND, *(() if replace_onnxruntime else (DROP_IN_BACKEND,))}
+    return NAMES - left_alone

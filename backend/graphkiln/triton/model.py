@@ -22,6 +22,7 @@ from graphkiln.engines.cores import usable_cores
 from graphkiln.engines.registry import probe
 from graphkiln.graph.dtypes import AnyArray
 from graphkiln.graph.errors import GraphkilnError
+from graphkiln.lowering.adoption import adopted
 from graphkiln.lowering.deployment import Deployment
 from graphkiln.lowering.lower import Lowered
 from graphkiln.lowering.plan import Machine
@@ -52,9 +53,11 @@ class TritonPythonModel:
             TritonModelException: The configuration contradicts the graph, or the graph cannot be read.
         """
         document = config.as_dict()
-        version = Path(pb_utils.get_model_dir())
+        version, say = Path(pb_utils.get_model_dir()), _reporter(document["name"])
         try:
-            signature = version_signature(version, document.get("default_model_filename", ""))
+            with open_cache(say) as cache:
+                graph = adopted(version, cache, say)
+            signature = version_signature(graph, document.get("default_model_filename", ""))
             complete_dictionary(document, signature, labels_file=labels_file(version.parent))
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{document['name']}: {error}") from error
@@ -79,7 +82,8 @@ class TritonPythonModel:
                 probe=probe,
                 shared_folder=shared_folder(),
             )
-            deployment = Deployment.read(folder, config, machine, asked_for(args["model_name"]))
+            graph = adopted(folder, self._cache, say)
+            deployment = Deployment.read(graph, config, machine, asked_for(args["model_name"]))
             self._lowered = deployment.lower(self._cache, report=say, building=say)
         except GraphkilnError as error:
             self._cache.close()

@@ -15,8 +15,8 @@ from graphkiln.cli.options import say
 from graphkiln.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
+    from graphkiln.lowering.cache import ArtifactCache
     from graphkiln.lowering.deployment import Deployment
-    from graphkiln.lowering.lower import Lowered
 
 ModelPath = Annotated[Path, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")]
 Set = Annotated[
@@ -25,12 +25,23 @@ Set = Annotated[
 ]
 
 
-def read_deployment(path: Path, settings: list[str] | None) -> Deployment:
+@contextmanager
+def opened_cache(cache: str) -> Iterator[ArtifactCache]:
+    """The cache that the command line names, which only the server keeps small."""
+    from graphkiln.cli.cache import cache_settings
+
+    settings = cache_settings(cache, sys.maxsize)
+    with TemporaryDirectory(prefix="graphkiln-cache-") as vanishing, settings.open(Path(vanishing), say) as artifacts:
+        yield artifacts
+
+
+def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactCache) -> Deployment:
     """Reads and plans a version as the server would.
 
     Args:
         path: A model's folder or a version folder.
         settings: `KEY=VALUE`s of `--set`.
+        artifacts: Graphs that OneFlow saved are converted into it.
 
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as it is asked for.
@@ -38,6 +49,7 @@ def read_deployment(path: Path, settings: list[str] | None) -> Deployment:
     from graphkiln.cli.verify import version_folder
     from graphkiln.engines.cores import usable_cores
     from graphkiln.engines.registry import probe
+    from graphkiln.lowering.adoption import adopted
     from graphkiln.lowering.deployment import Deployment
     from graphkiln.lowering.plan import Machine
     from graphkiln.lowering.settings import parse_override
@@ -45,24 +57,24 @@ def read_deployment(path: Path, settings: list[str] | None) -> Deployment:
     from graphkiln.repository.overlay import complete_config
 
     folder = version_folder(path).absolute()
-    config = complete_config(folder.parent, _names_of_ours())
+    config = complete_config(folder.parent, _names_of_ours(), lambda version: adopted(version, artifacts, say))
+    graph = adopted(folder, artifacts, say)
     _complete_instances(config)
     overrides = [parse_override(text) for text in settings or []]
     machine = Machine(device=_device(config), cores=usable_cores(), probe=probe)
-    return Deployment.read(folder, as_dictionary(config), machine, overrides)
+    return Deployment.read(graph, as_dictionary(config), machine, overrides)
 
 
 def _names_of_ours() -> frozenset[str]:
-    """The names under which `serve` installs our backend here; both where no Triton is installed to ask."""
+    """The names under which `serve` installs our backend here; all of them where no Triton is installed to ask."""
     from graphkiln.graph.errors import ServerSetupError
-    from graphkiln.repository.config import BACKEND, DROP_IN_BACKEND
     from graphkiln.server.installation import find_installation
-    from graphkiln.server.runfolder import names_of_ours
+    from graphkiln.server.runfolder import NAMES, names_of_ours
 
     try:
         return names_of_ours([find_installation().backends], replace_onnxruntime=False)
     except ServerSetupError:
-        return frozenset({BACKEND, DROP_IN_BACKEND})
+        return NAMES
 
 
 def _complete_instances(config: Any) -> None:
@@ -96,19 +108,3 @@ def _on_gpu(group: Any) -> bool:
     if group.kind == kinds["KIND_MODEL"]:
         raise RepositoryError("instance_group of KIND_MODEL is not supported", hint="use KIND_CPU or KIND_GPU")
     return group.kind == kinds["KIND_GPU"] or (group.kind == kinds["KIND_AUTO"] and bool(gpus()))
-
-
-@contextmanager
-def lowered_deployment(deployment: Deployment, cache: str) -> Iterator[Lowered]:
-    """Lowers with the cache that the command line names, which only the server keeps small; closes it in the end.
-
-    Raises:
-        LoweringError: No step worked.
-    """
-    from graphkiln.cli.cache import cache_settings
-
-    settings = cache_settings(cache, sys.maxsize)
-    with TemporaryDirectory(prefix="graphkiln-cache-") as vanishing, settings.open(Path(vanishing), say) as artifacts:
-        lowered = deployment.lower(artifacts, report=lambda _: None, building=say)
-        with lowered.session:
-            yield lowered

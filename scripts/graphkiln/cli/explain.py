@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.deployed import ModelPath, Set, lowered_deployment, read_deployment
-from graphkiln.cli.options import Cache
+from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
+from graphkiln.cli.options import Cache, say
 
 if TYPE_CHECKING:
     from graphkiln.lowering.lower import Lowered
@@ -21,12 +21,14 @@ def explain(
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
 ) -> None:
     """Show how a model is lowered on this machine: every setting and its origin, every choice, what really ran."""
-    deployment = read_deployment(path, set_)
-    _show_settings(deployment.settings, deployment.saved)
-    typer.echo(deployment.plan.explain())
-    if not plan_only:
-        with lowered_deployment(deployment, cache) as lowered:
-            _show_result(lowered)
+    with opened_cache(cache) as artifacts:
+        deployment = read_deployment(path, set_, artifacts)
+        _show_settings(deployment.settings, deployment.saved)
+        typer.echo(deployment.plan.explain())
+        if not plan_only:
+            lowered = deployment.lower(artifacts, report=lambda _: None, building=say)
+            with lowered.session:
+                _show_result(lowered)
 
 
 def _show_settings(settings: Settings, saved: str) -> None:

@@ -6,19 +6,20 @@ import time
 
 import typer
 
-from graphkiln.cli.deployed import ModelPath, Set, lowered_deployment, read_deployment
+from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
 from graphkiln.cli.options import Cache, say
 
 
 def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
     """Lower a model as the server will, prove it, and keep what was built in the cache."""
-    deployment = read_deployment(path, set_)
     begun = time.monotonic()
-    with lowered_deployment(deployment, cache) as lowered:
-        seconds = time.monotonic() - begun
-        for line in (*lowered.fallbacks, *lowered.notes):
-            say(line)
-        typer.echo(f"{lowered.step}: {lowered.placement}")
-        if lowered.self_test:
-            typer.echo(lowered.self_test.verdict)
-        typer.echo(f"ready in {seconds:.1f} s")
+    with opened_cache(cache) as artifacts:
+        lowered = read_deployment(path, set_, artifacts).lower(artifacts, report=lambda _: None, building=say)
+        with lowered.session:
+            seconds = time.monotonic() - begun
+            for line in (*lowered.fallbacks, *lowered.notes):
+                say(line)
+            typer.echo(f"{lowered.step}: {lowered.placement}")
+            if lowered.self_test:
+                typer.echo(lowered.self_test.verdict)
+            typer.echo(f"ready in {seconds:.1f} s")
