@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import signal
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import version as version_of
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.errors import ConversionError, GraphkilnError
 from graphkiln.lowering.cache import ArtifactCache
 from graphkiln.repository.version import oneflow_graph
 
@@ -24,13 +28,18 @@ _LIBRARIES = ("graphkiln", "onnx-ir", "onnxscript", "onnxruntime")
 _CHUNK_BYTES = 1 << 20
 
 
-def adopted(version: Path, cache: ArtifactCache, say: Callable[[str], None]) -> Path:
+Conversion = Callable[[Path, Path], None]
+"""What OneFlow wrote, and the empty folder of the version that is made of it."""
+
+
+def adopted(version: Path, cache: ArtifactCache, say: Callable[[str], None], convert: Conversion | None = None) -> Path:
     """The folder that holds a version's graph: its own, or the cache's where OneFlow saved it.
 
     Args:
         version: The version folder; never written to.
         cache: Where conversions are kept.
         say: Told in one line when a graph is converted.
+        convert: How; `convert_here` when None.
 
     Raises:
         ConversionError: The saved graph cannot be converted.
@@ -44,12 +53,59 @@ def adopted(version: Path, cache: ArtifactCache, say: Callable[[str], None]) -> 
 
     def build(folder: Path) -> None:
         say(f"converting {version.parent.name} {version.name}, which OneFlow saved: once, into {cache.folder}")
-        _convert(saved, folder)
+        (convert or convert_here)(saved, folder)
 
     return cache.get(_KIND, f"{version.parent.name} {version.name}", key, build)
 
 
-def _convert(saved: Path, target: Path) -> None:
+def convert_apart(saved: Path, target: Path) -> None:
+    """In a process of its own, which ends with the call, however that ends.
+
+    A server never again needs the 400 MB that a conversion leaves behind, and can be stopped while it converts.
+
+    Raises:
+        ConversionError: The saved graph cannot be converted, or its answers changed.
+    """
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_convert_and_tell, args=(sender, saved, target), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        failure: tuple[str, str] | None = receiver.recv()
+    except EOFError as error:
+        raise ConversionError(
+            f"the conversion of {saved} was ended from outside", hint="is there enough memory? try again"
+        ) from error
+    finally:
+        receiver.close()
+        process.kill()
+        process.join()
+    if failure:
+        message, hint = failure
+        raise ConversionError(message, hint=hint)
+
+
+def _convert_and_tell(sender: Connection, saved: Path, target: Path) -> None:
+    """Sends what went wrong as text: errors with fields of their own cannot travel between processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
+    with TemporaryDirectory(dir=target) as scratch:
+        tempfile.tempdir = scratch  # goes with the unfinished entry when this process is killed
+        try:
+            convert_here(saved, target)
+            failure = None
+        except GraphkilnError as error:
+            failure = error.message, error.hint
+    sender.send(failure)
+
+
+def convert_here(saved: Path, target: Path) -> None:
+    """Converts and proves a saved graph.
+
+    Raises:
+        ConversionError: It cannot be converted.
+        VerificationError: Its answers changed.
+    """
     from graphkiln.converters.convert import convert
     from graphkiln.converters.recipe import Recipe
 

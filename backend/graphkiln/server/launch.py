@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from graphkiln.graph.errors import GraphkilnError
-from graphkiln.lowering.adoption import adopted
+from graphkiln.lowering.adoption import adopted, convert_apart
 from graphkiln.lowering.cache import CacheSettings
 from graphkiln.repository.overlay import build_overlay
 from graphkiln.server.flags import TritonFlags
@@ -54,12 +55,15 @@ class Launch:
     cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
 
-    def start(self, folder: RunFolder, say: Callable[[str], None]) -> subprocess.Popen[bytes]:
-        """Fills the run folder and starts tritonserver in a session of its own, so that only we signal it.
+    def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> list[str]:
+        """Fills the run folder; where a graph must be converted first, that takes seconds.
 
         Args:
             folder: Of this run.
-            say: Told when Triton must complete configurations itself, which is slower.
+            say: Told what is converted, and when Triton must complete configurations itself, which is slower.
+
+        Returns:
+            The command line for `start`.
         """
         ours = folder.assemble_backends(
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
@@ -67,7 +71,10 @@ class Launch:
         stores = folder.link_stores(self.stores)
         mirrors = self._mirrors(stores, folder, ours, say) if self._may_complete() else None
         memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
-        command = command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
+        return command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
+
+    def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
+        """Starts tritonserver in a session of its own, so that only we signal it."""
         return subprocess.Popen(
             command,
             env=self._environment(folder),
@@ -82,7 +89,8 @@ class Launch:
         """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
         try:
             with self.cache.open(folder.shared / "artifacts", say) as cache:
-                return build_overlay(stores, folder.overlay, ours, lambda version: adopted(version, cache, say))
+                adopt = partial(adopted, cache=cache, say=say, convert=convert_apart)
+                return build_overlay(stores, folder.overlay, ours, adopt)
         except (GraphkilnError, OSError) as error:
             say(f"Triton completes the configurations itself, which takes longer: {error}")
             return None

@@ -39,6 +39,10 @@ _RESTARTS, _RESTARTS_WITHIN_S = 5, 120.0
 """More deaths than that are a fault that a restart does not mend."""
 
 
+class _StoppedEarly(Exception):
+    """A signal came while nothing was served yet."""
+
+
 class Supervisor:
     """Runs tritonserver until it is told to stop, and restarts it when an instance of ours dies.
 
@@ -56,6 +60,7 @@ class Supervisor:
         self._say = say
         self._http = launch.flags.endpoint("http")
         self._stop_signals = 0
+        self._interruptible = False
         self._stand_in = ExitStack()
         self._deaths: deque[float] = deque(maxlen=_RESTARTS)
 
@@ -68,13 +73,28 @@ class Supervisor:
         """
         with _signals_to(self._on_signal) as wake, self._stand_in:
             while True:
-                with RunFolder() as folder, self._launch.start(folder, self._say) as server:
-                    try:
-                        code = self._supervise(server, folder, wake)
-                    finally:
-                        _kill_group(server)
+                with RunFolder() as folder:
+                    command = self._prepared(folder)
+                    if command is None:
+                        return 0
+                    with self._launch.start(folder, command) as server:
+                        try:
+                            code = self._supervise(server, folder, wake)
+                        finally:
+                            _kill_group(server)
                 if code is not None:
                     return code
+
+    def _prepared(self, folder: RunFolder) -> list[str] | None:
+        """The server's command line; None when it was told to stop before there was one."""
+        self._interruptible = True
+        try:
+            return self._launch.prepare(folder, self._say)
+        except _StoppedEarly:
+            self._say("stopped before the server was started")
+            return None
+        finally:
+            self._interruptible = False
 
     def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, wake: socket.socket) -> int | None:
         """Returns the exit code, or None when the server must be started again."""
@@ -151,6 +171,9 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         self._stop_signals += 1
+        if self._interruptible:
+            self._interruptible = False
+            raise _StoppedEarly
 
 
 @contextmanager
