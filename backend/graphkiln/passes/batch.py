@@ -14,7 +14,7 @@ import onnx_ir
 
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.signature import BATCH
-from graphkiln.passes.batch_following import Carried, Follower, Value
+from graphkiln.passes.batch_following import Carried, ExpandedToBatch, Follower, Value
 from graphkiln.passes.batch_rules import RULES
 
 
@@ -43,15 +43,15 @@ class VaryBatch:
         Raises:
             ConversionError: The inputs have no common batch, or a node mixes samples.
         """
-        follower = Follower(model, _saved_batch(model))
-        for node in list(model.graph):
-            if not follower.reaches(node):
-                continue
-            rule = RULES.get(node.op_type)
-            if rule is None:
-                raise follower.error(node, "nobody knows how it treats a batch")
-            carried = rule(follower, node)
-            follower.carried.update(dict.fromkeys(node.outputs, carried))
+        batch, expanded = _saved_batch(model), dict[Value, Carried]()
+        while True:
+            follower = Follower(model, batch, expanded)
+            try:
+                _follow(follower)
+                break
+            except ExpandedToBatch as found:  # once for each Expand at most
+                expanded[found.value] = found.carried
+        follower.mend()
         for value, carried in follower.carried.items():
             _mark(value, carried)
 
@@ -59,6 +59,19 @@ class VaryBatch:
         """See `Pass.ensures`."""
         fixed = [str(value.name) for value in model.graph.outputs if _first_dim(value) != BATCH]
         return f"the batch is not the first dimension of {', '.join(fixed)}" if fixed else ""
+
+
+def _follow(follower: Follower) -> None:
+    for node in follower.model.graph:
+        if node.outputs[0] in follower.expanded:
+            carried = follower.expand_here(node)
+        elif not follower.reaches(node):
+            continue
+        elif (rule := RULES.get(node.op_type)) is None:
+            raise follower.error(node, "nobody knows how it treats a batch")
+        else:
+            carried = rule(follower, node)
+        follower.carried.update(dict.fromkeys(node.outputs, carried))
 
 
 def _first_dim(value: Value) -> object:

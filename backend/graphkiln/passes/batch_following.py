@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,18 +26,50 @@ class Carried:
         return self.before * batch * self.after
 
 
+class ExpandedToBatch(Exception):
+    """A constant was expanded to the saved batch further up: it carries the batch from there on.
+
+    Attributes:
+        value: What the Expand answers.
+        carried: Where.
+    """
+
+    def __init__(self, value: Value, carried: Carried) -> None:
+        super().__init__(str(value.name))
+        self.value = value
+        self.carried = carried
+
+
 class Follower:
-    """Follows the batch from node to node.
+    """Follows the batch from node to node. Nothing is changed before `mend`.
 
     Attributes:
         carried: Value -> where it carries the batch; others do not.
+        expanded: Constants that are known to be expanded to the batch.
     """
 
-    def __init__(self, model: onnx_ir.Model, batch: int) -> None:
+    def __init__(self, model: onnx_ir.Model, batch: int, expanded: Mapping[Value, Carried]) -> None:
         self.model = model
         self.batch = batch
         self.carried = {value: Carried(0) for value in model.graph.inputs}
+        self.expanded = expanded
+        self._repairs: list[Callable[[], None]] = []
         self._counted: Value | None = None
+
+    def mend(self) -> None:
+        """Changes what has the saved batch baked in."""
+        for repair in self._repairs:
+            repair()
+
+    def expand_here(self, node: onnx_ir.Node) -> Carried:
+        """Lets an Expand of a constant go to the batch of each request."""
+        (result,), (source, _) = node.outputs, node.inputs
+        wanted, shape = self.expanded[result], self.shape(result)
+        assert source is not None  # noqa: S101 - an Expand has both
+        self._repairs.append(
+            lambda: node.replace_input_with(1, self._target(node, f"{node.name}/batch", shape, wanted))
+        )
+        return wanted
 
     def reaches(self, node: onnx_ir.Node) -> bool:
         """Whether the batch comes into a node."""
@@ -74,7 +106,8 @@ class Follower:
 
     def replace_constant(self, node: onnx_ir.Node, index: int, numbers: Sequence[int]) -> None:
         """Gives a node another constant; the old one may have other users."""
-        node.replace_input_with(index, self.weight(f"{node.name}/batch/{index}", numbers))
+        name = f"{node.name}/batch/{index}"
+        self._repairs.append(lambda: node.replace_input_with(index, self._weight(name, numbers)))
 
     def broadcast(self, node: onnx_ir.Node, values: Sequence[Value], rank: int) -> Carried:
         """Where the result of values that broadcast carries the batch; those that must carry it, too, are mended."""
@@ -96,20 +129,28 @@ class Follower:
         return found
 
     def carry(self, node: onnx_ir.Node, index: int, wanted: Carried) -> None:
-        """Lets an input carry the batch that does not: it was expanded to it, or must be now."""
+        """Lets an input carry the batch that does not: it was expanded to it, or must be now.
+
+        Raises:
+            ExpandedToBatch: It was computed from one that was expanded.
+        """
         value = node.inputs[index]
-        shape = list(self.shape(value))
+        shape = self.shape(value)
         assert value is not None  # noqa: S101 - it has a shape
+        source = self._unexpanded(node, value, wanted)
+        self._repairs.append(lambda: self._expand_input(node, index, source, shape, wanted))
+
+    def _expand_input(
+        self, node: onnx_ir.Node, index: int, source: Value, shape: Sequence[int], wanted: Carried
+    ) -> None:
         name = f"{node.name}/batch/{index}"
-        expand = onnx_ir.node(
-            "Expand", [self._unexpanded(node, value, wanted), self._target(node, name, shape, wanted)], name=name
-        )
-        shape[wanted.axis] = wanted.size(self.batch)
+        expand = onnx_ir.node("Expand", [source, self._target(node, name, shape, wanted)], name=name)
+        sizes = list(shape)
+        sizes[wanted.axis] = wanted.size(self.batch)
         result = expand.outputs[0]
-        result.name, result.shape, result.type = name, onnx_ir.Shape(shape), value.type
+        result.name, result.shape, result.type = name, onnx_ir.Shape(sizes), source.type
         self.model.graph.insert_before(node, [expand])
         node.replace_input_with(index, result)
-        self.carried[result] = wanted
 
     def _unexpanded(self, node: onnx_ir.Node, value: Value, wanted: Carried) -> Value:
         """A value before it was expanded to the saved batch."""
@@ -121,16 +162,35 @@ class Follower:
             axis = wanted.axis - len(self.shape(value)) + len(self.shape(source))
             if axis < 0 or self.shape(source)[axis] == 1:
                 return source
-        raise self.error(node, f"'{value.name}' has the saved batch in it, and no Expand says where from")
+        above = self._expanded_above(value)
+        if above is None:
+            raise self.error(node, f"'{value.name}' has the saved batch in it, and no Expand says where from")
+        raise above
+
+    def _expanded_above(self, value: Value) -> ExpandedToBatch | None:
+        """The nearest Expand to the saved batch that a value is computed from."""
+        waiting = [value]
+        for each in waiting:
+            producer = each.producer()
+            if producer is None:
+                continue
+            if producer.op_type == "Expand" and each not in self.expanded:
+                shape = self.shape(each)
+                before = (1,) * len(shape) + self.shape(producer.inputs[0])
+                for axis, (old, new) in enumerate(zip(before[-len(shape) :], shape, strict=True)):
+                    if old == 1 and new == self.batch:
+                        return ExpandedToBatch(each, Carried(axis))
+            waiting += [source for source in producer.inputs if source is not None and source not in waiting]
+        return None
 
     def _target(self, node: onnx_ir.Node, name: str, shape: Sequence[int], wanted: Carried) -> Value:
         """A shape with the batch of each request in it, `[rank]`."""
         size, factor = self._batch_size(), wanted.before * wanted.after
         if factor != 1:
-            times = onnx_ir.node("Mul", [size, self.weight(f"{name}/factor", [factor])], name=f"{name}/size")
+            times = onnx_ir.node("Mul", [size, self._weight(f"{name}/factor", [factor])], name=f"{name}/size")
             self.model.graph.insert_before(node, [times])
             size = times.outputs[0]
-        parts = [self.weight(f"{name}/dim{axis}", [dim]) for axis, dim in enumerate(shape)]
+        parts = [self._weight(f"{name}/dim{axis}", [dim]) for axis, dim in enumerate(shape)]
         parts[wanted.axis] = size
         joined = onnx_ir.node("Concat", parts, {"axis": 0}, name=f"{name}/shape")
         self.model.graph.insert_before(node, [joined])
@@ -144,7 +204,7 @@ class Follower:
             self._counted = node.outputs[0]
         return self._counted
 
-    def weight(self, name: str, numbers: Sequence[int]) -> Value:
+    def _weight(self, name: str, numbers: Sequence[int]) -> Value:
         """A new constant of the graph, INT64 `[len(numbers)]`."""
         tensor = onnx_ir.tensor(np.asarray(numbers, np.int64), name=name)
         value = Value(

@@ -8,14 +8,18 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir
 
 from graphkiln.converters.oneflow.elements import of_mlir
 from graphkiln.converters.oneflow.mlir import Operation, TensorType
 from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ConversionError
+from graphkiln.passes.graph_file import OPSET
 
 Value = onnx_ir.Value
+IR_VERSION = 10
+"""Of the ONNX files; read by every runtime that reads the operator set."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -151,8 +155,38 @@ class Op:
         node = onnx_ir.node(op_type, inputs, attributes, num_outputs=count, name=name)
         for number, value in enumerate(node.outputs):
             value.name = name if not number else f"{name}:{number}"
+        self._infer(node)
         self.graph.nodes.append(node)
         return node.outputs
+
+    def _infer(self, node: onnx_ir.Node) -> None:
+        """Gives a node's outputs the types and shapes that ONNX infers.
+
+        Raises:
+            ConversionError: The node's inputs and attributes do not go together.
+        """
+        inputs = [value for value in node.inputs if value is not None]
+        small = {
+            str(value.name): onnx_ir.serde.serialize_tensor(value.const_value)
+            for value in inputs
+            if value.const_value is not None and value.const_value.size <= _SMALL
+        }
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, OPSET),
+                onnx_ir.serde.serialize_node(node),
+                {str(value.name): _type_proto(value) for value in inputs},
+                small,
+                opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+                ir_version=IR_VERSION,
+            )
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+            reason = str(error).splitlines()[0]
+            raise self.error(f"what OneFlow saved does not go together: {node.op_type}: {reason}") from error
+        for value in node.outputs:
+            found = inferred[str(value.name)].tensor_type
+            value.type = onnx_ir.TensorType(onnx_ir.DataType(found.elem_type))
+            value.shape = onnx_ir.Shape(dim.dim_value for dim in found.shape.dim) if found.HasField("shape") else None
 
     def constant(self, value: npt.ArrayLike, dtype: DType = DType.INT64) -> Value:
         """A constant of the graph; INT64, as ONNX wants its shapes and axes, unless said otherwise."""
@@ -190,4 +224,12 @@ class Op:
         return tuple(dim for dim in type_.shape if dim is not None)
 
 
+def _type_proto(value: Value) -> onnx.TypeProto:
+    assert value.dtype is not None  # noqa: S101 - weights, inputs and outputs of nodes have one
+    shape = None if value.shape is None else [int(dim) for dim in value.shape.numpy()]
+    return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+
+
+_SMALL = 64
+"""Elements of a constant that can be a shape, axes, or the like."""
 _ONNX = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}

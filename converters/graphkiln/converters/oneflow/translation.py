@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir
-from onnx_ir.passes.common import ShapeInferencePass
 
-from graphkiln.converters.oneflow.building import GrowingGraph, Op, Value
+from graphkiln.converters.oneflow.building import IR_VERSION, GrowingGraph, Op, Value
 from graphkiln.converters.oneflow.elements import of_mlir, of_number
-from graphkiln.converters.oneflow.mlir import Job, Operation
+from graphkiln.converters.oneflow.mlir import Job, Operation, TensorType
 from graphkiln.converters.oneflow.registry import Translator, translators
 from graphkiln.converters.oneflow.state import read_state
 from graphkiln.graph.dtypes import DType
@@ -19,7 +18,6 @@ from graphkiln.graph.errors import ConversionError
 from graphkiln.passes.graph_file import OPSET
 
 _EDGES = {"input", "output", "variable"}
-_IR_VERSION = 10
 
 
 def translate(job: Job, folder: Path) -> onnx_ir.Model:
@@ -45,10 +43,11 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
     for number, name in enumerate(returns):
         node = onnx_ir.node("Identity", [values[name]], name=f"OUTPUT_{number}")
         node.outputs[0].name = f"OUTPUT_{number}"
+        node.outputs[0].type, node.outputs[0].shape = values[name].type, values[name].shape
         graph.nodes.append(node)
         outputs.append(node.outputs[0])
     used = {value for node in graph.nodes for value in node.inputs}
-    model = onnx_ir.Model(
+    return onnx_ir.Model(
         onnx_ir.Graph(
             list(inputs.values()),
             outputs,
@@ -57,12 +56,8 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
             opset_imports={"": OPSET},
             name=job.name,
         ),
-        ir_version=_IR_VERSION,
+        ir_version=IR_VERSION,
     )
-    ShapeInferencePass()(model)
-    for operation in job.operations:
-        _check(operation, values)
-    return model
 
 
 def in_signature_order(job: Job) -> tuple[list[str], list[str]]:
@@ -102,8 +97,12 @@ def _made(
     if operation.kind in _EDGES:
         return {operation.results[0]: taken[0]}
     answered = known[operation.kind](Op(operation=operation, inputs=taken, graph=graph))
+    results: dict[str, Value] = {}
     made = [answered] if isinstance(answered, Value) else list(answered)
-    return dict(zip(operation.results, made, strict=False))  # results that nobody asked for are left out
+    for name, value, declared in zip(operation.results, made, operation.result_types, strict=False):
+        _check(operation, value, declared)
+        results[name] = value
+    return results  # those that nobody asked for are left out
 
 
 def _input(job: Job, name: str, number: int) -> Value:
@@ -139,18 +138,15 @@ def _alike(element: str) -> set[DType]:
     return {dtype, DType.BOOL} if dtype is DType.INT8 else {dtype}
 
 
-def _check(operation: Operation, values: Mapping[str, Value]) -> None:
-    """Holds what the translator made to what OneFlow's graph says; fills in what could not be inferred."""
-    for name, declared in zip(operation.results, operation.result_types, strict=True):
-        value = values.get(name)
-        if value is None:
-            continue
-        shape = onnx_ir.Shape(dim for dim in declared.shape if dim is not None)
-        if value.shape is not None and value.shape.is_static() and value.shape != shape:
-            raise _contradiction(operation, f"shape {list(value.shape.numpy())}", f"{list(shape.numpy())}")
-        value.shape = shape
-        if value.dtype is not None and DType.from_onnx(int(value.dtype)) not in _alike(declared.element):
-            raise _contradiction(operation, f"type {value.dtype}", declared.element)
+def _check(operation: Operation, value: Value, declared: TensorType) -> None:
+    """Holds what a translator made to what OneFlow's graph says; fills in a shape that could not be inferred."""
+    expected = [dim for dim in declared.shape if dim is not None]
+    if value.shape is None:
+        value.shape = onnx_ir.Shape(expected)
+    elif list(value.shape.numpy()) != expected:
+        raise _contradiction(operation, f"shape {list(value.shape.numpy())}", str(expected))
+    if value.dtype is None or DType.from_onnx(int(value.dtype)) not in _alike(declared.element):
+        raise _contradiction(operation, f"type {value.dtype}", declared.element)
 
 
 def _contradiction(operation: Operation, found: str, expected: str) -> ConversionError:

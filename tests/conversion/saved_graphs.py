@@ -1,0 +1,33 @@
+"""Graphs that OneFlow saved, with its own answers; `oneflow/make_graphs.py` made them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln.graph.dtypes import AnyArray
+
+FOLDER = Path(__file__).parent / "oneflow"
+
+
+def names(archive: str) -> list[str]:
+    """The graphs of `operators.zip` or `models.zip`."""
+    with zipfile.ZipFile(FOLDER / archive) as opened:
+        return sorted({name.split("/")[0] for name in opened.namelist()})
+
+
+def unpack(archive: str, folder: Path, *wanted: str) -> Path:
+    """Unpacks some graphs, or all, and returns the folder."""
+    with zipfile.ZipFile(FOLDER / archive) as opened:
+        members = [name for name in opened.namelist() if not wanted or name.split("/")[0] in wanted]
+        opened.extractall(folder, members)
+    return folder
+
+
+def reference(folder: Path) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
+    """Inputs and OneFlow's outputs by name."""
+    with np.load(folder / "reference.npz") as arrays:
+        inputs = {name: arrays[name] for name in arrays.files if name.startswith("INPUT")}
+        return inputs, {name: arrays[name] for name in arrays.files if name.startswith("OUTPUT")}
