@@ -14,7 +14,7 @@ import onnx_ir
 
 from graphkiln.graph.errors import ConversionError
 from graphkiln.graph.signature import BATCH
-from graphkiln.passes.batch_following import Carried, ExpandedToBatch, Follower, Value
+from graphkiln.passes.batch_following import Carried, ExpandedToBatch, Follower, Value, mark
 from graphkiln.passes.batch_rules import RULES
 
 
@@ -53,7 +53,7 @@ class VaryBatch:
                 expanded[found.value] = found.carried
         follower.mend()
         for value, carried in follower.carried.items():
-            _mark(value, carried)
+            mark(value, carried)
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """See `Pass.ensures`."""
@@ -94,12 +94,3 @@ def _saved_batch(model: onnx_ir.Model) -> int:
             hint="save the graph with the batch first in every input",
         )
     return size
-
-
-def _mark(value: Value, carried: Carried) -> None:
-    if value.shape is None:
-        return
-    factor = carried.before * carried.after
-    dims = list(value.shape)
-    dims[carried.axis] = onnx_ir.SymbolicDim(BATCH if factor == 1 else f"{factor}*{BATCH}")
-    value.shape = onnx_ir.Shape(dims)

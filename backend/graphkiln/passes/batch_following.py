@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir
 
 from graphkiln.graph.errors import ConversionError
+from graphkiln.graph.signature import BATCH
 
 Value = onnx_ir.Value
 
@@ -24,6 +25,16 @@ class Carried:
     def size(self, batch: int) -> int:
         """Of the axis."""
         return self.before * batch * self.after
+
+
+def mark(value: Value, carried: Carried) -> None:
+    """Names the batch in a value's shape."""
+    if value.shape is None:
+        return
+    factor = carried.before * carried.after
+    dims = list(value.shape)
+    dims[carried.axis] = onnx_ir.SymbolicDim(BATCH if factor == 1 else f"{factor}*{BATCH}")
+    value.shape = onnx_ir.Shape(dims)
 
 
 class ExpandedToBatch(Exception):
@@ -145,10 +156,9 @@ class Follower:
     ) -> None:
         name = f"{node.name}/batch/{index}"
         expand = onnx_ir.node("Expand", [source, self._target(node, name, shape, wanted)], name=name)
-        sizes = list(shape)
-        sizes[wanted.axis] = wanted.size(self.batch)
         result = expand.outputs[0]
-        result.name, result.shape, result.type = name, onnx_ir.Shape(sizes), source.type
+        result.name, result.shape, result.type = name, onnx_ir.Shape(shape), source.type
+        mark(result, wanted)
         self.model.graph.insert_before(node, [expand])
         node.replace_input_with(index, result)
 
