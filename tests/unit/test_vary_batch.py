@@ -1,0 +1,241 @@
+"""The batch that a graph was saved with is made to vary: followed through every kind of node, and mended."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.errors import ConversionError
+from graphkiln.passes.base import run_passes
+from graphkiln.passes.batch import VaryBatch
+from graphkiln.passes.batch_rules import RULES
+
+OPSET = 18
+
+
+def graph(text: str, **weights: AnyArray) -> onnx_ir.Model:
+    """A graph of fixed shapes from ONNX's own text form, shapes inferred."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {OPSET}]> g {text}')
+    for name, array in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    for number, node in enumerate(model.graph.node):
+        node.name = node.name or f"node{number}"
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    return onnx_ir.from_proto(inferred)
+
+
+def ints(*numbers: int) -> AnyArray:
+    return np.array(numbers, np.int64)
+
+
+def run(model: onnx_ir.Model, **feeds: AnyArray) -> list[AnyArray]:
+    session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString())
+    found: list[AnyArray] = session.run(None, feeds)
+    return found
+
+
+def check_varies(model: onnx_ir.Model, batch: int) -> None:
+    """The graph of any batch answers what the saved one answers to the same rows."""
+    draw = np.random.default_rng(0)
+    shapes = {str(value.name): [int(dim) for dim in value.shape.numpy()] for value in model.graph.inputs if value.shape}
+    feeds = {name: draw.standard_normal((3 * batch, *shape[1:])).astype(np.float32) for name, shape in shapes.items()}
+    parts = [
+        run(model, **{name: array[start : start + batch] for name, array in feeds.items()})
+        for start in range(0, 3 * batch, batch)
+    ]
+    expected = [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+    run_passes(model, (VaryBatch(),))
+    for rows in (1, batch, 3 * batch):
+        found = run(model, **{name: array[:rows] for name, array in feeds.items()})
+        for output, whole in zip(found, expected, strict=True):
+            np.testing.assert_allclose(output, whole[:rows], rtol=1e-5, atol=1e-5)
+
+
+class TestReshapes:
+    @pytest.mark.parametrize("batch", [1, 2, 4])
+    def test_windows_folded_into_the_batch_and_out_again(self, batch: int) -> None:
+        model = graph(
+            f"""(float[{batch},8,8,6] x) => (float[{batch},8,8,6] y) {{
+                a = Reshape(x, split)
+                b = Transpose<perm=[0,1,3,2,4,5]>(a)
+                c = Reshape(b, folded)
+                d = MatMul(c, w)
+                e = Reshape(d, split_back)
+                f = Transpose<perm=[0,1,3,2,4,5]>(e)
+                y = Reshape(f, whole)
+            }}""",
+            split=ints(batch, 2, 4, 2, 4, 6),
+            folded=ints(batch * 4, 16, 6),
+            split_back=ints(batch, 2, 2, 4, 4, 6),
+            whole=ints(batch, 8, 8, 6),
+            w=np.random.default_rng(1).standard_normal((6, 6)).astype(np.float32),
+        )
+        check_varies(model, batch)
+
+    @pytest.mark.parametrize("batch", [1, 2, 3])
+    def test_the_batch_behind_other_axes(self, batch: int) -> None:
+        """Attention: `[batch, places, 3 * heads * width]` -> `[3, batch, heads, places, width]`, then one of three."""
+        model = graph(
+            f"""(float[{batch},5,24] x) => (float[{batch},5,8] y) {{
+                a = Reshape(x, parts)
+                b = Transpose<perm=[2,0,3,1,4]>(a)
+                q = Slice(b, zero, one, zero)
+                c = Reshape(q, heads)
+                d = Transpose<perm=[0,2,1,3]>(c)
+                y = Reshape(d, whole)
+            }}""",
+            parts=ints(batch, 5, 3, 2, 4),
+            heads=ints(batch, 2, 5, 4),
+            whole=ints(batch, 5, 8),
+            zero=ints(0),
+            one=ints(1),
+        )
+        check_varies(model, batch)
+
+    def test_the_batch_as_the_inner_factor(self) -> None:
+        model = graph(
+            """(float[2,4,3] x) => (float[2,4,3] y) {
+                a = Transpose<perm=[1,0,2]>(x)
+                b = Reshape(a, folded)
+                c = Relu(b)
+                d = Reshape(c, unfolded)
+                y = Transpose<perm=[1,0,2]>(d)
+            }""",
+            folded=ints(8, 3),
+            unfolded=ints(4, 2, 3),
+        )
+        check_varies(model, 2)
+
+    def test_one_that_tears_the_batch_apart(self) -> None:
+        model = graph("(float[4,3] x) => (float[2,6] y) { y = Reshape(x, shape) }", shape=ints(2, 6))
+        with pytest.raises(ConversionError, match=r"Reshape 'node0': \[4, 3\] -> \[2, 6\] tears the batch apart"):
+            run_passes(model, (VaryBatch(),))
+
+    @settings(max_examples=50, deadline=None)
+    @given(
+        st.sampled_from([1, 2, 3]),
+        st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4),
+        st.permutations(range(5)),
+        st.integers(0, 4),
+    )
+    def test_any_transpose_between_two_reshapes(
+        self, batch: int, sizes: list[int], order: list[int], joined: int
+    ) -> None:
+        """Two neighbouring axes are joined after a transpose, and taken apart again."""
+        if batch == 1:  # which of several axes of size 1 it is, no shape can tell
+            sizes = [max(size, 2) for size in sizes]
+        shape = [batch, *sizes]
+        perm = [axis for axis in order if axis < len(shape)]
+        turned = [shape[axis] for axis in perm]
+        at = joined % (len(turned) - 1)
+        folded = [*turned[:at], turned[at] * turned[at + 1], *turned[at + 2 :]]
+        dims = ",".join(map(str, shape))
+        back = [perm.index(axis) for axis in range(len(shape))]
+        model = graph(
+            f"""(float[{dims}] x) => (float[{dims}] y) {{
+                a = Transpose<perm={perm}>(x)
+                b = Reshape(a, folded)
+                c = Sigmoid(b)
+                d = Reshape(c, turned)
+                y = Transpose<perm={back}>(d)
+            }}""",
+            folded=ints(*folded),
+            turned=ints(*turned),
+        )
+        check_varies(model, batch)
+
+
+class TestConstants:
+    @pytest.mark.parametrize("batch", [1, 2, 3])
+    def test_a_token_that_was_expanded_and_joined(self, batch: int) -> None:
+        model = graph(
+            f"""(float[{batch},3,4] x) => (float[{batch},4,4] y) {{
+                t = Expand(token, shape)
+                y = Concat<axis=1>(t, x)
+            }}""",
+            token=np.ones((1, 1, 4), np.float32),
+            shape=ints(batch, 1, 4),
+        )
+        check_varies(model, batch)
+
+    def test_a_state_that_is_computed_from_an_expanded_zero(self) -> None:
+        model = graph(
+            """(float[2,3] x) => (float[2,3] y) {
+                z = Expand(zero, shape)
+                a = Reshape(z, flat)
+                b = MatMul(a, w)
+                c = Add(b, one)
+                y = Mul(c, x)
+            }""",
+            zero=np.float32(0.5),
+            shape=ints(1, 2, 3),
+            flat=ints(2, 3),
+            w=np.eye(3, dtype=np.float32),
+            one=np.ones(3, np.float32),
+        )
+        check_varies(model, 2)
+
+    def test_a_weight_of_the_size_of_the_batch_is_refused(self) -> None:
+        model = graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=np.ones((2, 3), np.float32))
+        with pytest.raises(ConversionError, match="Add 'node0': 'w' has the saved batch in it"):
+            run_passes(model, (VaryBatch(),))
+
+    def test_another_axis_of_that_size_stays(self) -> None:
+        model = graph(
+            "(float[2,2,2] x) => (float[2,2,2] y) { a = Add(x, w) y = MatMul(a, w) }", w=np.ones((2, 2), np.float32)
+        )
+        check_varies(model, 2)
+
+
+class TestMixing:
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("y = Softmax<axis=0>(x)", "works along the batch"),
+            ("y = ReduceMean<keepdims=1>(x, zero)", "takes the samples of the batch together"),
+            ("a = ReduceMax<keepdims=0>(x) y = Mul(x, a)", "takes the samples of the batch together"),
+            ("y = Slice(x, zero, one, zero)", "takes some samples"),
+            ("y = Concat<axis=0>(x, x)", "joins samples"),
+            ("y = Gather<axis=0>(x, zero)", "picks samples"),
+            ("y = GatherND(x, index)", "picks samples"),
+            ("y = CumSum(x, axis)", "works along the batch"),
+            ("a = Transpose<perm=[1,0]>(x) y = MatMul(a, x)", "it sums over the batch"),
+            ("a = Transpose<perm=[1,0]>(x) y = MatMul(x, a)", "both factors carry the batch"),
+            ("a = Transpose<perm=[1,0]>(x) y = Einsum<equation=\"ij->ji\">(a)", "nobody knows"),
+        ],
+    )  # fmt: skip
+    def test_a_node_that_mixes_samples(self, text: str, why: str) -> None:
+        model = graph(
+            f"(float[4,3] x) => (float[n,m] y) {{ {text} }}", zero=ints(0), one=ints(1), index=ints(0, 2)[:, None],
+            axis=np.int64(0),
+        )  # fmt: skip
+        with pytest.raises(ConversionError, match=f"saved batch of 4 cannot be made to vary: .*{why}"):
+            run_passes(model, (VaryBatch(),))
+
+    def test_inputs_without_a_common_batch(self) -> None:
+        model = graph("(float[2,3] x, float[4,3] y) => (float[2,3] z) { z = Identity(x) }")
+        with pytest.raises(ConversionError, match=r"no common first dimension .* x \[2, 3\], y \[4, 3\]"):
+            run_passes(model, (VaryBatch(),))
+
+
+def test_nothing_to_do_for_a_batch_that_varies() -> None:
+    model = graph("(float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }")
+    (report,) = run_passes(model, (VaryBatch(),))
+    assert not report.ran
+    assert report.note == "the batch varies already"
+
+
+def test_an_output_without_the_batch_is_told() -> None:
+    model = graph("(float[2,3] x) => (float[3,2] y) { y = Transpose<perm=[1,0]>(x) }")
+    (report,) = run_passes(model, (VaryBatch(),))
+    assert report.note == "the batch is not the first dimension of y"
+
+
+def test_rules_are_of_operators_that_exist() -> None:
+    assert [name for name in RULES if not onnx.defs.has(name, OPSET)] == []
