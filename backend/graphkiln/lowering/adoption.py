@@ -8,6 +8,7 @@ The conversion is that of `graphkiln convert oneflow:DIR`, with its proof; the e
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import signal
 import tempfile
@@ -90,7 +91,8 @@ def _convert_and_tell(sender: Connection, saved: Path, target: Path) -> None:
     """Sends what went wrong as text: errors with fields of their own cannot travel between processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
     with TemporaryDirectory(dir=target) as scratch:
-        tempfile.tempdir = scratch  # goes with the unfinished entry when this process is killed
+        # Goes with the unfinished entry when this process is killed. Libraries look for the variable.
+        tempfile.tempdir = os.environ["TMPDIR"] = scratch
         try:
             convert_here(saved, target)
             failure = None
