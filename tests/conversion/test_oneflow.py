@@ -18,6 +18,7 @@ from converting import Convert
 from graphkiln.converters.oneflow import registry
 from graphkiln.converters.oneflow.building import Op, Value
 from graphkiln.converters.oneflow.elements import BY_PROTO
+from graphkiln.converters.oneflow.mlir import parse
 from graphkiln.converters.oneflow.registry import GROUP
 from graphkiln.converters.oneflow.state import read_state
 from graphkiln.converters.sources.base import SourceOptions
@@ -350,3 +351,9 @@ def test_the_manifest_tells_where_it_came_from(models: Path, run: Convert) -> No
     document = json.loads((version / "manifest.json").read_text())
     assert document["provenance"]["source"] == f"oneflow:{models / 'cnn' / 'model'}"
     assert "lark" in document["provenance"]["versions"]
+
+
+def test_every_translator_is_held_to_a_graph_of_oneflow(operators: Path, models: Path) -> None:
+    saved = [*operators.glob("*/model/model.mlir"), *models.glob("*/model/model.mlir")]
+    used = {operation.kind for path in saved for operation in parse(path.read_text()).operations}
+    assert sorted(set(registry.built_in()) - used) == []

@@ -64,10 +64,11 @@ def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
         ".venv/bin/graphkiln bench",
         ".venv/bin/graphkiln story",
         "./scripts/train-story",
+        ".venv/bin/python -m zipfile",
     )
     elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
     assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
-    assert len(commands(readme)) == 18
+    assert len(commands(readme)) == 20
 
 
 def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
@@ -100,11 +101,21 @@ def test_the_bench_commands(readme: str, server: Server, repository: Path) -> No
 
 def test_the_conversion_commands(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "model_repository").symlink_to(repository / "model_repository")
-    shown = [run(c, tmp_path, server) for c in commands(readme) if re.search("graphkiln (convert|verify|inspect)", c)]
+    shown = [run(c, tmp_path, server) for c in commands(readme) if re.search("graphkiln (convert|verify|inspect) m", c)]
     assert [finished.returncode for finished in shown] == [0, 0, 0], [finished.stderr for finished in shown]
     assert "softmax" in shown[0].stdout
     assert shown[1].stdout.count("- PASS") == 2
     assert "4 Conv" in shown[2].stdout
+
+
+def test_the_commands_for_oneflow(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "tests").symlink_to(repository / "tests")
+    unpack, convert = (c for c in commands(readme) if re.search("-m zipfile|oneflow:", c))
+    assert run(unpack.replace(".venv/bin/python", sys.executable), tmp_path, server).returncode == 0
+    finished = run(convert, tmp_path, server)
+    assert finished.returncode == 0, finished.stderr
+    assert "batch sizes 1, 3 - PASS" in " ".join(finished.stdout.replace("\u2502", " ").split())
+    assert (tmp_path / "models" / "tokens" / "1" / "model.onnx").is_file()
 
 
 def test_the_lowering_commands(readme: str, server: Server, repository: Path) -> None:

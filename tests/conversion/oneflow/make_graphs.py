@@ -290,6 +290,29 @@ MODULES = {
 }
 
 
+def updated(x):
+    y = x.clone()
+    y[:, 1:3, 2:5] = x[:, 0:2, 1:4] * 2
+    return y
+
+
+def updated_front(x):
+    y = x + 0
+    y[:, :2] = x[:, 1:] * 2
+    return y
+
+
+ON_ROWS.update({
+    "slice_update": updated, "slice_update_front": updated_front, "add_three": lambda x: flow._C.add([x, x * 2, x.flip(1)]),
+    "reflection_pad1d": nn.ReflectionPad1d(2), "replication_pad1d": nn.ReplicationPad1d((1, 2)),
+    "floor_div": lambda x: flow.floor_divide(x, x * x + 1),
+    "broadcast_pow": lambda x: flow.pow(x * x + 1, x[:, :1]), "broadcast_like": lambda x: flow.broadcast_like(x[:, :1], x),
+    "reshape_like": lambda x: x.reshape(x.shape[0], 18).view_as(x), "identity_op": lambda x: flow._C.identity(x),
+    "clone": lambda x: x.clone() * 1.0, "scalar_int": lambda x: (x.to(flow.int32) + 2 - 5) * 3, "flatten_all": lambda x: flow.flatten(x, 1),
+})
+ON_VOLUMES.update({"adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x, (2, 3, 3))})
+
+
 class Function(nn.Module):
     def __init__(self, function):
         super().__init__()

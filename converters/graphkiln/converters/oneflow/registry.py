@@ -36,20 +36,21 @@ def translators(kinds: Iterable[str]) -> dict[str, Translator]:
     """
     counts = Counter(kinds)
     theirs = {entry.name: entry for entry in entry_points(group=GROUP)}
-    unknown = {kind: count for kind, count in counts.items() if kind not in theirs and kind not in _built_in()}
+    unknown = {kind: count for kind, count in counts.items() if kind not in theirs and kind not in built_in()}
     if unknown:
         listed = ", ".join(f"{kind} ({count} times)" for kind, count in sorted(unknown.items()))
         raise ConversionError(
             f"{len(unknown)} of {len(counts)} kinds of operations cannot be translated: {listed}",
-            hint=f"add a translator (entry-point group {GROUP}), or: {did_you_mean(next(iter(unknown)), _built_in())}"
+            hint=f"add a translator (entry-point group {GROUP}), or: {did_you_mean(next(iter(unknown)), built_in())}"
             if len(unknown) == 1
             else f"add translators (entry-point group {GROUP})",
         )
-    return {kind: theirs[kind].load() if kind in theirs else _built_in()[kind] for kind in counts}
+    return {kind: theirs[kind].load() if kind in theirs else built_in()[kind] for kind in counts}
 
 
 @cache
-def _built_in() -> dict[str, Translator]:
+def built_in() -> dict[str, Translator]:
+    """Ours, by operation."""
     for module in iter_modules(operators.__path__):
         import_module(f"{operators.__name__}.{module.name}")
     return dict(MARKED)

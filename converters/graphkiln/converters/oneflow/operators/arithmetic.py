@@ -21,7 +21,6 @@ _BINARY = {
     "elementwise_minimum": "Min",
     "add_n": "Sum",
     "add_n2": "Add",
-    "multiply": "Mul",
 }
 _COMPARISONS = {
     "equal": "Equal",
@@ -31,7 +30,7 @@ _COMPARISONS = {
     "less_equal": "LessOrEqual",
 }
 _LOGIC = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
-_SCALAR = {"scalar_add": "Add", "scalar_sub": "Sub", "scalar_mul": "Mul", "scalar_div": "Div", "scalar_pow": "Pow"}
+_SCALAR = {"scalar_add": "Add", "scalar_mul": "Mul", "scalar_div": "Div", "scalar_pow": "Pow"}
 
 
 @translates(*_BINARY)
@@ -58,15 +57,7 @@ def fmod(op: Op) -> Value:
     return op.emit("Mod", op.x, _other(op), fmod=1)
 
 
-@translates("broadcast_floor_mod")
-def floor_mod(op: Op) -> Value:
-    """The remainder with the sign of the divisor."""
-    x, other = op.inputs
-    whole = op.emit("Floor", op.emit("Div", x, other)) if op.dtype.is_float else None
-    return op.emit("Sub", x, op.emit("Mul", whole, other)) if whole else op.emit("Mod", x, other)
-
-
-@translates("broadcast_floor_div", "scalar_floordiv")
+@translates("floordiv", "scalar_floordiv")
 def floor_div(op: Op) -> Value:
     """The quotient, down to the whole number."""
     if not op.dtype.is_float:

@@ -11,7 +11,7 @@ from graphkiln.graph.dtypes import DType
 _TO_THE_END = np.iinfo(np.int64).max
 
 
-@translates("reshape", "squeeze", "expand_dims", "flatten", "reshape_like")
+@translates("reshape", "squeeze", "expand_dims")
 def reshape(op: Op) -> Value:
     """The same elements in order."""
     return op.emit("Reshape", op.x, op.constant(op.result_shape))
@@ -139,13 +139,6 @@ def constant(op: Op) -> Value:
     """One number everywhere."""
     number = op.number("floating_value") if op.flag("is_floating_value") else op.integer("integer_value")
     return op.emit("Expand", op.constant(number, op.result_dtype), op.constant(op.result_shape))
-
-
-@translates("zeros_like", "ones_like")
-def constant_like(op: Op) -> Value:
-    """0 or 1 everywhere."""
-    number = op.constant(op.operation.kind == "ones_like", op.result_dtype)
-    return op.emit("Expand", number, op.constant(op.result_shape))
 
 
 @translates("arange")

@@ -18,13 +18,6 @@ def product(op: Op) -> Value:
     return op.emit("Add", y, op.inputs[2]) if len(op.inputs) > 2 else y
 
 
-@translates("fused_matmul_bias")
-def product_with_bias(op: Op) -> Value:
-    """`x @ transposed(weights) + bias`: what a linear layer is on a GPU."""
-    y = op.emit("MatMul", op.x, _turned(op, 1))
-    return op.emit("Add", y, op.inputs[2])
-
-
 def _turned(op: Op, index: int) -> Value:
     rank = len(op.shape_of(index))
     return op.emit("Transpose", op.inputs[index], perm=[*range(rank - 2), rank - 1, rank - 2])

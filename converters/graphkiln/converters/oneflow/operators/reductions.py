@@ -10,7 +10,6 @@ from graphkiln.graph.dtypes import DType
 
 _REDUCTIONS = {
     "reduce_sum": "ReduceSum",
-    "reduce_mean": "ReduceMean",
     "reduce_max": "ReduceMax",
     "reduce_min": "ReduceMin",
     "reduce_prod": "ReduceProd",
