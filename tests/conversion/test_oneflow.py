@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -14,6 +15,8 @@ import onnx_ir
 import pytest
 import saved_graphs
 from converting import Convert
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphkiln.converters.oneflow import registry
 from graphkiln.converters.oneflow.building import Op, Value
@@ -21,6 +24,7 @@ from graphkiln.converters.oneflow.elements import BY_PROTO
 from graphkiln.converters.oneflow.mlir import parse
 from graphkiln.converters.oneflow.registry import GROUP
 from graphkiln.converters.oneflow.state import read_state
+from graphkiln.converters.oneflow.translation import translate
 from graphkiln.converters.sources.base import SourceOptions
 from graphkiln.converters.sources.oneflow_graph import OneflowGraph, open_source
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
@@ -317,6 +321,35 @@ class TestErrors:
             run(f"oneflow:{models / 'cnn'}", weights=str(tmp_path / "w.pth"))
         with pytest.raises(ConversionError, match="only the batch of a graph of OneFlow can vary"):
             run(f"oneflow:{models / 'cnn'}", dynamic=["INPUT_0:2=8..32"])
+
+
+NUMBER = re.compile(r"(?<=[ \[x<])-?\d+(?=[ \]x:,])")
+
+
+class TestFuzz:
+    """A graph whose numbers are others is a graph, or an error of ours."""
+
+    @settings(max_examples=80, deadline=None)
+    @given(place=st.integers(0, 10_000), number=st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 64, 2**31, 2**63]))
+    def test_a_number_changed(self, models: Path, place: int, number: int) -> None:
+        text = (models / "tokens" / "model" / "model.mlir").read_text()
+        found = list(NUMBER.finditer(text))
+        match = found[place % len(found)]
+        self.translated(text[: match.start()] + str(number) + text[match.end() :], models / "tokens" / "model")
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 10_000), st.sampled_from(["conv2d", "matmul", "concat", "slice", "variable", "input", "pad"]))
+    def test_an_operation_that_is_another(self, models: Path, place: int, other: str) -> None:
+        text = (models / "tokens" / "model" / "model.mlir").read_text()
+        found = list(re.finditer(r'"oneflow\.(\w+)"', text))
+        match = found[place % len(found)]
+        self.translated(text[: match.start(1)] + other + text[match.end(1) :], models / "tokens" / "model")
+
+    def translated(self, text: str, folder: Path) -> None:
+        try:
+            translate(parse(text), folder)
+        except ConversionError:
+            return
 
 
 def halved(op: Op) -> Value:

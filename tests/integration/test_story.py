@@ -332,6 +332,13 @@ class TestMistakes:
         assert told in done.stderr
         assert "Traceback" not in done.stderr
 
+    def test_a_folder_that_cannot_be_one(self, weights: Path, tmp_path: Path) -> None:
+        (tmp_path / "cache").write_text("a file")
+        done = run_story(tmp_path / "cache", weights, "--only", "static")
+        assert done.returncode == 1
+        assert "cannot keep the story in" in done.stderr
+        assert "Traceback" not in done.stderr
+
     def test_a_saved_graph_has_no_story(self, digits: Path, tmp_path: Path) -> None:
         done = run_command("story", "--model", digits / "1" / "model.onnx", env={"XDG_CACHE_HOME": str(tmp_path)})
         assert done.returncode == 2

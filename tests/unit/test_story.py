@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from typer.testing import CliRunner
 
 from graphkiln.cli.main import app
 from graphkiln.graph.errors import InvalidInput, MeasurementError
 from graphkiln.proof.policy import BF16, INT8, OTHER_ENGINE
+from graphkiln.repository.version import read_version
 from graphkiln.story.judging import Judgement, judge, judge_parameter_gradients
 from graphkiln.story.measuring import run_segment
 from graphkiln.story.page import factor_chart, latency_chart, page
@@ -26,7 +29,8 @@ from graphkiln.story.requests import Machine, Request
 from graphkiln.story.results import Record, Round, Seen, document, rows
 from graphkiln.story.tables import show
 from graphkiln.story.ways import Way, commands, convert_options, first_ways, last_ways
-from graphkiln.story.work import Answers
+from graphkiln.story.work import Answers, SessionWork
+from graphkiln.story.worker import Worker
 
 CPU = Machine(device="cpu", batch=8)
 GPU = Machine(device="gpu:0", batch=64)
@@ -172,6 +176,26 @@ class TestRecord:
         assert request().folder == request().folder
 
 
+class TestFaults:
+    def test_a_picture_that_is_cut_short_is_named(self, repository: Path, tmp_path: Path) -> None:
+        for number in range(5):
+            picture = Image.open(repository / "docs" / "digits" / "seven.png").convert("RGB")
+            picture.save(tmp_path / f"{number}.jpg")
+        (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:-200])
+        with pytest.raises(InvalidInput, match=r"3\.jpg cannot be decoded"):
+            choose(tmp_path, 10)
+
+    def test_a_process_that_is_killed_is_told_by_its_step(self, digits: Path) -> None:
+        spec = read_version(digits / "1").manifest
+        assert spec is not None
+        assert spec.preprocess is not None
+        work = SessionWork(graph=digits / "1" / "model.onnx", preprocess=spec.preprocess, device="cpu")
+        with Worker(work, "2: reduced") as worker:
+            psutil.Process(worker.pid).kill()
+            with pytest.raises(MeasurementError, match=r"process of '2: reduced' ended with code -9 .*--resume"):
+                worker.answers(JPEGS)
+
+
 class TestJudging:
     reference = np.random.default_rng(0).normal(0, 1, (50, 10)) + 8 * np.eye(10)[np.arange(50) % 10]
     targets = np.arange(50) % 10
@@ -283,7 +307,7 @@ class TestWays:
 
     def test_own_pictures_are_proven_on_some_and_calibrated_on_others(self, tmp_path: Path) -> None:
         for number in range(10):
-            (tmp_path / f"{number}.jpg").write_bytes(bytes([number]))
+            Image.new("L", (8, 8), 20 * number).save(tmp_path / f"{number}.jpg")
         chosen = choose(tmp_path, 10)
         assert chosen.targets is None
         assert not set(chosen.proven) & set(chosen.calibration)

@@ -58,7 +58,7 @@ def open_picture(picture: Picture, *, fetch_timeout_s: float | None = None) -> I
             image = Image.fromarray(_checked_pixels(picture, name))
         else:
             image = Image.open(_file(picture, fetch_timeout_s))
-        image.load()
+        _load(image)
         return ImageOps.exif_transpose(image)
     except UnidentifiedImageError as error:
         raise InvalidInput(f"{name} is not an image in a known format", hint="send JPEG, PNG or WebP") from error
@@ -68,6 +68,15 @@ def open_picture(picture: Picture, *, fetch_timeout_s: float | None = None) -> I
         raise InvalidInput(f"{name} is too large to decode safely: {error}") from error
     except (OSError, ValueError, SyntaxError) as error:
         raise InvalidInput(f"{name} cannot be decoded: {error}") from error
+
+
+def _load(image: Image.Image) -> None:
+    """Decodes; a file that cannot be decoded is closed, as Pillow closes one that can."""
+    try:
+        image.load()
+    except BaseException:
+        image.close()
+        raise
 
 
 def _file(picture: str | Path | bytes, fetch_timeout_s: float | None) -> str | Path | io.BytesIO:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from graphkiln.client.image import open_picture
 from graphkiln.graph.errors import InvalidInput
 from graphkiln.story.digits import CLASSES, training_and_held_out
 
@@ -58,7 +59,7 @@ def choose(folder: Path | None, classes: int) -> Pictures:
         classes: Of the model: the digits' right answers are those of a model of ten.
 
     Raises:
-        InvalidInput: The folder holds too few JPEGs.
+        InvalidInput: The folder holds too few JPEGs, or one that cannot be decoded.
     """
     if folder is None:
         training, held_out = training_and_held_out()
@@ -76,7 +77,13 @@ def choose(folder: Path | None, classes: int) -> Pictures:
     evens, odds = files[::2][:PROVEN], files[1::2][:_CALIBRATION]
     return Pictures(
         description=f"{len(evens)} pictures of {folder}",
-        proven=tuple(path.read_bytes() for path in evens),
+        proven=tuple(map(_readable, evens)),
         targets=None,
-        calibration=tuple(path.read_bytes() for path in odds),
+        calibration=tuple(map(_readable, odds)),
     )
+
+
+def _readable(path: Path) -> bytes:
+    """A picture that can be decoded: one that cannot is better named before anything is measured."""
+    open_picture(path)
+    return path.read_bytes()

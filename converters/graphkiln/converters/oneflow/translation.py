@@ -17,7 +17,8 @@ from graphkiln.graph.dtypes import DType
 from graphkiln.graph.errors import ConversionError
 from graphkiln.passes.graph_file import OPSET
 
-_EDGES = {"input", "output", "variable"}
+_EDGES = {"input": 1, "output": 1, "variable": 0}
+"""Operations that are values of the graph, and how many operands they have."""
 
 
 def translate(job: Job, folder: Path) -> onnx_ir.Model:
@@ -41,11 +42,7 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
         values |= _made(operation, values, graph, known, folder)
     outputs = []
     for number, name in enumerate(returns):
-        node = onnx_ir.node("Identity", [values[name]], name=f"OUTPUT_{number}")
-        node.outputs[0].name = f"OUTPUT_{number}"
-        node.outputs[0].type, node.outputs[0].shape = values[name].type, values[name].shape
-        graph.nodes.append(node)
-        outputs.append(node.outputs[0])
+        outputs.append(_output(graph, values, name, number))
     used = {value for node in graph.nodes for value in node.inputs}
     return onnx_ir.Model(
         onnx_ir.Graph(
@@ -58,6 +55,17 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
         ),
         ir_version=IR_VERSION,
     )
+
+
+def _output(graph: GrowingGraph, values: Mapping[str, Value], name: str, number: int) -> Value:
+    """A value under the name of an output; it may be answered twice, or be an input."""
+    if name not in values:
+        raise ConversionError(f"the graph answers {name}, which its operation was not asked for")
+    node = onnx_ir.node("Identity", [values[name]], name=f"OUTPUT_{number}")
+    (output,) = node.outputs
+    output.name, output.type, output.shape = f"OUTPUT_{number}", values[name].type, values[name].shape
+    graph.nodes.append(node)
+    return output
 
 
 def in_signature_order(job: Job) -> tuple[list[str], list[str]]:
@@ -91,18 +99,33 @@ def _made(
     folder: Path,
 ) -> dict[str, Value]:
     """What an operation makes, by name."""
+    taken = [_taken(operation, name, values) for name in operation.operands]
+    if operation.kind in _EDGES and (len(taken), len(operation.results)) != (_EDGES[operation.kind], 1):
+        raise ConversionError(
+            f"line {operation.line}: {operation.kind} has {len(taken)} operands and {len(operation.results)} results, "
+            f"expected {_EDGES[operation.kind]} and 1"
+        )
     if operation.kind == "variable":
         return {operation.results[0]: _variable(operation, graph, folder)}
-    taken = [values[name] for name in operation.operands]
     if operation.kind in _EDGES:
         return {operation.results[0]: taken[0]}
-    answered = known[operation.kind](Op(operation=operation, inputs=taken, graph=graph))
+    op = Op(operation=operation, inputs=taken, graph=graph)
+    try:
+        answered = known[operation.kind](op)
+    except (IndexError, KeyError, ValueError, OverflowError) as error:
+        raise op.error(f"its operands and attributes are not what they must be: {error}") from error
     results: dict[str, Value] = {}
     made = [answered] if isinstance(answered, Value) else list(answered)
     for name, value, declared in zip(operation.results, made, operation.result_types, strict=False):
         _check(operation, value, declared)
         results[name] = value
     return results  # those that nobody asked for are left out
+
+
+def _taken(operation: Operation, name: str, values: Mapping[str, Value]) -> Value:
+    if name not in values:  # a result that its operation was not asked for, such as the indices of a pooling
+        raise ConversionError(f"line {operation.line}: {operation.kind} takes {name}, which was not asked for")
+    return values[name]
 
 
 def _input(job: Job, name: str, number: int) -> Value:
