@@ -152,6 +152,21 @@ class TestModels:
         opened(models / "cnn").close()
         opened(models / "cnn" / "model").close()
 
+    def test_an_output_without_the_batch_can_be_left_out(self, tmp_path: Path, run: Convert) -> None:
+        text = """module {
+  oneflow.job @G(%arg0: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<3x2xf32>) {
+    %0 = "oneflow.relu"(%arg0) {op_name = "r"} : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    %1 = "oneflow.transpose"(%0) {op_name = "t", perm = [1 : si32, 0 : si32]} : (tensor<2x3xf32>) -> tensor<3x2xf32>
+    oneflow.return %0, %1 : tensor<2x3xf32>, tensor<3x2xf32>
+  }
+}"""
+        (tmp_path / "model.mlir").write_text(text)
+        with pytest.raises(ConversionError, match=r"'OUTPUT_1' has the shape .*leave the output out"):
+            run(f"oneflow:{tmp_path}")
+        version = run(f"oneflow:{tmp_path}", outputs=["OUTPUT_0"])
+        signature = Manifest.read(version / "manifest.json").signature
+        assert list(map(str, signature.outputs)) == ["OUTPUT_0 FP32[batch,3]"]
+
     def test_the_options_of_every_converter(self, models: Path, run: Convert) -> None:
         preprocess = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "crop": [16, 16], "resize": 16}
         version = run(f"oneflow:{models / 'cnn'}", input="uint8-nhwc", preprocess=preprocess, top_k=3)

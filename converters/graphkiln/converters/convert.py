@@ -53,6 +53,7 @@ from graphkiln.passes.base import EdgePass, Pass, PassReport, run_passes
 from graphkiln.passes.edges import Nhwc, Rename, TopK
 from graphkiln.passes.graph_file import save
 from graphkiln.passes.input_embedding import EmbedPreprocess
+from graphkiln.passes.outputs import PruneOutputs
 from graphkiln.passes.pipeline import OPTIMISATIONS, edge_passes, without
 from graphkiln.repository.version import GRAPH_FILE
 
@@ -347,7 +348,14 @@ def _backwards(edges: Sequence[EdgePass], feeds: Arrays) -> Arrays:
 
 def _reference(source: SourceModel, feeds: Arrays, edges: Sequence[EdgePass]) -> Arrays:
     """The source's answers in small batches, through what the passes say that they do to the edge."""
-    outputs: Arrays = run_in_batches(source.run, _source_feeds(feeds, edges), _REFERENCE_BATCH)
+    pruned = [each for each in edges if isinstance(each, PruneOutputs)]
+
+    def run(feeds: Arrays) -> Arrays:
+        """Outputs that are left out need no batch."""
+        outputs: Arrays = source.run(feeds)
+        return pruned[0].from_source(outputs) if pruned else outputs
+
+    outputs: Arrays = run_in_batches(run, _source_feeds(feeds, edges), _REFERENCE_BATCH)
     for each in edges:
         outputs = each.from_source(outputs)
     return outputs

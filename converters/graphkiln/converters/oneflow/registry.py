@@ -18,7 +18,6 @@ from graphkiln.converters.oneflow import operators
 from graphkiln.converters.oneflow.building import Op, Value
 from graphkiln.converters.oneflow.marking import MARKED
 from graphkiln.graph.errors import ConversionError
-from graphkiln.graph.spelling import did_you_mean
 
 GROUP = "graphkiln.oneflow_operators"
 
@@ -41,9 +40,7 @@ def translators(kinds: Iterable[str]) -> dict[str, Translator]:
         listed = ", ".join(f"{kind} ({count} times)" for kind, count in sorted(unknown.items()))
         raise ConversionError(
             f"{len(unknown)} of {len(counts)} kinds of operations cannot be translated: {listed}",
-            hint=f"add a translator (entry-point group {GROUP}), or: {did_you_mean(next(iter(unknown)), built_in())}"
-            if len(unknown) == 1
-            else f"add translators (entry-point group {GROUP})",
+            hint=f"add translators as entry points of the group {GROUP}, or report the model",
         )
     return {kind: theirs[kind].load() if kind in theirs else built_in()[kind] for kind in counts}
 

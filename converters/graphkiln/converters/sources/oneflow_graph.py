@@ -61,7 +61,11 @@ class OneflowGraph:
         for start in range(0, rows, self.batch):
             piece = {name: _padded(array[start : start + self.batch], self.batch) for name, array in feeds.items()}
             pieces.append(self.session.run(piece))
-        return {name: np.concatenate([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
+        return {name: self._joined([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
+
+    def _joined(self, arrays: list[AnyArray]) -> AnyArray:
+        """One whose first dimension is not the batch cannot be joined: it stays what it is, and fails the proof."""
+        return np.concatenate(arrays) if arrays[0].shape[:1] == (self.batch,) else np.atleast_1d(arrays[0])
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`.
