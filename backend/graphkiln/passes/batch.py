@@ -43,7 +43,7 @@ class VaryBatch:
         Raises:
             ConversionError: The inputs have no common batch, or a node mixes samples.
         """
-        batch, expanded = _saved_batch(model), dict[Value, Carried]()
+        batch, expanded = saved_batch(model), dict[Value, Carried]()
         while True:
             follower = Follower(model, batch, expanded)
             try:
@@ -81,14 +81,16 @@ def _first_dim(value: Value) -> object:
     return shape[0] if isinstance(shape[0], int) else shape[0].value
 
 
-def _saved_batch(model: onnx_ir.Model) -> int:
-    firsts = {str(value.name): _first_dim(value) for value in model.graph.inputs}
-    sizes = set(firsts.values())
+def saved_batch(model: onnx_ir.Model) -> int:
+    """The first dimension of all inputs.
+
+    Raises:
+        ConversionError: It varies, or they have not the same one.
+    """
+    sizes = {_first_dim(value) for value in model.graph.inputs}
     (size,) = sizes if len(sizes) == 1 else (None,)
     if not isinstance(size, int):
-        listed = ", ".join(
-            f"{name} {list(value.shape or ())}" for name, value in zip(firsts, model.graph.inputs, strict=True)
-        )
+        listed = ", ".join(f"{value.name} {list(value.shape or ())}" for value in model.graph.inputs)
         raise ConversionError(
             f"the inputs have no common first dimension that could be the batch: {listed}",
             hint="save the graph with the batch first in every input",

@@ -19,11 +19,11 @@ from graphkiln.converters.oneflow.translation import translate
 from graphkiln.converters.sources.base import InputSpec, SourceOptions
 from graphkiln.engines.base import Session
 from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.dtypes import AnyArray
+from graphkiln.graph.dtypes import AnyArray, DType
 from graphkiln.graph.errors import ConversionError, LoweringError
 from graphkiln.passes.addition import AddIntoProducer
 from graphkiln.passes.base import run_passes
-from graphkiln.passes.batch import VaryBatch
+from graphkiln.passes.batch import VaryBatch, saved_batch
 from graphkiln.passes.graph_file import load, save
 
 GRAPH_TEXT = "model.mlir"
@@ -103,10 +103,10 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
         raise ConversionError(f"{folder / GRAPH_TEXT} cannot be read: {error}") from error
     try:
         model = translate(parse(text), folder)
+        batch = saved_batch(model)
     except ConversionError as error:
         raise ConversionError(f"{folder / GRAPH_TEXT}: {error.message}", hint=error.hint) from error
     inputs = tuple(_spec(value) for value in model.graph.inputs)
-    batch = _batch(model, location)
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
         save(model, _file(temporary))
@@ -129,20 +129,7 @@ def _folder(path: Path) -> Path:
     raise ConversionError(f"{what} {path}", hint='name the folder that flow.save(graph, "DIR") wrote: oneflow:DIR')
 
 
-def _batch(model: onnx_ir.Model, location: str) -> int:
-    sizes = {int(value.shape.numpy()[0]) if value.shape else 0 for value in model.graph.inputs}
-    if len(sizes) != 1 or 0 in sizes:
-        raise ConversionError(
-            f"the inputs of {location} have no common batch: "
-            + ", ".join(f"{value.name} {list(value.shape or ())}" for value in model.graph.inputs),
-            hint="save the graph with the batch first in every input",
-        )
-    return sizes.pop()
-
-
 def _spec(value: onnx_ir.Value) -> InputSpec:
-    from graphkiln.graph.dtypes import DType
-
     assert value.shape is not None and value.dtype is not None  # noqa: S101, PT018 - inputs are made with both
     sizes = tuple(int(dim) for dim in value.shape.numpy())
     return InputSpec(name=str(value.name), dtype=DType.from_onnx(int(value.dtype)), shape=sizes[1:])
