@@ -111,7 +111,7 @@ def test_the_conversion_commands(readme: str, server: Server, repository: Path, 
 def test_the_commands_for_oneflow(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(repository / "tests")
     unpack, convert = (c for c in commands(readme) if re.search("-m zipfile|oneflow:", c))
-    assert run(unpack.replace(".venv/bin/python", sys.executable), tmp_path, server).returncode == 0
+    assert run(unpack.replace(".venv/bin/python", f"'{sys.executable}'"), tmp_path, server).returncode == 0
     finished = run(convert, tmp_path, server)
     assert finished.returncode == 0, finished.stderr
     assert "batch sizes 1, 3 - PASS" in " ".join(finished.stdout.replace("\u2502", " ").split())

@@ -137,7 +137,19 @@ class TestRunFolder:
         (extra / "mine").mkdir(parents=True)
         with RunFolder() as folder:
             folder.assemble_backends(installation, extra)
-            assert {path.name for path in folder.backends.iterdir()} == {"python", "graphkiln", "onnxruntime", "mine"}
+            assert {path.name for path in folder.backends.iterdir()} == {
+                "python",
+                "graphkiln",
+                "onnxruntime",
+                "oneflow",
+                "mine",
+            }
+
+    def test_an_installed_oneflow_backend_keeps_its_seat(self, installation: Installation, tmp_path: Path) -> None:
+        (tmp_path / "extra" / "oneflow").mkdir(parents=True)
+        with RunFolder() as folder:
+            assert "oneflow" not in folder.assemble_backends(installation, tmp_path / "extra")
+            assert (folder.backends / "oneflow").resolve() == (tmp_path / "extra" / "oneflow").resolve()
 
     def test_our_defaults_give_way_to_the_users_flags(self, installation: Installation) -> None:
         with RunFolder() as folder:

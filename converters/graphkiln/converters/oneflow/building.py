@@ -180,7 +180,7 @@ class Op:
                 opset_imports=[onnx.helper.make_opsetid("", OPSET)],
                 ir_version=IR_VERSION,
             )
-        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        except _MISFITS as error:
             reason = str(error).splitlines()[0]
             raise self.error(f"what OneFlow saved does not go together: {node.op_type}: {reason}") from error
         for value in node.outputs:
@@ -230,6 +230,8 @@ def _type_proto(value: Value) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
 
 
+_MISFITS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx_ir.serde.SerdeError)
+"""What is raised for attributes and inputs that no node can have; the last one for numbers above 64 bits."""
 _SMALL = 64
 """Elements of a constant that can be a shape, axes, or the like."""
 _ONNX = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}
