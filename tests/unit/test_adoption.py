@@ -1,0 +1,119 @@
+"""What OneFlow saved into a store becomes an entry of the cache, once for each content."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import saved_graphs
+
+from graphkiln.graph.errors import ConversionError
+from graphkiln.lowering.adoption import adopted, convert_apart
+from graphkiln.lowering.cache import ArtifactCache
+from graphkiln.repository.version import read_version
+
+
+class Conversions:
+    """Stands in for the conversion, and counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, saved: Path, target: Path) -> None:
+        self.count += 1
+        (target / "model.onnx").write_text(f"{saved} {self.count}")
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    folder = tmp_path / "store" / "net" / "1"
+    (folder / "model" / "a.weight").mkdir(parents=True)
+    (folder / "model" / "model.mlir").write_text("module {}")
+    (folder / "model" / "a.weight" / "out").write_bytes(b"1234")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ArtifactCache:
+    return ArtifactCache(tmp_path / "cache")
+
+
+class TestAdopted:
+    def test_once_for_each_content(self, version: Path, tmp_path: Path) -> None:
+        convert, told = Conversions(), list[str]()
+        for _ in range(2):
+            with ArtifactCache(tmp_path / "cache") as cache:
+                first = adopted(version, cache, told.append, convert)
+        (version / "model" / "a.weight" / "out").write_bytes(b"1235")
+        with ArtifactCache(tmp_path / "cache") as cache:
+            other = adopted(version, cache, told.append, convert)
+            assert other != first
+            assert (other / "model.onnx").read_text().endswith(" 2")
+        assert convert.count == 2
+        assert told == [f"converting net 1, which OneFlow saved: once, into {tmp_path / 'cache'}"] * 2
+
+    def test_a_file_that_only_moved_is_another_content(self, version: Path, cache: ArtifactCache) -> None:
+        convert = Conversions()
+        with cache:
+            adopted(version, cache, lambda _: None, convert)
+            (version / "model" / "a.weight").rename(version / "model" / "b.weight")
+            adopted(version, cache, lambda _: None, convert)
+        assert convert.count == 2
+
+    @pytest.mark.parametrize("file", ["model.onnx", "manifest.json"])
+    def test_a_graph_of_ours_beside_it_goes_first(self, version: Path, cache: ArtifactCache, file: str) -> None:
+        (version / file).write_text("{}")
+        with cache:
+            assert adopted(version, cache, lambda _: None, Conversions()) == version
+
+    def test_a_version_without_any_is_left_alone(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        with cache:
+            assert adopted(tmp_path, cache, lambda _: None, Conversions()) == tmp_path
+
+    def test_a_failure_is_not_kept(self, version: Path, cache: ArtifactCache, tmp_path: Path) -> None:
+        with cache, pytest.raises(ConversionError, match=r"line 1, column 9"):
+            adopted(version, cache, lambda _: None)
+        assert list((tmp_path / "cache" / "entries").iterdir()) == []
+        assert list((tmp_path / "cache" / "partial").iterdir()) == []
+
+
+class TestApart:
+    @pytest.fixture
+    def saved(self, tmp_path: Path) -> Path:
+        return saved_graphs.unpack("models.zip", tmp_path / "unpacked", "cnn") / "cnn" / "model"
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Path:
+        (tmp_path / "target").mkdir()
+        return tmp_path / "target"
+
+    def test_what_it_makes_is_a_version(self, saved: Path, target: Path) -> None:
+        convert_apart(saved, target)
+        assert {path.name for path in target.iterdir()} == {"model.onnx", "manifest.json", "golden.npz"}
+        assert read_version(target).golden is not None
+
+    def test_errors_come_across(self, saved: Path, target: Path) -> None:
+        (saved / "m.classes.bias" / "out").write_bytes(b"")
+        with pytest.raises(ConversionError, match=r"state tensor 'm\.classes\.bias'.* short .*save the graph again"):
+            convert_apart(saved, target)
+
+    def test_a_process_that_is_killed_is_an_error(self, saved: Path, target: Path) -> None:
+        def kill() -> None:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                for child in psutil.Process().children():
+                    if any("spawn_main" in word for word in child.cmdline()):
+                        os.kill(child.pid, signal.SIGKILL)
+                        return
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises(ConversionError, match="was ended from outside"):
+            convert_apart(saved, target)
+        thread.join()
