@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -103,17 +105,50 @@ class TestApart:
             convert_apart(saved, target)
 
     def test_a_process_that_is_killed_is_an_error(self, saved: Path, target: Path) -> None:
-        def kill() -> None:
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:
-                for child in psutil.Process().children():
-                    if any("spawn_main" in word for word in child.cmdline()):
-                        os.kill(child.pid, signal.SIGKILL)
-                        return
-                time.sleep(0.01)
-
-        thread = threading.Thread(target=kill)
-        thread.start()
-        with pytest.raises(ConversionError, match="was ended from outside"):
+        with when_it_converts(lambda child: child.kill()), pytest.raises(ConversionError, match="ended from outside"):
             convert_apart(saved, target)
-        thread.join()
+
+    @pytest.mark.timeout(60)
+    def test_it_ends_with_the_call(self, saved: Path, target: Path) -> None:
+        """Even a process that does nothing more."""
+
+        def interrupt(child: psutil.Process) -> None:
+            child.suspend()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        def raise_it(*_: object) -> None:
+            raise _Interrupted
+
+        before = signal.signal(signal.SIGUSR1, raise_it)
+        try:
+            with when_it_converts(interrupt), pytest.raises(_Interrupted):
+                convert_apart(saved, target)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert converting() == []
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def converting() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if any("spawn_main" in word for word in each.cmdline())]
+
+
+@contextmanager
+def when_it_converts(act: Callable[[psutil.Process], object]) -> Iterator[None]:
+    """Does something as soon as the process is there."""
+
+    def wait_and_act() -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if found := converting():
+                act(found[0])
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    yield
+    thread.join()
