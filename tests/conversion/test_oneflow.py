@@ -394,6 +394,11 @@ class TestThirdParties:
         assert "Relu" not in kinds
 
 
+def test_the_readme_counts_them(repository: Path) -> None:
+    text = " ".join((repository / "README.md").read_text().split())
+    assert f" {len(registry.built_in())} operations are known" in text
+
+
 def test_the_manifest_tells_where_it_came_from(models: Path, run: Convert) -> None:
     version = run(f"oneflow:{models / 'cnn'}")
     document = json.loads((version / "manifest.json").read_text())
