@@ -22,10 +22,6 @@ class Carried:
     before: int = 1
     after: int = 1
 
-    def size(self, batch: int) -> int:
-        """Of the axis."""
-        return self.before * batch * self.after
-
 
 def mark(value: Value, carried: Carried) -> None:
     """Names the batch in a value's shape."""
@@ -74,9 +70,8 @@ class Follower:
 
     def expand_here(self, node: onnx_ir.Node) -> Carried:
         """Lets an Expand of a constant go to the batch of each request."""
-        (result,), (source, _) = node.outputs, node.inputs
+        (result,) = node.outputs
         wanted, shape = self.expanded[result], self.shape(result)
-        assert source is not None  # noqa: S101 - an Expand has both
         self._repairs.append(
             lambda: node.replace_input_with(1, self._target(node, f"{node.name}/batch", shape, wanted))
         )
@@ -98,6 +93,13 @@ class Follower:
         if value is None or value.shape is None or not value.shape.is_static():
             raise ConversionError(f"the shape of '{value.name if value else ''}' is not known")
         return tuple(int(dim) for dim in value.shape.numpy())
+
+    def given(self, node: onnx_ir.Node, index: int) -> Value:
+        """An input that must not be left out."""
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            raise self.error(node, f"input {index} is missing")
+        return value
 
     def only(self, node: onnx_ir.Node) -> Carried:
         """Of the first input, when no other carries the batch."""
@@ -130,7 +132,8 @@ class Follower:
                 if found is not None and aligned != found:
                     raise self.error(node, f"its inputs carry the batch in different places: {found}, {aligned}")
                 found = aligned
-        assert found is not None  # noqa: S101 - the batch reaches the node through one of them
+        if found is None:
+            raise self.error(node, "the batch comes in where weights or settings are expected")
         for index, other in enumerate(node.inputs):
             if other in values and other not in self.carried:
                 shape = self.shape(other)
@@ -145,9 +148,8 @@ class Follower:
         Raises:
             ExpandedToBatch: It was computed from one that was expanded.
         """
-        value = node.inputs[index]
+        value = self.given(node, index)
         shape = self.shape(value)
-        assert value is not None  # noqa: S101 - it has a shape
         source = self._unexpanded(node, value, wanted)
         self._repairs.append(lambda: self._expand_input(node, index, source, shape, wanted))
 

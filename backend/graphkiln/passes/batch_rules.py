@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import onnx_ir
 
-from graphkiln.passes.batch_following import Carried, Follower, Value
+from graphkiln.passes.batch_following import Carried, Follower
 
 Rule = Callable[[Follower, onnx_ir.Node], Carried]
 
@@ -63,13 +63,6 @@ def _expand(follower: Follower, node: onnx_ir.Node) -> Carried:
     return replace(carried, axis=axis)
 
 
-def _concat(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = _together(follower, node)
-    if carried.axis == node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0])):
-        raise follower.error(node, "it joins samples of the batch")
-    return carried
-
-
 def _together(follower: Follower, node: onnx_ir.Node) -> Carried:
     """All inputs carry the batch in the same place, without broadcasting."""
     (first, *others) = {follower.carried[value] for value in node.inputs if value in follower.carried}
@@ -79,6 +72,18 @@ def _together(follower: Follower, node: onnx_ir.Node) -> Carried:
         if value not in follower.carried:
             follower.carry(node, index, first)
     return first
+
+
+def _along_together(why: str) -> Rule:
+    """A rule for nodes that take all inputs together along their axis."""
+
+    def rule(follower: Follower, node: onnx_ir.Node) -> Carried:
+        carried = _together(follower, node)
+        if carried.axis == node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0])):
+            raise follower.error(node, why)
+        return carried
+
+    return rule
 
 
 def _slice(follower: Follower, node: onnx_ir.Node) -> Carried:
@@ -97,16 +102,8 @@ def _unsqueeze(follower: Follower, node: onnx_ir.Node) -> Carried:
     return replace(carried, axis=[axis for axis in range(rank) if axis not in new][carried.axis])
 
 
-def _both(node: onnx_ir.Node) -> tuple[Value, Value]:
-    """The inputs of a node that has two."""
-    first, second = node.inputs
-    assert first is not None  # noqa: S101 - the operators that are asked need both
-    assert second is not None  # noqa: S101
-    return first, second
-
-
 def _matmul(follower: Follower, node: onnx_ir.Node) -> Carried:
-    a, b = _both(node)
+    a, b = follower.given(node, 0), follower.given(node, 1)
     ranks = len(follower.shape(a)), len(follower.shape(b))
     rank = max(*ranks, 2)
     if min(ranks) < 2:
@@ -122,7 +119,7 @@ def _matmul(follower: Follower, node: onnx_ir.Node) -> Carried:
     return follower.broadcast(node, [a, b], rank)
 
 
-def _along(axis_of: Callable[[Follower, onnx_ir.Node], list[int]]) -> Callable[[Follower, onnx_ir.Node], Carried]:
+def _along(axis_of: Callable[[Follower, onnx_ir.Node], list[int]]) -> Rule:
     """A rule for nodes that work along some axes and keep the rank."""
 
     def rule(follower: Follower, node: onnx_ir.Node) -> Carried:
@@ -171,7 +168,7 @@ def _reduction(follower: Follower, node: onnx_ir.Node) -> Carried:
 
 
 def _gather(follower: Follower, node: onnx_ir.Node) -> Carried:
-    data, indices = _both(node)
+    data, indices = follower.given(node, 0), follower.given(node, 1)
     rank, axis = len(follower.shape(data)), node.attributes["axis"].as_int()
     axis %= rank
     if data in follower.carried and indices in follower.carried:
@@ -185,15 +182,8 @@ def _gather(follower: Follower, node: onnx_ir.Node) -> Carried:
     return own if own.axis < axis else replace(own, axis=own.axis + len(follower.shape(indices)) - 1)
 
 
-def _gather_elements(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = _together(follower, node)
-    if carried.axis == node.attributes["axis"].as_int() % len(follower.shape(node.inputs[0])):
-        raise follower.error(node, "it picks samples of the batch")
-    return carried
-
-
 def _gather_nd(follower: Follower, node: onnx_ir.Node) -> Carried:
-    data, indices = _both(node)
+    data, indices = follower.given(node, 0), follower.given(node, 1)
     index_shape = follower.shape(indices)
     if data in follower.carried and indices in follower.carried:
         raise follower.error(node, "data and indices both carry the batch")
@@ -217,11 +207,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_BY_SAMPLE.split(), _by_sample),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
-    "Concat": _concat,
+    "Concat": _along_together("it joins samples of the batch"),
     "CumSum": _along(_input_axis),
     "Expand": _expand,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": _along_together("it picks samples of the batch"),
     "GatherND": _gather_nd,
     "GridSample": _together,
     "LayerNormalization": _along(_from_axis),

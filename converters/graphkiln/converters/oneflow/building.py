@@ -225,9 +225,8 @@ class Op:
 
 
 def _type_proto(value: Value) -> onnx.TypeProto:
-    assert value.dtype is not None  # noqa: S101 - weights, inputs and outputs of nodes have one
     shape = None if value.shape is None else [int(dim) for dim in value.shape.numpy()]
-    return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+    return onnx.helper.make_tensor_type_proto(int(value.dtype or onnx_ir.DataType.UNDEFINED), shape)
 
 
 _MISFITS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx_ir.serde.SerdeError)

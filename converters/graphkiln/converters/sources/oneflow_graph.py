@@ -130,9 +130,9 @@ def _folder(path: Path) -> Path:
 
 
 def _spec(value: onnx_ir.Value) -> InputSpec:
-    assert value.shape is not None and value.dtype is not None  # noqa: S101, PT018 - inputs are made with both
-    sizes = tuple(int(dim) for dim in value.shape.numpy())
-    return InputSpec(name=str(value.name), dtype=DType.from_onnx(int(value.dtype)), shape=sizes[1:])
+    sizes = tuple(int(dim) for dim in (value.shape or onnx_ir.Shape(())).numpy())
+    dtype = DType.from_onnx(int(value.dtype or onnx_ir.DataType.UNDEFINED))
+    return InputSpec(name=str(value.name), dtype=dtype, shape=sizes[1:])
 
 
 def _padded(rows: AnyArray, count: int) -> AnyArray:
