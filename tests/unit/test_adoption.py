@@ -104,6 +104,10 @@ class TestApart:
         with pytest.raises(ConversionError, match=r"state tensor 'm\.classes\.bias'.* short .*save the graph again"):
             convert_apart(saved, target)
 
+    def test_a_folder_that_cannot_be_written_is_told(self, saved: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"cannot be converted in .*missing: No such file .*make room"):
+            convert_apart(saved, tmp_path / "missing")
+
     def test_a_process_that_is_killed_is_an_error(self, saved: Path, target: Path) -> None:
         with when_it_converts(lambda child: child.kill()), pytest.raises(ConversionError, match="ended from outside"):
             convert_apart(saved, target)

@@ -90,14 +90,16 @@ def convert_apart(saved: Path, target: Path) -> None:
 def _convert_and_tell(sender: Connection, saved: Path, target: Path) -> None:
     """Sends what went wrong as text: errors with fields of their own cannot travel between processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
-    with TemporaryDirectory(dir=target) as scratch:
-        # Goes with the unfinished entry when this process is killed. Libraries look for the variable.
-        tempfile.tempdir = os.environ["TMPDIR"] = scratch
-        try:
+    failure = None
+    try:
+        with TemporaryDirectory(dir=target) as scratch:
+            # Goes with the unfinished entry when this process is killed. Libraries look for the variable.
+            tempfile.tempdir = os.environ["TMPDIR"] = scratch
             convert_here(saved, target)
-            failure = None
-        except GraphkilnError as error:
-            failure = error.message, error.hint
+    except GraphkilnError as error:
+        failure = error.message, error.hint
+    except OSError as error:  # a full disk
+        failure = f"{saved} cannot be converted in {target}: {error.strerror or error}", "make room: serve --cache DIR"
     sender.send(failure)
 
 
