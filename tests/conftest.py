@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running import Server, Serving, StartServer
 
-from graphkiln.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.cache import ArtifactCache
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

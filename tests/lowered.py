@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from graphkiln.engines.base import Step
-from graphkiln.engines.registry import probe
-from graphkiln.lowering.artifacts import Artifacts, saved_precision
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.lower import Lowered, Wanted, lower
-from graphkiln.lowering.plan import LoweringPlan, Machine
-from graphkiln.repository.version import read_version
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.lower import Lowered, Wanted, lower
+from graphkiln_backend.lowering.plan import LoweringPlan, Machine
+from graphkiln_backend.repository.version import read_version
 
 
 def cpu(cores: int = 2, instances: int = 1) -> Machine:

@@ -47,10 +47,10 @@ from rich.table import Table
 from served import DIGITS, add_model
 from story_speed import benchmark_story
 
-from graphkiln.client import Client
-from graphkiln.engines.cores import usable_cores
-from graphkiln.graph.dtypes import AnyArray
 from graphkiln.story.server import serving
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_client import Client
 
 CONCURRENCIES = (1, 4)
 _FILE_WIDTH = 160

@@ -23,11 +23,11 @@ from onnx import TensorProto, helper
 from PIL import Image
 from served import DIGITS, add_model
 
-from graphkiln.client import Client
-from graphkiln.client.image import load_sample
-from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.graph.preprocess import Preprocess
 from graphkiln.story.server import serving
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client import Client
+from graphkiln_client.image import load_sample
+from graphkiln_converters.torch_libraries import import_torchvision
 
 SIZES = {"1 kB": 256, "600 kB": 150_528}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -161,8 +161,8 @@ def _times(label: str, ways: dict[str, Callable[[], object]], rounds: int) -> li
 
 def _import() -> dict[str, object]:
     """The import of the client beside a start of Python, the fastest of some: files are cached then."""
-    seconds = [min(_start(code) for _ in range(5)) for code in ("pass", "import graphkiln.client")]
-    return {"model": "import", "set-up": "graphkiln.client", "s": round(seconds[1] - seconds[0], 3), "ratio": ""}
+    seconds = [min(_start(code) for _ in range(5)) for code in ("pass", "import graphkiln_client")]
+    return {"model": "import", "set-up": "graphkiln_client", "s": round(seconds[1] - seconds[0], 3), "ratio": ""}
 
 
 def _start(code: str) -> float:

@@ -24,16 +24,16 @@ from measuring import exported
 from rich.console import Console
 from rich.table import Table
 
-from graphkiln.converters.sources.base import SourceOptions, open_source
-from graphkiln.engines.device import identity
-from graphkiln.engines.registry import probe
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.lowering.artifacts import Artifacts
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.lower import Wanted, lower
-from graphkiln.lowering.plan import Machine, plan
-from graphkiln.lowering.settings import Settings
-from graphkiln.repository.version import ModelVersion
+from graphkiln_backend.engines.device import identity
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.lower import Wanted, lower
+from graphkiln_backend.lowering.plan import Machine, plan
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_converters.sources.base import SourceOptions, open_source
 
 _ARCHITECTURES = ("resnet101", "mobilenet_v3_large")
 _BATCHES = (1, 16, 64)

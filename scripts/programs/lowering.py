@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 from measuring import CACHE, Segment, exported, measure
 
-from graphkiln.engines.base import Session
-from graphkiln.engines.cores import usable_cores
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.engines.quantization import Quantisation, quantise
-from graphkiln.engines.registry import load_engine, probe
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.lowering.artifacts import Artifacts, saved_precision
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.lower import Lowered, Wanted, lower
-from graphkiln.lowering.plan import Machine, plan
-from graphkiln.lowering.settings import Settings
-from graphkiln.repository.version import ModelVersion
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.quantization import Quantisation, quantise
+from graphkiln_backend.engines.registry import load_engine, probe
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.lower import Lowered, Wanted, lower
+from graphkiln_backend.lowering.plan import Machine, plan
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.repository.version import ModelVersion
 
 _BATCH = 8
 _IMAGE = (3, 224, 224)

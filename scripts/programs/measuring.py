@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from graphkiln.converters.sources.base import SourceOptions, open_source
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.edges import Rename
-from graphkiln.passes.graph_file import save
-from graphkiln.passes.pipeline import OPTIMISATIONS
 from graphkiln.story.measuring import run_segment
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.edges import Rename
+from graphkiln_backend.passes.graph_file import save
+from graphkiln_backend.passes.pipeline import OPTIMISATIONS
+from graphkiln_converters.sources.base import SourceOptions, open_source
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmark"
 

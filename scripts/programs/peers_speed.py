@@ -25,13 +25,13 @@ from measuring import CACHE, exported, photograph
 from peers.asking import PEERS, Label, Peer
 from peers.picture import HOST, preprocess, score, session, top5
 
-from graphkiln.client import Client
-from graphkiln.client.image import load_sample
-from graphkiln.converters.convert import convert
-from graphkiln.converters.recipe import Recipe
-from graphkiln.repository.version import CONFIG_FILE
 from graphkiln.story.measuring import Segment, run_segment
 from graphkiln.story.server import serving
+from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_client import Client
+from graphkiln_client.image import load_sample
+from graphkiln_converters.convert import convert
+from graphkiln_converters.recipe import Recipe
 
 CALLERS = 8
 _WARM_S = 3.0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graphkiln.graph.signature import Signature
-from graphkiln.repository.config import config_text
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.repository.config import config_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
@@ -25,7 +25,7 @@ def add_model(store: Path, name: str, graph: Path, extra: str = "") -> None:
 
 @contextmanager
 def _reference_signature(graph: Path) -> Iterator[Signature]:
-    from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+    from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 
     with OnnxRuntimeEngine().build_reference(graph) as session:
         yield session.signature

@@ -19,12 +19,12 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from graphkiln.client.image import load_sample
-from graphkiln.converters.proving import Sampled
-from graphkiln.converters.pytorch import export_graph, run_module
-from graphkiln.converters.writer import Source, write_version
-from graphkiln.graph.preprocess import Preprocess
 from graphkiln.story.digits import picture
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.image import load_sample
+from graphkiln_converters.proving import Sampled
+from graphkiln_converters.pytorch import export_graph, run_module
+from graphkiln_converters.writer import Source, write_version
 
 SEED = 20260101
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

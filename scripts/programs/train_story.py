@@ -20,10 +20,10 @@ from augmenting import moved
 from safetensors.torch import save_file
 from torch import nn
 
-from graphkiln.client.image import load_sample
-from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.graph.preprocess import Preprocess
 from graphkiln.story.digits import CLASSES, Digits, training_and_held_out, weights_path
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.image import load_sample
+from graphkiln_converters.torch_libraries import import_torchvision
 
 SEED = 20260101
 STAGES = ((64, 150, 1.0), (128, 80, 1.0), (224, 70, 0.3))

@@ -8,21 +8,36 @@ from pathlib import Path
 
 import pytest
 
-ROOTS = ("backend", "client", "converters", "scripts")
+import graphkiln
+
+PACKAGES = (
+    "backend/graphkiln_backend",
+    "client/graphkiln_client",
+    "converters/graphkiln_converters",
+    "scripts/graphkiln",
+)
 
 
-@pytest.mark.parametrize("root", ROOTS)
-def test_graphkiln_is_a_namespace_over_four_roots(repository: Path, root: Path) -> None:
-    assert (repository / root / "graphkiln").is_dir()
-    assert not (repository / root / "graphkiln" / "__init__.py").exists(), "it would hide the other roots"
-    loose = [path.name for path in (repository / root).glob("*.py")]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_root_holds_one_typed_package_and_no_loose_module(repository: Path, package: str) -> None:
+    folder = repository / package
+    assert (folder / "__init__.py").is_file()
+    assert (folder / "py.typed").is_file()
+    loose = [path.name for path in folder.parent.glob("*.py")]
     assert not loose, "a loose module in a root becomes a top-level module of the editable install"
 
 
-def test_every_package_is_typed(repository: Path) -> None:
-    packages = {path.parent for root in ROOTS for path in (repository / root / "graphkiln").glob("*/__init__.py")}
-    assert len(packages) >= 10
-    assert [package for package in packages if not (package / "py.typed").exists()] == []
+def test_the_public_names_are_all_there() -> None:
+    assert {name for name in graphkiln.__all__ if not hasattr(graphkiln, name)} == set()
+    assert dir(graphkiln) == graphkiln.__all__
+    with pytest.raises(AttributeError, match="nothing"):
+        graphkiln.nothing  # noqa: B018
+
+
+def test_importing_the_public_face_imports_nothing_else() -> None:
+    program = "import sys, graphkiln; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "typer", "graphkiln_backend", "graphkiln_client", "graphkiln_converters"} & set(loaded)
 
 
 def test_ci_runs_the_three_scripts_and_nothing_else(repository: Path) -> None:
@@ -33,7 +48,7 @@ def test_ci_runs_the_three_scripts_and_nothing_else(repository: Path) -> None:
 
 def test_a_server_start_does_not_pay_for_what_most_starts_do_not_need() -> None:
     heavy = {"torch", "onnx_ir", "onnxscript", "sympy", "openvino", "rich", "pydantic", "lark"}
-    modules = "graphkiln.lowering.deployment, graphkiln.lowering.adoption, graphkiln.repository.overlay"
-    program = f"import sys, {modules}; print(*sys.modules)"
+    modules = ("lowering.deployment", "lowering.adoption", "repository.overlay")
+    program = f"import sys, {', '.join(f'graphkiln_backend.{each}' for each in modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(loaded)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from converting import MODULES, Convert
 
-from graphkiln.client.image import load_sample
-from graphkiln.converters.convert import convert
-from graphkiln.converters.recipe import read_recipe
+from graphkiln_client.image import load_sample
+from graphkiln_converters.convert import convert
+from graphkiln_converters.recipe import read_recipe
 
 
 @pytest.fixture

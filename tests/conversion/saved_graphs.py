@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray
 
 FOLDER = Path(__file__).parent / "oneflow"
 

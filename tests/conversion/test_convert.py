@@ -24,17 +24,17 @@ import zoo
 from converting import MODULES, Convert
 from safetensors.torch import save_file
 
-from graphkiln.converters import convert as convert_module
-from graphkiln.converters import writer
-from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.errors import ConversionError, GraphkilnError, VerificationError
-from graphkiln.graph.manifest import Manifest
-from graphkiln.graph.ranking import Ranking
-from graphkiln.passes import pipeline
-from graphkiln.passes.input_embedding import EmbedPreprocess
-from graphkiln.repository.config import read_config
-from graphkiln.repository.version import read_version
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, VerificationError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.passes import pipeline
+from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.version import read_version
+from graphkiln_converters import convert as convert_module
+from graphkiln_converters import writer
+from graphkiln_converters.torch_libraries import import_torchvision
 
 PREPROCESS = {"resize": [16, 16], "mean": [0.1, 0.5, 0.9], "std": [0.2, 0.3, 0.4]}
 
@@ -88,7 +88,7 @@ class TestWhatIsWritten:
             run(small, version=2)
 
     def test_the_manifest_repeats_the_conversion(self, run: Convert, small: str) -> None:
-        from graphkiln.converters.recipe import read_recipe
+        from graphkiln_converters.recipe import read_recipe
 
         version = run(small, softmax=True, keep_names=True)
         again = read_recipe(version / "manifest.json", {}, [])
@@ -100,7 +100,7 @@ class TestWhatIsWritten:
     def test_weights_above_the_limit_of_a_message_lie_beside_the_graph(
         self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("graphkiln.passes.graph_file._EXTERNAL_DATA_FROM_BYTES", 100)
+        monkeypatch.setattr("graphkiln_backend.passes.graph_file._EXTERNAL_DATA_FROM_BYTES", 100)
         version = run(small)
         assert (version / "model.onnx.data").exists()
         sample = np.ones((1, 3, 16, 16), np.float32)

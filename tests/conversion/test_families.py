@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from converting import Convert
 
-from graphkiln.graph.manifest import Manifest
+from graphkiln_backend.graph.manifest import Manifest
 
 
 def slowly(*names: str) -> list[object]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from converting import MODULES, Convert
 
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.errors import ConversionError, VerificationError
-from graphkiln.graph.manifest import Manifest
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.manifest import Manifest
 
 
 @pytest.mark.parametrize("name", ["pooling", "inception"])
@@ -46,7 +46,7 @@ def test_a_vit(run: Convert, tmp_path: Path) -> None:
 
 
 def test_a_wrong_gradient_is_refused(run: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphkiln.converters import joint_graph
+    from graphkiln_converters import joint_graph
 
     original = joint_graph._convolution_backward
     monkeypatch.setattr(joint_graph, "_convolution_backward", lambda *a: (original(*a)[0] * 1.001, None, None))

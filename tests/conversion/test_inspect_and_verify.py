@@ -12,8 +12,8 @@ import zoo
 from converting import Convert
 from running import run_command
 
-from graphkiln.graph.manifest import MANIFEST_FILE
-from graphkiln.passes.census import census
+from graphkiln_backend.graph.manifest import MANIFEST_FILE
+from graphkiln_backend.passes.census import census
 
 
 class TestInspect:
@@ -93,6 +93,6 @@ class TestVerify:
 
 
 def sha256(path: Path) -> str:
-    from graphkiln.graph.manifest import sha256_of
+    from graphkiln_backend.graph.manifest import sha256_of
 
     return sha256_of(path)

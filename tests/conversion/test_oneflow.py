@@ -18,21 +18,21 @@ from converting import Convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln.converters.oneflow import registry
-from graphkiln.converters.oneflow.building import Op, Value
-from graphkiln.converters.oneflow.elements import BY_PROTO
-from graphkiln.converters.oneflow.mlir import parse
-from graphkiln.converters.oneflow.registry import GROUP
-from graphkiln.converters.oneflow.state import read_state
-from graphkiln.converters.oneflow.translation import translate
-from graphkiln.converters.sources.base import SourceOptions
-from graphkiln.converters.sources.oneflow_graph import OneflowGraph, open_source
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ConversionError, VerificationError
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.graph.manifest import Manifest
-from graphkiln.passes.graph_file import save
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.passes.graph_file import save
+from graphkiln_converters.oneflow import registry
+from graphkiln_converters.oneflow.building import Op, Value
+from graphkiln_converters.oneflow.elements import BY_PROTO
+from graphkiln_converters.oneflow.mlir import parse
+from graphkiln_converters.oneflow.registry import GROUP
+from graphkiln_converters.oneflow.state import read_state
+from graphkiln_converters.oneflow.translation import translate
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 
 OPERATORS = saved_graphs.names("operators.zip")
 PROVEN = ["cnn", "several_ends", "tokens", "tokens_batch_1", "swin", "swin_batch_1", "segmenter"]

@@ -15,16 +15,16 @@ from lowered import lower_version
 from onnx import TensorProto, helper
 from sklearn.datasets import load_digits
 
-from graphkiln.engines.base import Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.engines.openvino import OpenVinoEngine
-from graphkiln.graph.errors import ConversionError, VerificationError
-from graphkiln.graph.manifest import Manifest
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.precision import LowerPrecision, emulate
-from graphkiln.proof.decision import decide, lower_bound
-from graphkiln.proof.policy import BF16, INT8
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.openvino import OpenVinoEngine
+from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.precision import LowerPrecision, emulate
+from graphkiln_backend.proof.decision import decide, lower_bound
+from graphkiln_backend.proof.policy import BF16, INT8
 
 ONNX_RUNTIME = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 OPENVINO = Step(engine="openvino", device="cpu", threads=1, spin=False, reason="test")

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from graphkiln.client.image import load_sample
-from graphkiln.converters.sources.huggingface import spec_of as spec_of_processor
-from graphkiln.converters.sources.timm import spec_of as spec_of_timm
-from graphkiln.converters.torch_libraries import import_torchvision
-from graphkiln.graph.dtypes import DType
-from graphkiln.graph.preprocess import Preprocess
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.image import load_sample
+from graphkiln_converters.sources.huggingface import spec_of as spec_of_processor
+from graphkiln_converters.sources.timm import spec_of as spec_of_timm
+from graphkiln_converters.torch_libraries import import_torchvision
 
 pytestmark = pytest.mark.train
 
@@ -63,7 +63,7 @@ class TestTorchvision:
 
     def test_the_weights_of_torchvision_say_it_themselves(self) -> None:
         """The spec of the torchvision source beside the transform that comes with the weights."""
-        from graphkiln.converters.sources.base import SourceOptions, open_source
+        from graphkiln_converters.sources.base import SourceOptions, open_source
 
         torchvision = import_torchvision()
         spec = open_source("torchvision:resnet18", SourceOptions()).preprocess

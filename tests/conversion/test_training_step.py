@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from graphkiln.converters.pytorch import torch_model
-from graphkiln.converters.sources.base import InputSpec
-from graphkiln.converters.training_step import TrainingStep
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ConversionError
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.graph_file import save
-from graphkiln.passes.pipeline import OPTIMISATIONS
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.graph_file import save
+from graphkiln_backend.passes.pipeline import OPTIMISATIONS
+from graphkiln_converters.pytorch import torch_model
+from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.training_step import TrainingStep
 
 
 class Everything(nn.Module):

@@ -10,21 +10,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from graphkiln.converters.sources.base import SourceOptions, open_source
-from graphkiln.engines.device import gpus
-from graphkiln.engines.onnxruntime import CUDA, OnnxRuntimeEngine
-from graphkiln.engines.registry import probe
-from graphkiln.graph.errors import LoweringError
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.lowering.artifacts import Artifacts
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.lower import Lowered, Wanted, lower
-from graphkiln.lowering.plan import Machine, plan
-from graphkiln.lowering.settings import Settings
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.graph_file import save
-from graphkiln.passes.pipeline import OPTIMISATIONS
-from graphkiln.repository.version import ModelVersion
+from graphkiln_backend.engines.device import gpus
+from graphkiln_backend.engines.onnxruntime import CUDA, OnnxRuntimeEngine
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.lower import Lowered, Wanted, lower
+from graphkiln_backend.lowering.plan import Machine, plan
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.graph_file import save
+from graphkiln_backend.passes.pipeline import OPTIMISATIONS
+from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_converters.sources.base import SourceOptions, open_source
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ import pytest
 import zoo
 from running import Server, StartServer
 
-from graphkiln.client import Client
-from graphkiln.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 

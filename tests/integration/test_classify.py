@@ -11,9 +11,9 @@ import tritonclient.grpc
 from PIL import Image
 from running import Server, free_ports, run_command
 
-from graphkiln.client import Client
-from graphkiln.client.image import load_sample
-from graphkiln.graph.errors import ConnectionFailed, InvalidInput, ModelNotFound
+from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ModelNotFound
+from graphkiln_client import Client
+from graphkiln_client.image import load_sample
 
 pytestmark = pytest.mark.server
 
@@ -141,7 +141,7 @@ class TestCommand:
         [
             (("nowhere.png", "--model", "digits"), "there is no file nowhere.png"),
             (("docs/digits", "--model", "nope"), "'nope' is not found"),
-            (("backend/graphkiln/graph", "--model", "digits"), "holds no picture"),
+            (("backend/graphkiln_backend/graph", "--model", "digits"), "holds no picture"),
             (("docs/digits", "--model", "digits", "--url", "ftp://x"), "use http://HOST:PORT"),
         ],
     )

@@ -21,11 +21,11 @@ from onnx import TensorProto, helper
 from PIL import Image
 from running import Server, Serving, StartServer
 
-from graphkiln.client import AsyncClient, Client, Result
-from graphkiln.graph.dtypes import AnyArray, DType
-from graphkiln.graph.errors import ClientError, DeadlineExceeded, InvalidInput
-from graphkiln.graph.preprocess import Preprocess
-from graphkiln.graph.ranking import Ranking
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ClientError, DeadlineExceeded, InvalidInput
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_client import AsyncClient, Client, Result
 
 pytestmark = pytest.mark.server
 
@@ -357,7 +357,7 @@ class TestClassify:
         assert answer.top.label == "ant"
 
     def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
-        from graphkiln.client.image import load_sample
+        from graphkiln_client.image import load_sample
 
         image = Image.new("RGB", (64, 64))
         numbers = load_sample(image, Preprocess(resize=(4, 4)))
@@ -442,7 +442,7 @@ class TestManyPictures:
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    from graphkiln.client import AsyncModel, Model
+    from graphkiln_client import AsyncModel, Model
 
     def public(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}

@@ -15,8 +15,8 @@ import pytest
 import zoo
 from running import COMMAND, Server, StartServer, run_command
 
-from graphkiln.client import Client, ServedModel
-from graphkiln.graph.errors import ModelNotReady, ProtocolError, ServerError
+from graphkiln_backend.graph.errors import ModelNotReady, ProtocolError, ServerError
+from graphkiln_client import Client, ServedModel
 
 pytestmark = pytest.mark.server
 

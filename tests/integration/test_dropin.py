@@ -14,9 +14,9 @@ import pytest
 import zoo
 from running import Server, Serving, StartServer, run_command
 
-from graphkiln.client import Client
-from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("zoo")]
 

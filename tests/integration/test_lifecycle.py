@@ -15,8 +15,8 @@ import pytest
 import zoo
 from running import Server, StartServer
 
-from graphkiln.client import Client
-from graphkiln.graph.errors import ClientError, ConnectionFailed, ServerError
+from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ServerError
+from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 

@@ -12,7 +12,7 @@ import pytest
 import zoo
 from running import Server, StartServer, run_command
 
-from graphkiln.client import Client
+from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 

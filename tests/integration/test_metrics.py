@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from running import StartServer
 
-from graphkiln.client import Client
+from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 

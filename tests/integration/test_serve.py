@@ -16,7 +16,7 @@ import psutil
 import pytest
 from running import Server, StartServer, run_command
 
-from graphkiln.client import Client
+from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 

@@ -24,10 +24,10 @@ from PIL import Image
 from running import COMMAND, run_command
 from safetensors.torch import save_file
 
-from graphkiln.client.image import load_sample
-from graphkiln.graph.decoding import decode
-from graphkiln.graph.preprocess import Preprocess
 from graphkiln.story.digits import training_and_held_out
+from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.image import load_sample
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.graph.manifest import Manifest
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest
 
 
 @pytest.mark.train

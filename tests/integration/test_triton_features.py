@@ -16,7 +16,7 @@ import tritonclient.grpc as triton_grpc
 import zoo
 from running import Server, Serving
 
-from graphkiln.client import Client
+from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("features")]
 

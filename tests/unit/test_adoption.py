@@ -14,10 +14,10 @@ import psutil
 import pytest
 import saved_graphs
 
-from graphkiln.graph.errors import ConversionError
-from graphkiln.lowering.adoption import adopted, convert_apart
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.repository.version import read_version
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.lowering.adoption import adopted, convert_apart
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.repository.version import read_version
 
 
 class Conversions:

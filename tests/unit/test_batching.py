@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln.graph.errors import ExecutionError, SignatureError
-from graphkiln.triton.batching import Concatenator, cut_to_batches, group_by_shape, split_rows
+from graphkiln_backend.graph.errors import ExecutionError, SignatureError
+from graphkiln_backend.triton.batching import Concatenator, cut_to_batches, group_by_shape, split_rows
 
 shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12)
 

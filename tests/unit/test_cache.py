@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from graphkiln.graph.errors import CacheError, LoweringError
-from graphkiln.lowering.cache import ArtifactCache, name_of
+from graphkiln_backend.graph.errors import CacheError, LoweringError
+from graphkiln_backend.lowering.cache import ArtifactCache, name_of
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}
 
@@ -141,7 +141,7 @@ def test_a_runtime_that_fails_on_a_full_disk_is_told_apart(tmp_path: Path, monke
     def fail(_: Path) -> None:
         raise LoweringError("cannot save", attempts=())
 
-    monkeypatch.setattr("graphkiln.lowering.cache.os.statvfs", lambda _: Full)
+    monkeypatch.setattr("graphkiln_backend.lowering.cache.os.statvfs", lambda _: Full)
     with pytest.raises(CacheError, match="is full"):
         fetch(tmp_path, fail)
 

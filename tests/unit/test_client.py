@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from graphkiln.client import Client
-from graphkiln.client.results import Classification, Result
-from graphkiln.client.transports import grpc_wire, http_body
-from graphkiln.client.transports.base import InferRequest, Wanted, from_bytes, raw_buffer
-from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import (
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import (
     InvalidInput,
     ProtocolError,
 )
+from graphkiln_client import Client
+from graphkiln_client.results import Classification, Result
+from graphkiln_client.transports import grpc_wire, http_body
+from graphkiln_client.transports.base import InferRequest, Wanted, from_bytes, raw_buffer
 
 
 class TestResults:

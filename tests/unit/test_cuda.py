@@ -10,13 +10,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from graphkiln.engines import device
-from graphkiln.engines.base import Step
-from graphkiln.engines.cuda_graphs import CapturedRuns
-from graphkiln.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda
-from graphkiln.engines.profile import read_placement
-from graphkiln.graph.errors import EngineUnavailable
-from graphkiln.lowering.settings import _CUDA_KEYS
+from graphkiln_backend.engines import device
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.cuda_graphs import CapturedRuns
+from graphkiln_backend.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda
+from graphkiln_backend.engines.profile import read_placement
+from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.lowering.settings import _CUDA_KEYS
 
 STEP = Step(engine="onnxruntime", device="gpu:1", threads=1, spin=False, reason="test")
 
@@ -126,7 +126,7 @@ class TestCapturedRuns:
     def test_many_shapes_do_not_hold_many_buffers(
         self, session: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("graphkiln.engines.cuda_graphs._MOST_RECORDINGS", 2)
+        monkeypatch.setattr("graphkiln_backend.engines.cuda_graphs._MOST_RECORDINGS", 2)
         runs = CapturedRuns(session, "cpu")
         for rows in (1, 2, 3, 4, 3):
             answers = runs.run({"INPUT_0": np.zeros((rows, 1, 32, 32), np.float32)}, ["OUTPUT_0"])

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln.graph.decoding import decode, encode
-from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import ClientError, GraphkilnError, ManifestError, SignatureError
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.graph.manifest import Manifest
-from graphkiln.graph.preprocess import Preprocess
-from graphkiln.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ClientError, GraphkilnError, ManifestError, SignatureError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 SIGNATURE = Signature(
     inputs=(
@@ -228,7 +228,7 @@ def all_errors(base: type[GraphkilnError] = GraphkilnError) -> list[type[Graphki
 
 
 def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
-    from graphkiln.graph import errors
+    from graphkiln_backend.graph import errors
 
     drawn = {line.split("─ ")[-1].split()[0] for line in (errors.__doc__ or "").splitlines() if "─ " in line}
     defined = {error.__name__ for error in all_errors() if error.__module__ == errors.__name__}

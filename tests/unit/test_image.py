@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from graphkiln.client.image import load_sample
-from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import ConnectionFailed, InvalidInput
-from graphkiln.graph.preprocess import Preprocess
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.image import load_sample
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")

@@ -8,10 +8,10 @@ import onnx_ir
 import onnxruntime
 import pytest
 
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.passes.base import count, run_passes
-from graphkiln.passes.cleanup import CleanUp
-from graphkiln.passes.layer_norm import FuseLayerNorm
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.passes.base import count, run_passes
+from graphkiln_backend.passes.cleanup import CleanUp
+from graphkiln_backend.passes.layer_norm import FuseLayerNorm
 
 WIDTH = 8
 BY_MEAN = "m = ReduceMean<keepdims=1>(x, last) c = Sub(x, m)"

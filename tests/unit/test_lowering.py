@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from lowered import cpu, lower_version
 
-from graphkiln.engines import cores
-from graphkiln.engines.base import Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.engines.registry import engine_names, load_engine
-from graphkiln.graph.dtypes import DType
-from graphkiln.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
-from graphkiln.graph.golden import GoldenSamples
-from graphkiln.graph.manifest import Manifest, sha256_of
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.plan import LoweringPlan, plan
-from graphkiln.lowering.settings import Settings
-from graphkiln.repository.config import config_text
-from graphkiln.repository.version import read_version
+from graphkiln_backend.engines import cores
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.registry import engine_names, load_engine
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest, sha256_of
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.plan import LoweringPlan, plan
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.repository.config import config_text
+from graphkiln_backend.repository.version import read_version
 
 STEP = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 

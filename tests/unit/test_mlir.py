@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln.converters.oneflow.mlir import Job, Opaque, Operation, TensorType, parse
-from graphkiln.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.oneflow.mlir import Job, Opaque, Operation, TensorType, parse
 
 JOB = """module {
   oneflow.job @G(%arg0: tensor<2x3xf32>) -> tensor<2x3xf32> {
@@ -222,6 +222,6 @@ class TestFuzz:
 
 
 def test_the_grammar_travels_with_the_package() -> None:
-    import graphkiln.converters.oneflow as package
+    import graphkiln_converters.oneflow as package
 
     assert (Path(package.__path__[0]) / "mlir.lark").is_file()

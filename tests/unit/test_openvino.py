@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from lowered import cpu, lower_version
 
-from graphkiln.engines.base import Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.engines.openvino import OpenVinoEngine
-from graphkiln.graph.errors import LoweringError, SignatureError
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.plan import plan
-from graphkiln.lowering.settings import Settings
-from graphkiln.proof.comparison import prove
-from graphkiln.proof.policy import OTHER_ENGINE
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.openvino import OpenVinoEngine
+from graphkiln_backend.graph.errors import LoweringError, SignatureError
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.plan import plan
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.proof.comparison import prove
+from graphkiln_backend.proof.policy import OTHER_ENGINE
 
 STEP = Step(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln.engines.base import Support
-from graphkiln.graph.errors import LoweringError
-from graphkiln.lowering.plan import LoweringPlan, Machine, best, plan
-from graphkiln.lowering.settings import Choice, Settings
+from graphkiln_backend.engines.base import Support
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.lowering.plan import LoweringPlan, Machine, best, plan
+from graphkiln_backend.lowering.settings import Choice, Settings
 
 
 def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Machine:

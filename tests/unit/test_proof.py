@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln.graph.errors import VerificationError
-from graphkiln.proof import comparison
-from graphkiln.proof.comparison import compare, prove
-from graphkiln.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
+from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.proof import comparison
+from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
 
 REFERENCE = {"y": np.random.default_rng(1).normal(size=(8, 10)).astype(np.float32), "class": np.arange(8)}
 

@@ -14,15 +14,15 @@ import zoo
 from lowered import cpu, lower_version
 from onnx import helper
 
-from graphkiln.engines.base import Placement, SessionTuning, Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
-from graphkiln.engines.openvino import OpenVinoEngine, OpenVinoSession
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ConversionError, LoweringError
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.plan import LoweringPlan, plan
-from graphkiln.lowering.settings import Choice, Settings
-from graphkiln.repository.onnx_file import read_precision
+from graphkiln_backend.engines.base import Placement, SessionTuning, Step
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
+from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.plan import LoweringPlan, plan
+from graphkiln_backend.lowering.settings import Choice, Settings
+from graphkiln_backend.repository.onnx_file import read_precision
 
 ORT = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 OV = replace(ORT, engine="openvino")
@@ -86,7 +86,7 @@ class TestPrecisionAtLoad:
         def fail(*_: object) -> None:
             raise ConversionError("the pass 'lower-precision' failed")
 
-        monkeypatch.setattr("graphkiln.passes.base.run_passes", fail)
+        monkeypatch.setattr("graphkiln_backend.passes.base.run_passes", fail)
         with pytest.raises(LoweringError, match="the pass 'lower-precision' failed"):
             lower_version(digits / "1", BF16, cache)
 
@@ -180,7 +180,7 @@ class TestAuto:
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, slow: Step, fast: Step, kind: type
     ) -> None:
         monkeypatch.setattr(
-            "graphkiln.lowering.lower._time_s", lambda session, *_: 2.0 if isinstance(session, kind) else 1.0
+            "graphkiln_backend.lowering.lower._time_s", lambda session, *_: 2.0 if isinstance(session, kind) else 1.0
         )
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
         lowered.session.close()
@@ -236,7 +236,7 @@ class TestAuto:
         def unexpected(*_: object) -> float:
             raise AssertionError("measured again")
 
-        monkeypatch.setattr("graphkiln.lowering.lower._time_s", unexpected)
+        monkeypatch.setattr("graphkiln_backend.lowering.lower._time_s", unexpected)
         second = lower_version(digits / "1", both, cache)
         second.session.close()
         assert (second.step, second.slower) == (first.step, first.slower)
@@ -320,7 +320,7 @@ class TestCompiled:
     @pytest.mark.parametrize(
         ("fact", "value"),
         [
-            ("graphkiln.engines.device.identity", lambda _: "another processor"),
+            ("graphkiln_backend.engines.device.identity", lambda _: "another processor"),
             ("openvino.__version__", "1.0"),
         ],
         ids=["device", "version"],
@@ -348,7 +348,7 @@ class TestCompiled:
 
 
 TOY = """
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 
 class ToyEngine(OnnxRuntimeEngine):
     def identity(self, step):
@@ -362,7 +362,7 @@ def test_a_third_party_adds_an_engine_by_entry_point(
     facts = tmp_path / "toy-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[graphkiln.engines]\ntoy = toy_engine:ToyEngine\n")
+    (facts / "entry_points.txt").write_text("[graphkiln_backend.engines]\ntoy = toy_engine:ToyEngine\n")
     (tmp_path / "toy_engine.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     lowered = lower_version(digits / "1", plan(Settings(engine="toy"), cpu()), cache)

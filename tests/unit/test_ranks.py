@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ManifestError, VerificationError
-from graphkiln.graph.ranking import Ranking
-from graphkiln.proof.comparison import prove
-from graphkiln.proof.policy import INT8, OTHER_ENGINE
-from graphkiln.proof.ranks import all_scores, comparable
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ManifestError, VerificationError
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.proof.comparison import prove
+from graphkiln_backend.proof.policy import INT8, OTHER_ENGINE
+from graphkiln_backend.proof.ranks import all_scores, comparable
 
 RANKING = Ranking(scores="s", indices="i", labels=("a", "b", "c", "d"))
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.graph.errors import ServerSetupError
-from graphkiln.server import installation as finding
-from graphkiln.server.flags import TritonFlags
-from graphkiln.server.installation import Installation, find_installation
-from graphkiln.server.launch import command_line
-from graphkiln.server.runfolder import RunFolder
-from graphkiln.server.sharedmemory import SharedMemoryPlan, plan_shared_memory
-from graphkiln.triton.instance_status import InstanceStatus, StatusFile, read_counters, read_statuses
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server import installation as finding
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.installation import Installation, find_installation
+from graphkiln_backend.server.launch import command_line
+from graphkiln_backend.server.runfolder import RunFolder
+from graphkiln_backend.server.sharedmemory import SharedMemoryPlan, plan_shared_memory
+from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, read_counters, read_statuses
 
 KNOWN = {
     **dict.fromkeys(("http-port", "http-address", "grpc-port", "allow-http", "backend-config", "log-file"), True),

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from lowered import cpu
 
-from graphkiln.engines.base import SessionTuning
-from graphkiln.engines.onnxruntime import session_options
-from graphkiln.graph.errors import RepositoryError
-from graphkiln.lowering.plan import plan
-from graphkiln.lowering.settings import Choice, Override, Settings, parse_override
+from graphkiln_backend.engines.base import SessionTuning
+from graphkiln_backend.engines.onnxruntime import session_options
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.lowering.plan import plan
+from graphkiln_backend.lowering.settings import Choice, Override, Settings, parse_override
 
 
 def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dict[str, Any]:

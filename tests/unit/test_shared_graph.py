@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphkiln.engines.base import Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.engines.shared_graph import WEIGHTS, SharedGraph
-from graphkiln.graph.errors import LoweringError
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.shared_graph import WEIGHTS, SharedGraph
+from graphkiln_backend.graph.errors import LoweringError
 
 ALONE = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 

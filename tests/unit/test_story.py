@@ -18,9 +18,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from graphkiln.cli.main import app
-from graphkiln.graph.errors import InvalidInput, MeasurementError
-from graphkiln.proof.policy import BF16, INT8, OTHER_ENGINE
-from graphkiln.repository.version import read_version
 from graphkiln.story.judging import Judgement, judge, judge_parameter_gradients
 from graphkiln.story.measuring import run_segment
 from graphkiln.story.page import factor_chart, latency_chart, page
@@ -31,6 +28,9 @@ from graphkiln.story.tables import show
 from graphkiln.story.ways import Way, commands, convert_options, first_ways, last_ways
 from graphkiln.story.work import Answers, SessionWork
 from graphkiln.story.worker import Worker
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
+from graphkiln_backend.proof.policy import BF16, INT8, OTHER_ENGINE
+from graphkiln_backend.repository.version import read_version
 
 CPU = Machine(device="cpu", batch=8)
 GPU = Machine(device="gpu:0", batch=64)

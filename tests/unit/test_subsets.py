@@ -12,11 +12,11 @@ import zoo
 from lowered import lower_version
 from onnx import helper
 
-from graphkiln.engines.base import Step
-from graphkiln.graph.errors import LoweringError, SignatureError
-from graphkiln.lowering.cache import ArtifactCache
-from graphkiln.lowering.lower import Lowered
-from graphkiln.passes.outputs import keep_outputs
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.graph.errors import LoweringError, SignatureError
+from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.lowering.lower import Lowered
+from graphkiln_backend.passes.outputs import keep_outputs
 
 GOOD = np.array([[0, 1]], np.int64)
 BAD = np.array([[7, 7]], np.int64)

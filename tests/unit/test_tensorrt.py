@@ -9,13 +9,13 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln.engines import onnxruntime as runtime
-from graphkiln.engines.base import Step
-from graphkiln.engines.device import Gpu
-from graphkiln.engines.tensorrt import PROVIDER, TensorRtEngine, _options
-from graphkiln.graph.errors import LoweringError
-from graphkiln.lowering.settings import _TENSORRT_KEYS
-from graphkiln.repository.onnx_file import read_signature
+from graphkiln_backend.engines import onnxruntime as runtime
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.device import Gpu
+from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _options
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.lowering.settings import _TENSORRT_KEYS
+from graphkiln_backend.repository.onnx_file import read_signature
 
 STEP = Step(engine="tensorrt", device="gpu:1", threads=1, spin=False, reason="test", largest_batch=16)
 NAMES = Path(__file__).with_name("tensorrt_options.txt")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from graphkiln.client.classifying import ranked
-from graphkiln.client.topk import softmax, top_k
-from graphkiln.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.classifying import ranked
+from graphkiln_client.topk import softmax, top_k
 
 DTYPES = [np.bool_, np.uint8, np.uint64, np.int8, np.int64, np.float16, np.float32, np.float64]
 

@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from graphkiln.client import AsyncClient, Client
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import (
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
     DeadlineExceeded,
@@ -34,6 +33,7 @@ from graphkiln.graph.errors import (
     ServerError,
     Unauthorized,
 )
+from graphkiln_client import AsyncClient, Client
 
 X = {"X": np.arange(3, dtype=np.float32)}
 GOOD = http(
@@ -456,8 +456,8 @@ class TestFuzz:
         tail=st.binary(max_size=20),
     )
     def test_http_answers(self, document: Any, tail: bytes) -> None:
-        from graphkiln.client.transports.base import InferRequest
-        from graphkiln.client.transports.http_wire import HttpAnswer, HttpWire
+        from graphkiln_client.transports.base import InferRequest
+        from graphkiln_client.transports.http_wire import HttpAnswer, HttpWire
 
         head = json.dumps(document).encode()
         call = HttpWire().infer(InferRequest(model="m", version="", inputs={}, request_id="1"), 1.0, binary=True)
@@ -472,8 +472,8 @@ class TestFuzz:
         raw=st.lists(st.binary(max_size=12), max_size=3),
     )
     def test_grpc_answers(self, names: list[str], datatype: str, shape: list[int], raw: list[bytes]) -> None:
-        from graphkiln.client.transports.base import InferRequest
-        from graphkiln.client.transports.grpc_wire import GrpcWire
+        from graphkiln_client.transports.base import InferRequest
+        from graphkiln_client.transports.grpc_wire import GrpcWire
 
         outputs = [{"name": name, "datatype": datatype, "shape": shape} for name in names]
         call = GrpcWire().infer(InferRequest(model="m", version="", inputs={}), 1.0, binary=True)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ConversionError
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.batch import VaryBatch
-from graphkiln.passes.batch_rules import RULES
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.batch import VaryBatch
+from graphkiln_backend.passes.batch_rules import RULES
 
 OPSET = 18
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln.engines.base import Step
-from graphkiln.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln.graph.errors import ExecutionError
-from graphkiln.lowering.warmup import batch_sizes, made_up_feeds, repeated, warm_up
-from graphkiln.repository.version import read_version
+from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.lowering.warmup import batch_sizes, made_up_feeds, repeated, warm_up
+from graphkiln_backend.repository.version import read_version
 
 STEP = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 

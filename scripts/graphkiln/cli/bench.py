@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Timeout, Url, connect
-from graphkiln.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln.client import Client, Model
-    from graphkiln.client.load import Measurement
-    from graphkiln.graph.dtypes import AnyArray
+    from graphkiln_backend.graph.dtypes import AnyArray
+    from graphkiln_client import Client, Model
+    from graphkiln_client.load import Measurement
 
 _RANDOM = "random"
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
@@ -69,7 +69,7 @@ def bench(
 
     Exit code 1 when a request failed.
     """
-    from graphkiln.client.load import closed_loop, open_loop
+    from graphkiln_client.load import closed_loop, open_loop
 
     numbers = [0] if rate else _numbers(concurrency)
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
     """Arrays of the declared shapes: normal numbers, small integers, short texts; the same every time."""
     import numpy as np
 
-    from graphkiln.graph.dtypes import DType
+    from graphkiln_backend.graph.dtypes import DType
 
     generator = np.random.default_rng(0)
     feeds: dict[str, AnyArray] = {}
@@ -223,7 +223,7 @@ def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
 def _picture_feeds(model: Model, picture: Path) -> dict[str, AnyArray]:
     import numpy as np
 
-    from graphkiln.client.image import load_sample
+    from graphkiln_client.image import load_sample
 
     rows = model.metadata["inputs"]
     if len(rows) != 1:

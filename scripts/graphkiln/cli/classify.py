@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.options import DEFAULT_URL, AsJson, CaFile, Headers, Timeout, Url, connect
-from graphkiln.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln.client import Result
+    from graphkiln_client import Result
 
 _MANY = 20
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.options import say
-from graphkiln.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError
 
 if TYPE_CHECKING:
-    from graphkiln.converters.recipe import Recipe
+    from graphkiln_converters.recipe import Recipe
 
 _SOURCE = "Where the model comes from"
 _EDGE = "What goes in and comes out"
@@ -153,7 +153,7 @@ def convert(  # one flag a field of the recipe
         return
     if "=" in source and ":" not in source.partition("=")[0]:
         overrides, given = [source, *(overrides or ())], {k: v for k, v in given.items() if k != "source"}
-    from graphkiln.converters.recipe import read_recipe
+    from graphkiln_converters.recipe import read_recipe
 
     frozen = read_recipe(recipe, _values(given), overrides or ())
     if print_recipe:
@@ -195,9 +195,9 @@ def _values(given: dict[str, Any]) -> dict[str, Any]:
 
 def _run(recipe: Recipe, *, as_json: bool) -> None:
     from graphkiln.cli.report import show_conversion
-    from graphkiln.client.image import load_sample
-    from graphkiln.converters.convert import convert as run
-    from graphkiln.graph.manifest import MANIFEST_FILE, Manifest
+    from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+    from graphkiln_client.image import load_sample
+    from graphkiln_converters.convert import convert as run
 
     folder = run(
         recipe,
@@ -212,7 +212,7 @@ def _run(recipe: Recipe, *, as_json: bool) -> None:
 
 
 def _list(pattern: str) -> None:
-    from graphkiln.converters.sources.timm import list_architectures
+    from graphkiln_converters.sources.timm import list_architectures
 
     names = list_architectures(pattern)
     if not names:
@@ -222,7 +222,7 @@ def _list(pattern: str) -> None:
 
 def _explain() -> None:
     from graphkiln.cli.report import show_passes
-    from graphkiln.passes.catalogue import catalogue
+    from graphkiln_backend.passes.catalogue import catalogue
 
     show_passes(catalogue())
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.options import say
-from graphkiln.graph.errors import RepositoryError
+from graphkiln_backend.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
-    from graphkiln.lowering.cache import ArtifactCache
-    from graphkiln.lowering.deployment import Deployment
+    from graphkiln_backend.lowering.cache import ArtifactCache
+    from graphkiln_backend.lowering.deployment import Deployment
 
 ModelPath = Annotated[Path, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")]
 Set = Annotated[
@@ -47,14 +47,14 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as it is asked for.
     """
     from graphkiln.cli.verify import version_folder
-    from graphkiln.engines.cores import usable_cores
-    from graphkiln.engines.registry import probe
-    from graphkiln.lowering.adoption import adopted
-    from graphkiln.lowering.deployment import Deployment
-    from graphkiln.lowering.plan import Machine
-    from graphkiln.lowering.settings import parse_override
-    from graphkiln.repository.config import as_dictionary
-    from graphkiln.repository.overlay import complete_config
+    from graphkiln_backend.engines.cores import usable_cores
+    from graphkiln_backend.engines.registry import probe
+    from graphkiln_backend.lowering.adoption import adopted
+    from graphkiln_backend.lowering.deployment import Deployment
+    from graphkiln_backend.lowering.plan import Machine
+    from graphkiln_backend.lowering.settings import parse_override
+    from graphkiln_backend.repository.config import as_dictionary
+    from graphkiln_backend.repository.overlay import complete_config
 
     folder = version_folder(path).absolute()
     config = complete_config(folder.parent, _names_of_ours(), lambda version: adopted(version, artifacts, say))
@@ -67,9 +67,9 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
 
 def _names_of_ours() -> frozenset[str]:
     """The names under which `serve` installs our backend here; all of them where no Triton is installed to ask."""
-    from graphkiln.graph.errors import ServerSetupError
-    from graphkiln.server.installation import find_installation
-    from graphkiln.server.runfolder import NAMES, names_of_ours
+    from graphkiln_backend.graph.errors import ServerSetupError
+    from graphkiln_backend.server.installation import find_installation
+    from graphkiln_backend.server.runfolder import NAMES, names_of_ours
 
     try:
         return names_of_ours([find_installation().backends], replace_onnxruntime=False)
@@ -82,7 +82,7 @@ def _complete_instances(config: Any) -> None:
 
     Source: Triton core, `SetDefaultInstanceCount`.
     """
-    from graphkiln.repository.overlay import DEFAULT_INSTANCES
+    from graphkiln_backend.repository.overlay import DEFAULT_INSTANCES
 
     if not config.instance_group:
         config.instance_group.add()
@@ -102,7 +102,7 @@ def _on_gpu(group: Any) -> bool:
     Raises:
         RepositoryError: It would ask the model, which has no say.
     """
-    from graphkiln.engines.device import gpus
+    from graphkiln_backend.engines.device import gpus
 
     kinds = dict(group.Kind.items())
     if group.kind == kinds["KIND_MODEL"]:

@@ -10,8 +10,8 @@ from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
 from graphkiln.cli.options import Cache, say
 
 if TYPE_CHECKING:
-    from graphkiln.lowering.lower import Lowered
-    from graphkiln.lowering.settings import Settings
+    from graphkiln_backend.lowering.lower import Lowered
+    from graphkiln_backend.lowering.settings import Settings
 
 
 def explain(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Url, connect
-from graphkiln.graph.errors import ClientError, ModelNotReady
+from graphkiln_backend.graph.errors import ClientError, ModelNotReady
 
 if TYPE_CHECKING:
-    from graphkiln.client import Client, Health
+    from graphkiln_client import Client, Health
 
 _POLL_S = 0.05
 _TIMEOUT_S = 5.0

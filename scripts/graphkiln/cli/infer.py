@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Timeout, Url, connect
-from graphkiln.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln.graph.dtypes import AnyArray
+    from graphkiln_backend.graph.dtypes import AnyArray
 
 _STDIN = "-"
 

@@ -11,8 +11,8 @@ import typer
 from graphkiln.cli.verify import version_folder
 
 if TYPE_CHECKING:
-    from graphkiln.passes.census import Census
-    from graphkiln.repository.version import ModelVersion
+    from graphkiln_backend.passes.census import Census
+    from graphkiln_backend.repository.version import ModelVersion
 
 _OPERATORS_SHOWN = 8
 
@@ -22,8 +22,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show a version: signature, operators, arithmetic, parameters, precision, preprocessing and verdicts."""
-    from graphkiln.passes.census import census
-    from graphkiln.repository.version import read_version
+    from graphkiln_backend.passes.census import census
+    from graphkiln_backend.repository.version import read_version
 
     version = read_version(version_folder(path))
     found = census(version.graph_path)
@@ -34,8 +34,8 @@ def inspect(
 
 
 def _document(version: ModelVersion, found: Census) -> dict[str, Any]:
-    from graphkiln.graph.decoding import encode
-    from graphkiln.repository.onnx_file import read_signature
+    from graphkiln_backend.graph.decoding import encode
+    from graphkiln_backend.repository.onnx_file import read_signature
 
     signature = version.manifest.signature if version.manifest else read_signature(version.graph_path)
     document: dict[str, Any] = {"graph": str(version.graph_path), "signature": encode(signature), **encode(found)}
@@ -50,7 +50,7 @@ def _show(version: ModelVersion, found: Census) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from graphkiln.repository.onnx_file import read_signature
+    from graphkiln_backend.repository.onnx_file import read_signature
 
     manifest = version.manifest
     signature = manifest.signature if manifest else read_signature(version.graph_path)

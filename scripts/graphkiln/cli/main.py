@@ -19,7 +19,7 @@ from graphkiln.cli.models import models
 from graphkiln.cli.serve import serve
 from graphkiln.cli.story import story
 from graphkiln.cli.verify import verify
-from graphkiln.graph.errors import GraphkilnError
+from graphkiln_backend.graph.errors import GraphkilnError
 
 app = typer.Typer(
     name="graphkiln",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln.client import Client
+    from graphkiln_client import Client
 
 DEFAULT_URL = "http://localhost:8000"
 
@@ -42,7 +42,7 @@ def connect(url: str, header: list[str] | None, ca_file: Path | None, timeout_s:
     Raises:
         InvalidInput: The URL, a header or the CA file cannot be used.
     """
-    from graphkiln.client import Client
+    from graphkiln_client import Client
 
     pairs = [text.partition(":") for text in header or ()]
     if any(not colon for _, colon, _ in pairs):

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphkiln.graph.manifest import Manifest
+from graphkiln_backend.graph.manifest import Manifest
 
 if TYPE_CHECKING:
-    from graphkiln.passes.base import Pass
+    from graphkiln_backend.passes.base import Pass
 
 
 def show_conversion(folder: Path, manifest: Manifest) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.options import Cache, say
-from graphkiln.graph.errors import ServerSetupError
-from graphkiln.graph.spelling import did_you_mean
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from graphkiln.lowering.settings import Override
-    from graphkiln.server.flags import TritonFlags
-    from graphkiln.server.probe import ModelState
-    from graphkiln.triton.environment import Overrides
+    from graphkiln_backend.lowering.settings import Override
+    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.probe import ModelState
+    from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
 
@@ -58,10 +58,10 @@ def serve(
     --model-control-mode=poll or --log-verbose=1.
     """
     from graphkiln.cli.cache import cache_settings, parse_size
-    from graphkiln.server.flags import TritonFlags
-    from graphkiln.server.installation import find_installation
-    from graphkiln.server.launch import Launch
-    from graphkiln.server.supervisor import Supervisor
+    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.installation import find_installation
+    from graphkiln_backend.server.launch import Launch
+    from graphkiln_backend.server.supervisor import Supervisor
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags)
@@ -98,7 +98,7 @@ def _checked_stores(stores: list[Path]) -> list[Path]:
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
     """What the command line asks for, by model; --set goes before --enable."""
-    from graphkiln.lowering.settings import parse_override
+    from graphkiln_backend.lowering.settings import parse_override
 
     models = sorted({path.name for store in stores for path in store.iterdir() if path.is_dir()})
     overrides: dict[str, list[Override]] = {}

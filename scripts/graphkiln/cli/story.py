@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.options import say
-from graphkiln.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
+from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
     from graphkiln.story.requests import Request

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from graphkiln.graph.errors import RepositoryError
-from graphkiln.graph.spelling import did_you_mean
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.spelling import did_you_mean
 
 _PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
@@ -27,11 +27,11 @@ def verify(
 
     Exit code 1 when the answers changed.
     """
-    from graphkiln.client.image import load_sample
-    from graphkiln.converters.verify import verify as run
-    from graphkiln.engines.cores import usable_cores
-    from graphkiln.graph.decoding import encode
-    from graphkiln.repository.version import read_version
+    from graphkiln_backend.engines.cores import usable_cores
+    from graphkiln_backend.graph.decoding import encode
+    from graphkiln_backend.repository.version import read_version
+    from graphkiln_client.image import load_sample
+    from graphkiln_converters.verify import verify as run
 
     if precision and precision not in _PRECISIONS:
         raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, _PRECISIONS))
@@ -59,6 +59,6 @@ def version_folder(path: Path) -> Path:
     Raises:
         RepositoryError: There is none.
     """
-    from graphkiln.repository.version import newest_version
+    from graphkiln_backend.repository.version import newest_version
 
     return path if path.is_dir() and path.name.isdecimal() else newest_version(path)

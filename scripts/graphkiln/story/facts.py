@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 
-from graphkiln.engines.device import gpus, identity
 from graphkiln.story.requests import Machine, Request
+from graphkiln_backend.engines.device import gpus, identity
 
 _LIBRARIES = (
     "graphkiln",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import VerificationError
-from graphkiln.proof.comparison import compare, prove
-from graphkiln.proof.decision import decide
-from graphkiln.proof.policy import EXPORT, Limits, gradient_limits
-from graphkiln.proof.ranks import all_scores
 from graphkiln.story.work import Answers
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.decision import decide
+from graphkiln_backend.proof.policy import EXPORT, Limits, gradient_limits
+from graphkiln_backend.proof.ranks import all_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln.client.image import open_picture
-from graphkiln.graph.errors import InvalidInput
 from graphkiln.story.digits import CLASSES, training_and_held_out
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.image import open_picture
 
 PROVEN = 200
 """Pictures that every way answers for its proof."""

@@ -7,22 +7,22 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln.client.image import load_sample
-from graphkiln.converters.convert import convert
-from graphkiln.converters.recipe import Recipe
-from graphkiln.converters.sources.base import made_up
-from graphkiln.converters.training_step import TrainingStep
-from graphkiln.graph.errors import MeasurementError
-from graphkiln.graph.manifest import MANIFEST_FILE, Manifest
-from graphkiln.graph.preprocess import Preprocess
-from graphkiln.passes.base import run_passes
-from graphkiln.passes.edges import Rename
-from graphkiln.passes.graph_file import save
-from graphkiln.passes.pipeline import OPTIMISATIONS, without
-from graphkiln.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln.story.requests import Machine, Request
 from graphkiln.story.ways import Model, convert_options
 from graphkiln.story.work import open_model, published
+from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.edges import Rename
+from graphkiln_backend.passes.graph_file import save
+from graphkiln_backend.passes.pipeline import OPTIMISATIONS, without
+from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
+from graphkiln_client.image import load_sample
+from graphkiln_converters.convert import convert
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import made_up
+from graphkiln_converters.training_step import TrainingStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

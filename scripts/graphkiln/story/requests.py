@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphkiln.engines.device import gpus
 from graphkiln.story.digits import weights_path
+from graphkiln_backend.engines.device import gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

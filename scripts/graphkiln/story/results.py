@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from graphkiln.graph.decoding import decode, encode
-from graphkiln.graph.errors import ManifestError, MeasurementError
 from graphkiln.story.judging import Judgement
 from graphkiln.story.ways import Way
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import ManifestError, MeasurementError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln.client import Client
-from graphkiln.graph.errors import ClientError, MeasurementError
+from graphkiln_backend.graph.errors import ClientError, MeasurementError
+from graphkiln_client import Client
 
 _LEAVE_S = 60
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from graphkiln.graph.errors import GraphkilnError, InvalidInput, MeasurementError
-from graphkiln.graph.spelling import did_you_mean
 from graphkiln.story.facts import facts_of
 from graphkiln.story.judging import Judgement, judge, judge_parameter_gradients
 from graphkiln.story.pictures import Pictures, choose
@@ -24,6 +22,8 @@ from graphkiln.story.server import serving
 from graphkiln.story.ways import BASE, LOWEST, TOP_K, Way, callers, commands, first_ways, last_ways, picture_files
 from graphkiln.story.work import Answers, EagerWork, ServedWork, SessionWork, StaticWork, Work
 from graphkiln.story.worker import Meter, Worker
+from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
+from graphkiln_backend.graph.spelling import did_you_mean
 
 ROUNDS = 5
 _RECORD = "record.json"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from graphkiln.proof.policy import BF16, FP16, INT8, OTHER_ENGINE, Limits
 from graphkiln.story.requests import Machine, Request
+from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE, Limits
 
 Kind = Literal["eager", "static", "session", "tensors", "pictures"]
 """What runs: PyTorch; a saved training step; a session in the process; a server that gets tensors, or pictures."""

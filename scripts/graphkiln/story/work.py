@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphkiln.client.image import load_sample
-from graphkiln.graph.decoding import decode
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import ConversionError
-from graphkiln.graph.preprocess import Preprocess
 from graphkiln.story.requests import Request
+from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.image import load_sample
 
 if TYPE_CHECKING:
-    from graphkiln.converters.pytorch import TorchModel
-    from graphkiln.converters.training_step import TrainingStep
-    from graphkiln.engines.base import Session
+    from graphkiln_backend.engines.base import Session
+    from graphkiln_converters.pytorch import TorchModel
+    from graphkiln_converters.training_step import TrainingStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class EagerWork:
     def open(self) -> Iterator[Asked]:
         """See `Work`."""
         with closing(open_model(self.request)) as model:
-            from graphkiln.converters.training_step import TrainingStep
+            from graphkiln_converters.training_step import TrainingStep
 
             step, spec = TrainingStep(model=model), published(model, self.request)
             name = model.inputs[0].name
@@ -97,8 +97,8 @@ class EagerWork:
             )
 
     def _answers(self, model: TorchModel, samples: AnyArray) -> Answers:
-        from graphkiln.converters.gradient import with_gradient
-        from graphkiln.converters.proving import run_in_batches
+        from graphkiln_converters.gradient import with_gradient
+        from graphkiln_converters.proving import run_in_batches
 
         model.module.to("cpu")
         feeds = {model.inputs[0].name: samples}
@@ -190,7 +190,7 @@ class ServedWork:
     @contextmanager
     def open(self) -> Iterator[Asked]:
         """See `Work`."""
-        from graphkiln.client import Client
+        from graphkiln_client import Client
 
         with Client(self.url, timeout_s=600) as client:
             model = client.model(self.model)
@@ -218,8 +218,8 @@ def open_model(request: Request) -> TorchModel:
     Raises:
         ConversionError: It is no PyTorch model with one picture as its input, or nobody says how to preprocess.
     """
-    from graphkiln.converters.pytorch import TorchModel
-    from graphkiln.converters.sources.base import SourceOptions, open_source
+    from graphkiln_converters.pytorch import TorchModel
+    from graphkiln_converters.sources.base import SourceOptions, open_source
 
     shape = (3, request.image_size, request.image_size)
     model = open_source(request.source, SourceOptions(weights=request.weights, shapes={"": shape}))
@@ -252,10 +252,10 @@ def published(model: TorchModel, request: Request) -> Preprocess:
 @contextmanager
 def open_session(graph: Path, device: str) -> Iterator[Session]:
     """A session as the product builds it by default: ONNX Runtime in fp32, all cores."""
-    from graphkiln.engines.cores import usable_cores
-    from graphkiln.engines.registry import load_engine, probe
-    from graphkiln.lowering.plan import Machine, plan
-    from graphkiln.lowering.settings import Settings
+    from graphkiln_backend.engines.cores import usable_cores
+    from graphkiln_backend.engines.registry import load_engine, probe
+    from graphkiln_backend.lowering.plan import Machine, plan
+    from graphkiln_backend.lowering.settings import Settings
 
     (step,) = plan(Settings(), Machine(device=device, cores=usable_cores(), probe=probe)).candidates
     with load_engine(step.engine).build(graph, step) as session:
@@ -270,7 +270,7 @@ def _batch(jpegs: Sequence[bytes], spec: Preprocess) -> AnyArray:
 
 def _eager_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
     """The gradients, and what they change when the picture changes by as little as fp32 can tell."""
-    from graphkiln.converters.gradient import nudged
+    from graphkiln_converters.gradient import nudged
 
     step.model.module.to("cpu")
     steady = _row(step.run(feeds)[1])

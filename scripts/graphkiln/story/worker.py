@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import psutil
 
-from graphkiln.graph.dtypes import AnyArray
-from graphkiln.graph.errors import GraphkilnError, MeasurementError
 from graphkiln.story.measuring import Segment, run_segment
 from graphkiln.story.work import Answers, Asked, Work
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 
 _LEAVE_S = 30
 

@@ -1,0 +1,188 @@
+"""What every engine module offers.
+
+An engine says whether it can do a step (`probe`), then turns a graph file into a session (`build`). A session answers
+`run`, and tells with `placement` what really ran where, so that nobody has to believe a configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.signature import Signature
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
+"""Element types of convolutions and matrix products; `tf32` is fp32 with a short mantissa, on NVIDIA's tensor cores."""
+
+GraphLevel = Literal["all", "extended", "basic", "off"]
+"""How far a runtime may rewrite a graph while it loads it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionTuning:
+    """How a runtime runs a graph; none of it changes an answer.
+
+    Attributes:
+        graph_level: Graph optimisations at load.
+        parallel: Whether independent operators run at the same time.
+        inter_threads: Threads for that; 0 for the runtime's default.
+        memory_arena: Whether freed memory is kept for the next run.
+        memory_pattern: Whether allocations are planned from earlier runs of the same shapes.
+        arena_shrinkage: Devices whose arenas shrink after each run, such as `cpu:0`; empty for none.
+        config_entries: The runtime's own `session.*` entries.
+    """
+
+    graph_level: GraphLevel = "all"
+    parallel: bool = False
+    inter_threads: int = 0
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    arena_shrinkage: str = ""
+    config_entries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One way to run a graph.
+
+    Attributes:
+        engine: Name in the registry.
+        device: `"cpu"` or `"gpu:0"`.
+        threads: Threads inside one operator.
+        spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
+        reason: Why the plan holds this step.
+        precision: Element type that products must be computed in; empty leaves it to the graph and proves nothing.
+        layout: `nchw`, `nhwc`, or empty for the engine's own choice.
+        conv_search: How cuDNN searches for kernels, or empty for its default.
+        streams: Parts of a batch that are computed side by side.
+        largest_batch: The largest batch that will be asked for.
+        tuning: The rest of the session's options.
+        shared_folder: Where instances of the same model put what they can share, or None for an only instance.
+        options: Options in the engine's own vocabulary, as the configuration wrote them.
+    """
+
+    engine: str
+    device: str
+    threads: int
+    spin: bool
+    reason: str
+    precision: str = ""
+    layout: str = ""
+    conv_search: str = ""
+    streams: int = 1
+    largest_batch: int = 1
+    tuning: SessionTuning = field(default_factory=SessionTuning)
+    shared_folder: Path | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.engine} on {self.device}" + (f" in {self.precision}" if self.precision else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Support:
+    """Answer to "can you run this here?"; `reason` says why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """What really ran, read back from the runtime.
+
+    Attributes:
+        nodes: Number of executed nodes by the runtime's own name of the executor.
+        products: Number of executed convolutions and matrix products by the element type that they were computed in.
+        precision: Element type of most of the arithmetic: `fp32`, `fp16`, `int8`, ...
+        elsewhere: Products that ran on another device than the step's, by name.
+    """
+
+    nodes: Mapping[str, int]
+    precision: str
+    products: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{count} nodes on {executor}" for executor, count in self.nodes.items())
+        products = ", ".join(f"{count} in {precision}" for precision, count in self.products.items())
+        return f"{nodes}; products: {products or 'none'}"
+
+
+class Session(Protocol):
+    """A graph that is ready to answer. Not thread-safe: one caller at a time."""
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and outputs as the runtime sees them."""
+        ...
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs (all when None).
+
+        Args:
+            feeds: Every input by name; validated by the caller (`Signature.check`). Not changed, not kept.
+            outputs: Names of the outputs to compute.
+
+        Returns:
+            New arrays by output name, in the order asked for.
+
+        Raises:
+            ExecutionError: The runtime failed.
+        """
+        ...
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds once and reads back what ran where. May be called once, before serving."""
+        ...
+
+    def close(self) -> None:
+        """Frees the runtime's memory."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Engine(Protocol):
+    """A runtime."""
+
+    def probe(self, device: str) -> Support:
+        """Whether this engine can run on the device, without building anything."""
+        ...
+
+    def identity(self, step: Step) -> Mapping[str, str]:
+        """Everything that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
+
+        Empty when the engine compiles nothing that is worth keeping for such a step.
+        """
+        ...
+
+    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+        """Writes into an empty folder what `build` can start from.
+
+        Raises:
+            LoweringError: The runtime refuses the graph.
+        """
+        ...
+
+    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> Session:
+        """Loads a graph file.
+
+        Args:
+            graph_path: The graph.
+            step: How to run it.
+            compiled: What `compile` wrote for the same graph and step, or None.
+
+        Raises:
+            EngineUnavailable: The runtime cannot run here.
+            LoweringError: The runtime refuses the graph.
+        """
+        ...

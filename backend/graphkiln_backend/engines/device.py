@@ -1,0 +1,87 @@
+"""What the machine computes with, as far as compiled artifacts depend on it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import EngineUnavailable
+
+_CPU_FACTS = Path("/proc/cpuinfo")
+_GPU_FACTS = ("name", "compute_cap", "driver_version")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """An NVIDIA GPU: its name, compute capability (`9.0`) and the driver's version."""
+
+    name: str
+    compute_capability: str
+    driver: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, compute capability {self.compute_capability}, driver {self.driver}"
+
+
+def identity(device: str) -> str:
+    """Names a device so that two with the same name run the same compiled code.
+
+    Args:
+        device: `"cpu"` or `"gpu:0"`.
+
+    Raises:
+        EngineUnavailable: There is no such GPU.
+    """
+    return _cpu() if device == "cpu" else str(gpu(device))
+
+
+def gpu(device: str) -> Gpu:
+    """Facts of a GPU.
+
+    Raises:
+        EngineUnavailable: There is no such GPU; the message names those that there are.
+    """
+    found = gpus()
+    index = int(device.removeprefix("gpu:"))
+    if index >= len(found):
+        there = ", ".join(f"gpu:{number} ({each.name})" for number, each in enumerate(found)) or "none"
+        raise EngineUnavailable(
+            f"there is no GPU {index} here; GPUs: {there}",
+            hint="change `gpus` of the instance_group, give the container its GPUs (docker run --gpus all), or use "
+            "KIND_CPU",
+        )
+    return found[index]
+
+
+@cache
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine in the driver's order; empty without a driver.
+
+    Source: `nvidia-smi --help-query-gpu`.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (subprocess.SubprocessError, OSError):  # no driver that answers: no GPU that could be used
+        return ()
+    rows = [row for row in csv.reader(shown.stdout.splitlines(), skipinitialspace=True) if len(row) == len(_GPU_FACTS)]
+    return tuple(Gpu(name=name, compute_capability=capability, driver=driver) for name, capability, driver in rows)
+
+
+@cache
+def _cpu() -> str:
+    """Model name and a digest of the instruction sets."""
+    facts = dict(re.findall(r"^([^\t\n]+?)\s*: (.*)$", _CPU_FACTS.read_text(), re.MULTILINE))
+    flags = facts.get("flags") or facts.get("Features", "")
+    digest = hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:16]
+    return f"{facts.get('model name', platform.processor() or platform.machine())}, instruction sets {digest}"

@@ -1,0 +1,220 @@
+"""OpenVINO: the second engine for the CPU, often the fastest one.
+
+The one home of `import openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 unless told otherwise: the
+precision is always set, and read back from the compiled model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import openvino
+
+from graphkiln_backend.engines.base import Placement, Step, Support
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
+from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
+
+_DEVICES = {"cpu": "CPU"}
+_NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
+_PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
+"""Layers that multiply and add, as OpenVINO names them after its own rewriting."""
+_COMPILED = "model.blob"
+_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64", "i8": "int8", "u8": "int8"}
+
+
+class OpenVinoEngine:
+    """OpenVINO on the CPU. The graph's own types decide the precision: fp32, bf16, fp16 (where the CPU can), int8."""
+
+    def probe(self, device: str) -> Support:
+        """Says yes to the CPU."""
+        if device in _DEVICES:
+            return Support(ok=True)
+        return Support(ok=False, reason=f"openvino serves {', '.join(_DEVICES)}, not {device}")
+
+    def identity(self, step: Step) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`."""
+        return {"openvino": openvino.__version__, "options": str(sorted(_options(step).items()))}
+
+    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+        """Writes the compiled model as OpenVINO exports it.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        blob = _compile(graph_path, step).export_model()
+        (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
+
+    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OpenVinoSession:
+        """Compiles a graph with the step's threads, or loads what was compiled.
+
+        Raises:
+            LoweringError: OpenVINO refuses the graph or an option.
+        """
+        model = _import(compiled / _COMPILED, step) if compiled else _compile(graph_path, step)
+        try:
+            return OpenVinoSession(model, step.streams)
+        except ManifestError as error:
+            raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
+
+
+class OpenVinoSession:
+    """A compiled graph; see `engines.base.Session`.
+
+    Args:
+        compiled: The model.
+        streams: Parts of a batch that are computed side by side, where every tensor has a row per sample.
+    """
+
+    def __init__(self, compiled: openvino.CompiledModel, streams: int = 1) -> None:
+        self._compiled = compiled
+        self._signature = Signature(
+            inputs=tuple(_spec(port) for port in compiled.inputs),
+            outputs=tuple(_spec(port) for port in compiled.outputs),
+        )
+        splits = all(spec.batchable for spec in (*self._signature.inputs, *self._signature.outputs))
+        self._requests = [compiled.create_infer_request() for _ in range(streams if splits else 1)]
+        self._outputs = [spec.name for spec in self._signature.outputs]
+        self._bf16_outputs = {spec.name for spec in self._signature.outputs if spec.dtype is DType.BF16}
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and outputs as OpenVINO sees them; it keeps no names of varying dimensions."""
+        return self._signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all and returns those asked for."""
+        names = self._outputs if outputs is None else outputs
+        try:
+            if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
+                return self._run_side_by_side(feeds, names)
+            arrays = {name: _carried(array) for name, array in feeds.items()}
+            results = self._requests[0].infer(arrays, share_inputs=True, share_outputs=False)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._signature.check(feeds)  # says better than OpenVINO what is wrong with an input
+            raise ExecutionError(f"OpenVINO failed: {error}") from error
+        return {name: self._typed(name, results[name]) for name in names}
+
+    def _run_side_by_side(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
+        """Cuts a batch into a part for each stream, and joins the answers."""
+        rows = len(next(iter(feeds.values())))
+        requests = self._requests[:rows]
+        cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
+        parts = [{name: _carried(array[start:stop]) for name, array in feeds.items()} for start, stop in pairwise(cuts)]
+        started = []
+        try:
+            for request, part in zip(requests, parts, strict=True):
+                request.start_async(part, share_inputs=True)
+                started.append(request)
+            for request in requests:
+                request.wait()
+        except BaseException:
+            for request in started:  # none may go on reading inputs that are given back now
+                with suppress(RuntimeError):
+                    request.wait()
+            raise
+        return {
+            name: np.concatenate([self._typed(name, request.get_tensor(name).data) for request in requests])
+            for name in names
+        }
+
+    def _typed(self, name: str, array: AnyArray) -> AnyArray:
+        """OpenVINO hands out bf16 under the name of another type of two bytes."""
+        return array.view(DType.BF16.numpy) if name in self._bf16_outputs else array
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds and counts the kernels of the executed model, with the precision that each ran in."""
+        self.run(feeds)
+        kernels = 0
+        precisions: Counter[str] = Counter()
+        products: Counter[str] = Counter()
+        for operation in self._compiled.get_runtime_model().get_ordered_ops():
+            facts = operation.get_rt_info()
+            kind = str(facts["layerType"].astype(str))
+            if kind in _NOT_KERNELS:
+                continue
+            kernels += 1
+            name = str(facts["runtimePrecision"].astype(str)).lower()
+            precision = _PRECISIONS.get(name, name)
+            precisions[precision] += 1
+            if kind in _PRODUCTS:
+                products[precision] += 1
+        most = (products or precisions).most_common(1)
+        return Placement(nodes={"CPU": kernels}, products=dict(products), precision=most[0][0] if most else "unknown")
+
+    def close(self) -> None:
+        """Drops the compiled model."""
+        del self._requests, self._compiled
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _compile(graph_path: Path, step: Step) -> openvino.CompiledModel:
+    try:
+        core = openvino.Core()
+        return core.compile_model(core.read_model(str(graph_path)), _DEVICES[step.device], _options(step))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
+
+
+def _import(blob: Path, step: Step) -> openvino.CompiledModel:
+    try:
+        return openvino.Core().import_model(blob.read_bytes(), _DEVICES[step.device], _options(step))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringError(f"OpenVINO cannot load what it compiled, {blob}", attempts=(str(error),)) from error
+
+
+def _options(step: Step) -> dict[str, Any]:
+    """OpenVINO's properties for a step.
+
+    Raises:
+        LoweringError: An option asks for something that this engine does not offer.
+    """
+    if step.options.get("device_type", "CPU") != "CPU":
+        raise LoweringError(
+            "OpenVINO serves the CPU here", attempts=(f"device_type must be CPU, got '{step.options['device_type']}'",)
+        )
+    options: dict[str, Any] = {
+        # Its own default on many CPUs is bf16. With f32, what the graph holds in bf16 or fp16 stays that.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": step.threads,
+        "NUM_STREAMS": str(step.streams),
+        # Each process would pin its threads to the machine's first cores, all instances to the same ones.
+        "ENABLE_CPU_PINNING": False,
+    }
+    if "cache_dir" in step.options:
+        options["CACHE_DIR"] = step.options["cache_dir"]
+    return options
+
+
+def _spec(port: Any) -> TensorSpec:
+    return TensorSpec(
+        name=port.get_any_name(),
+        dtype=DType.from_openvino(port.get_element_type().get_type_name()),
+        shape=tuple(_dim(dim, port.get_any_name(), axis) for axis, dim in enumerate(port.get_partial_shape())),
+    )
+
+
+def _carried(array: AnyArray) -> Any:
+    """What OpenVINO takes for an array; of bf16 it would take the bits for another type's."""
+    contiguous = np.asarray(array, order="C")  # keeps a scalar's rank
+    if array.dtype != DType.BF16.numpy:
+        return contiguous
+    return openvino.Tensor(contiguous.view(np.uint16), contiguous.shape, openvino.Type.bf16)
+
+
+def _dim(dim: Any, tensor: str, axis: int) -> Dim:
+    return int(dim.get_length()) if dim.is_static else free_dim(tensor, axis)

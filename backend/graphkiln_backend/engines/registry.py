@@ -1,0 +1,43 @@
+"""Engines by name, found through the entry-point group `graphkiln.engines`; third parties take the same path."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import cast
+
+from graphkiln_backend.engines.base import Engine, Support
+from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.graph.spelling import did_you_mean
+
+GROUP = "graphkiln.engines"
+
+_EXTRAS = {"onnxruntime": "serve", "openvino": "openvino", "tensorrt": "gpu"}
+
+
+def engine_names() -> list[str]:
+    """Names of all registered engines, installed or not."""
+    return sorted(entry.name for entry in entry_points(group=GROUP))
+
+
+def load_engine(name: str) -> Engine:
+    """Imports an engine.
+
+    Raises:
+        EngineUnavailable: No engine has that name, or its runtime is not installed (the error names the extra).
+    """
+    for entry in entry_points(group=GROUP, name=name):
+        try:
+            return cast("Engine", entry.load()())
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"engine '{name}' is known but its runtime is not installed: {error}", extra=_EXTRAS.get(name)
+            ) from error
+    raise EngineUnavailable(f"unknown engine '{name}'", hint=did_you_mean(name, engine_names()))
+
+
+def probe(name: str, device: str) -> Support:
+    """Whether an engine is known, installed, and can run on a device."""
+    try:
+        return load_engine(name).probe(device)
+    except EngineUnavailable as error:
+        return Support(ok=False, reason=str(error))

@@ -1,0 +1,146 @@
+"""TensorRT, reached through ONNX Runtime's TensorRT provider: the graph's own types decide the precision.
+
+What TensorRT 10 and 11 have in common is a typed network: fp16, bf16 and int8 stand in the graph (casts, Q/DQ), and no
+flag is set for them. Engines are built for shapes: the profile comes from the signature, so that no request of a size
+that the server admits makes TensorRT build another engine. A dimension that varies and is not the batch has no bounds
+in a signature: without the user's own profile it is refused, not guessed.
+
+Source: ONNX Runtime, "TensorRT Execution Provider" (configuration options, explicit shape range).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+
+from graphkiln_backend.engines.base import Step, Support
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, gpu_support, load, session_options
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.repository.onnx_file import count_products, read_precision, read_signature
+
+PROVIDER = "TensorrtExecutionProvider"
+
+_LIBRARY = "libnvinfer.so.10"
+"""ONNX Runtime's provider is linked against TensorRT 10."""
+_RENAMED = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+"""Options of Triton's accelerator block -> names of the provider; all others are called alike."""
+_PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+
+
+class TensorRtEngine:
+    """TensorRT on an NVIDIA GPU."""
+
+    def probe(self, device: str) -> Support:
+        """Says yes to a GPU that is there, where the provider and TensorRT's libraries are installed."""
+        if device == "cpu":
+            return Support(ok=False, reason="tensorrt serves gpu:N, not cpu")
+        support = gpu_support(PROVIDER, device)
+        if not support.ok:
+            return support
+        try:
+            ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            return Support(
+                ok=False, reason=f"tensorrt on {device}: {error} (pip install 'tensorrt>=10,<11', or NVIDIA's image)"
+            )
+        return support
+
+    def identity(self, step: Step) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`."""
+        options = sorted(_options(step, None, None).items())
+        facts = {"onnxruntime": onnxruntime.__version__, "tensorrt": _version(), "options": str(options)}
+        return {**facts, "largest batch": str(step.largest_batch)}
+
+    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+        """Lets TensorRT build its engines and timings for the profile.
+
+        Raises:
+            LoweringError: The graph cannot be built, or has sizes without bounds.
+        """
+        self.build(graph_path, step, folder).close()
+
+    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OnnxRuntimeSession:
+        """Loads a graph; what TensorRT does not take runs on CUDA, and is counted.
+
+        Raises:
+            LoweringError: TensorRT refuses the graph, or it has sizes without bounds.
+        """
+        computed = replace(step, precision=step.precision or read_precision(graph_path))
+        options = _options(computed, read_signature(graph_path), compiled)
+        on_cuda = cpu_or_cuda(replace(step, options={}))
+        # ONNX Runtime's profile shows one kernel for all that TensorRT took. Its network is typed: what the graph holds
+        # in a type is computed in it.
+        fused = {computed.precision: count_products(graph_path)}
+        return load(graph_path, session_options(step), [(PROVIDER, options), on_cuda], fused=fused)
+
+
+def _options(step: Step, signature: Signature | None, folder: Path | None) -> dict[str, str]:
+    """The provider's options for a step.
+
+    Args:
+        step: What to run.
+        signature: For the profile; None leaves it out.
+        folder: Where engines and timings are kept, or None.
+
+    Raises:
+        LoweringError: An input has a size without bounds.
+    """
+    if step.options.get("trt_cuda_graph_enable", "0") not in ("0", "false", "False"):
+        raise LoweringError(
+            "trt_cuda_graph_enable is not supported",
+            attempts=("recorded runs need inputs and outputs that never move, which Triton's are not",),
+            hint="take it out; engine onnxruntime has enable_cuda_graph in its cuda block",
+        )
+    asked = {_RENAMED.get(name, name): value for name, value in step.options.items()}
+    options = {"device_id": step.device.removeprefix("gpu:"), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
+    if step.precision in ("fp16", "bf16", "int8"):
+        # The provider forbids TensorRT a type unless it is named; the graph says where it is used.
+        options[f"trt_{step.precision}_enable"] = "1"
+    if folder:
+        options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(folder)}
+        options |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": str(folder)}
+    if signature and not any(name in asked for name in _PROFILES):
+        options |= _profiles(signature, step.largest_batch)
+    return {**options, **asked}
+
+
+def _profiles(signature: Signature, largest_batch: int) -> dict[str, str]:
+    """The shapes between which an engine must work: batches of 1 up to the largest, for which it is optimised."""
+    dynamic = [spec for spec in signature.inputs if any(isinstance(dim, str) for dim in spec.shape)]
+    if not dynamic:
+        return {}
+    sizes = (1, largest_batch, largest_batch)
+    return {name: _shapes(dynamic, size) for name, size in zip(_PROFILES, sizes, strict=True)}
+
+
+def _shapes(specs: list[TensorSpec], batch: int) -> str:
+    return ",".join(f"{spec.name}:{'x'.join(map(str, _shape(spec, batch)))}" for spec in specs)
+
+
+def _shape(spec: TensorSpec, batch: int) -> list[int]:
+    free = [dim for dim in spec.shape[1:] if isinstance(dim, str)]
+    if free:
+        raise LoweringError(
+            f"TensorRT needs bounds for every size, and input {spec} has none for {', '.join(free)}",
+            attempts=("an engine would be built anew in mid-traffic for each new size",),
+            hint=f"give {', '.join(_PROFILES)} in the tensorrt block of config.pbtxt, or convert with fixed sizes",
+        )
+    return [batch if isinstance(dim, str) else dim for dim in spec.shape]
+
+
+def _version() -> str:
+    """TensorRT's own version number, such as 101300; of the library that will be loaded."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return "not installed"
+    return str(library.getInferLibVersion())

@@ -1,0 +1,152 @@
+"""Dictionaries from outside -> frozen dataclasses, strictly: unknown keys and wrong types name their path.
+
+Kept here, in the standard library, because the thin client decodes the published preprocess spec with it and
+`graph` depends on numpy alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.spelling import did_you_mean
+
+T = TypeVar("T")
+
+
+def decode(cls: type[T], value: object, *, path: str = "") -> T:
+    """Builds a dataclass instance from plain JSON data.
+
+    Args:
+        cls: A dataclass whose fields are dataclasses, scalars, enums, Literals, tuples, dicts or unions of these.
+        value: The JSON value, normally a dict.
+        path: Where the value stands in its file; the start of the path in error messages.
+
+    Raises:
+        ManifestError: A key is unknown or missing, or a value is not of the field's type.
+    """
+    if not isinstance(value, Mapping):
+        raise _wrong(path, "an object", value)
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(typing.cast("Any", cls))}
+    for key in value:
+        if key not in fields:
+            raise ManifestError(f"unknown key '{_join(path, key)}'", hint=did_you_mean(str(key), fields))
+    arguments = {}
+    for name, field in fields.items():
+        if name in value:
+            arguments[name] = _decode_any(hints[name], value[name], _join(path, name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ManifestError(f"missing key '{_join(path, name)}'")
+    return cls(**arguments)
+
+
+def encode(value: Any) -> Any:
+    """Turns a dataclass (nested to any depth) into plain JSON data; `decode` is its inverse."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    return value
+
+
+def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
+    """Builds a dataclass instance from JSON text, as it is published in a configuration.
+
+    Args:
+        cls: As for `decode`.
+        text: The JSON.
+        what: The document in words, for the error.
+        path: As for `decode`.
+
+    Raises:
+        ManifestError: Not JSON, or not such an object; the message names the bad key.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ManifestError(f"{what} is not JSON: {error}") from error
+    return decode(cls, document, path=path)
+
+
+def encode_json(value: Any) -> str:
+    """A dataclass as one line of JSON; `decode_json` is its inverse."""
+    return json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _decode_any(hint: Any, value: object, path: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(typing.get_args(hint), value, path)
+    if origin is typing.Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise _wrong(path, f"one of {', '.join(map(repr, typing.get_args(hint)))}", value)
+    if origin is tuple:
+        return _decode_tuple(typing.get_args(hint), value, path)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(path, "an object", value)
+        item_hint = typing.get_args(hint)[1]
+        return {str(key): _decode_any(item_hint, item, _join(path, key)) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return decode(typing.cast("type[Any]", hint), value, path=path)
+    return _decode_scalar(hint, value, path)
+
+
+def _decode_union(options: tuple[Any, ...], value: object, path: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    candidates = [option for option in options if option is not type(None)]
+    for option in candidates[:-1]:
+        try:
+            return _decode_any(option, value, path)
+        except ManifestError:
+            continue
+    return _decode_any(candidates[-1], value, path)
+
+
+def _decode_tuple(items: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _wrong(path, "a list", value)
+    if len(items) == 2 and items[1] is Ellipsis:
+        items = (items[0],) * len(value)
+    if len(items) != len(value):
+        raise _wrong(path, f"a list of {len(items)}", value)
+    return tuple(
+        _decode_any(item, element, f"{path}[{index}]")
+        for index, (item, element) in enumerate(zip(items, value, strict=True))
+    )
+
+
+def _decode_scalar(hint: Any, value: object, path: str) -> Any:
+    if hint is Any:
+        return value
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise _wrong(path, f"one of {', '.join(str(member.value) for member in hint)}", value) from None
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (hint is not bool and isinstance(value, bool)):
+        return value
+    raise _wrong(path, f"a value of type {hint.__name__}", value)
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _wrong(path: str, expected: str, value: object) -> ManifestError:
+    return ManifestError(f"'{path or 'the document'}' must be {expected}, got {value!r}")

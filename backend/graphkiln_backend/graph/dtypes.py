@@ -1,0 +1,193 @@
+"""The one dtype vocabulary of the project: Triton's names, and their equals in numpy and the runtimes.
+
+Source: KServe v2 protocol, "Tensor Data Types"; `onnx.TensorProto.DataType`; ONNX Runtime's `NodeArg.type`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.errors import ManifestError
+
+AnyArray = npt.NDArray[np.generic]
+
+
+class DType(enum.StrEnum):
+    """Element type of a tensor, by Triton's name.
+
+    `BF16` arrays are of `ml_dtypes.bfloat16`, as in tritonclient: numpy has no such type of its own. `BYTES` arrays
+    hold objects (`bytes` or `str`).
+    """
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The numpy dtype that carries this element type."""
+        return _NUMPY[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return self in _FLOATS
+
+    @property
+    def config_name(self) -> str:
+        """The name in a config.pbtxt: `TYPE_FP32`, and `TYPE_STRING` for BYTES."""
+        return "TYPE_STRING" if self is DType.BYTES else f"TYPE_{self.value}"
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype[np.generic]) -> DType:
+        """Names the element type of an array. Unicode, bytes and object arrays are BYTES.
+
+        Raises:
+            ManifestError: The dtype (complex numbers, dates, ...) cannot travel in a tensor.
+        """
+        if dtype.kind in "OSU":
+            return cls.BYTES
+        try:
+            return _BY_NUMPY[dtype]
+        except KeyError:
+            pass
+        raise ManifestError(f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}")
+
+    @classmethod
+    def from_onnxruntime(cls, type_name: str) -> DType:
+        """Names the element type of an ONNX Runtime `NodeArg.type` such as `tensor(float)`.
+
+        Raises:
+            ManifestError: The value is a sequence, a map or an element type that Triton cannot carry.
+        """
+        try:
+            return _ONNXRUNTIME[type_name]
+        except KeyError:
+            raise ManifestError(f"{type_name} is not a tensor that Triton can carry") from None
+
+    @classmethod
+    def from_openvino(cls, type_name: str) -> DType:
+        """Names an OpenVINO element type such as `f32`.
+
+        Raises:
+            ManifestError: The element type cannot be carried by Triton.
+        """
+        try:
+            return _OPENVINO[type_name]
+        except KeyError:
+            raise ManifestError(f"OpenVINO's element type {type_name} is not one that Triton can carry") from None
+
+    @classmethod
+    def from_config(cls, number: int) -> DType:
+        """Names the number of a `DataType` in a model configuration. Source: Triton's `model_config.proto`."""
+        return _CONFIG_ORDER[number]
+
+    @classmethod
+    def from_onnx(cls, number: int) -> DType:
+        """Names an `onnx.TensorProto.DataType`.
+
+        Raises:
+            ManifestError: The element type (complex, 4- or 8-bit float, ...) cannot be carried by Triton.
+        """
+        try:
+            return _ONNX[number]
+        except KeyError:
+            raise ManifestError(f"ONNX element type {number} is not one that Triton can carry") from None
+
+
+_NUMPY: dict[DType, np.dtype[np.generic]] = {
+    DType.BOOL: np.dtype(np.bool_),
+    DType.UINT8: np.dtype(np.uint8),
+    DType.UINT16: np.dtype(np.uint16),
+    DType.UINT32: np.dtype(np.uint32),
+    DType.UINT64: np.dtype(np.uint64),
+    DType.INT8: np.dtype(np.int8),
+    DType.INT16: np.dtype(np.int16),
+    DType.INT32: np.dtype(np.int32),
+    DType.INT64: np.dtype(np.int64),
+    DType.FP16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.FP32: np.dtype(np.float32),
+    DType.FP64: np.dtype(np.float64),
+    DType.BYTES: np.dtype(np.object_),
+}
+
+_BY_NUMPY = {dtype: member for member, dtype in _NUMPY.items()}
+
+_FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
+
+_ONNXRUNTIME: dict[str, DType] = {
+    "tensor(bool)": DType.BOOL,
+    "tensor(uint8)": DType.UINT8,
+    "tensor(uint16)": DType.UINT16,
+    "tensor(uint32)": DType.UINT32,
+    "tensor(uint64)": DType.UINT64,
+    "tensor(int8)": DType.INT8,
+    "tensor(int16)": DType.INT16,
+    "tensor(int32)": DType.INT32,
+    "tensor(int64)": DType.INT64,
+    "tensor(float16)": DType.FP16,
+    "tensor(bfloat16)": DType.BF16,
+    "tensor(float)": DType.FP32,
+    "tensor(double)": DType.FP64,
+    "tensor(string)": DType.BYTES,
+}
+
+_ONNX: dict[int, DType] = {
+    1: DType.FP32,
+    2: DType.UINT8,
+    3: DType.INT8,
+    4: DType.UINT16,
+    5: DType.INT16,
+    6: DType.INT32,
+    7: DType.INT64,
+    8: DType.BYTES,
+    9: DType.BOOL,
+    10: DType.FP16,
+    11: DType.FP64,
+    12: DType.UINT32,
+    13: DType.UINT64,
+    16: DType.BF16,
+}
+
+_CONFIG_ORDER = {
+    number: DType(name)
+    for number, name in enumerate(
+        (
+            *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+            *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+        ),
+        start=1,
+    )
+}
+
+_OPENVINO: dict[str, DType] = {
+    "boolean": DType.BOOL,
+    "u8": DType.UINT8,
+    "u16": DType.UINT16,
+    "u32": DType.UINT32,
+    "u64": DType.UINT64,
+    "i8": DType.INT8,
+    "i16": DType.INT16,
+    "i32": DType.INT32,
+    "i64": DType.INT64,
+    "f16": DType.FP16,
+    "bf16": DType.BF16,
+    "f32": DType.FP32,
+    "f64": DType.FP64,
+}

@@ -1,0 +1,67 @@
+"""Golden samples: a few inputs with the answers that a saved graph must give, kept beside it as one .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ManifestError
+
+_PREFIXES = ("input", "source", "graph")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoldenSamples:
+    """Inputs and two sets of reference outputs, by tensor name; all with the same first dimension.
+
+    Attributes:
+        inputs: What to feed.
+        source_outputs: What the source model answered (fp32).
+        graph_outputs: What the saved graph itself answered when it was made (ONNX Runtime CPU, optimisations off).
+    """
+
+    inputs: Mapping[str, AnyArray]
+    source_outputs: Mapping[str, AnyArray]
+    graph_outputs: Mapping[str, AnyArray]
+
+    def only(self, outputs: Collection[str]) -> GoldenSamples:
+        """The same samples with some of the outputs."""
+        source, graph = (
+            {name: array for name, array in group.items() if name in outputs}
+            for group in (self.source_outputs, self.graph_outputs)
+        )
+        return GoldenSamples(inputs=self.inputs, source_outputs=source, graph_outputs=graph)
+
+    def write(self, path: Path) -> None:
+        """Writes the samples as a compressed .npz of plain arrays (no pickles)."""
+        groups = zip(_PREFIXES, (self.inputs, self.source_outputs, self.graph_outputs), strict=True)
+        arrays = {f"{prefix}/{name}": array for prefix, group in groups for name, array in group.items()}
+        np.savez_compressed(path, **arrays)
+
+    @classmethod
+    def read(cls, path: Path) -> GoldenSamples:
+        """Reads what `write` wrote.
+
+        Raises:
+            ManifestError: The file is missing, damaged, or holds something else.
+        """
+        groups: dict[str, dict[str, AnyArray]] = {prefix: {} for prefix in _PREFIXES}
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                for key in archive.files:
+                    prefix, _, name = key.partition("/")
+                    groups[prefix][name] = _typed(archive[key])
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+            raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
+        return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
+
+
+def _typed(array: AnyArray) -> AnyArray:
+    """An .npz keeps bf16 elements as two bytes without a type; nothing else in it has none."""
+    bf16 = DType.BF16.numpy
+    return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array

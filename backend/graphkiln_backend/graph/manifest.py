@@ -1,0 +1,173 @@
+"""The manifest: everything that a version knows about its graph, as one JSON document beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """Where a graph came from.
+
+    Attributes:
+        source: The source model and data, in words.
+        command: The command that made this version.
+        versions: Library name -> version at conversion.
+        metrics: What was measured on the source task, for example `{"test_accuracy": 0.99}`.
+    """
+
+    source: str
+    command: str
+    versions: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """One proven step, with the figures that were seen and the limits that they were held to.
+
+    Attributes:
+        step: Row of the numeric policy (`proof.policy`).
+        samples: Number of samples compared.
+        batch_sizes: Batch sizes that were run.
+        relative_l2: Worst `|y - r| / |r|` over the outputs.
+        relative_l2_limit: The limit used.
+        worst_element: Worst `max |y - r| / (|r| + RMS(r))` over the outputs.
+        worst_element_limit: The limit used; None where the policy has none.
+        verdict: The one line that says why a person can trust it.
+    """
+
+    step: str
+    samples: int
+    batch_sizes: tuple[int, ...]
+    relative_l2: float
+    relative_l2_limit: float
+    worst_element: float
+    worst_element_limit: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Golden:
+    """The golden samples file beside the graph."""
+
+    file: str
+    sha256: str
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassRecord:
+    """A pass that the graph went through, with its number of nodes before and after; `note` says what was left."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """How a graph was made, so that it can be made again.
+
+    Attributes:
+        recipe: The frozen recipe, as `graphkiln convert --recipe` reads it.
+        precision: Element type of most of the arithmetic: fp32, fp16, bf16 or int8.
+        passes: What rewrote the graph, in order.
+        output_errors: Relative L2 error of each output.
+        graph_bytes: Size of the graph file and its weights.
+        seconds: Time that the conversion took.
+        notes: What a person should know: what could not be decided, what was left.
+    """
+
+    recipe: dict[str, Any]
+    precision: str
+    passes: tuple[PassRecord, ...]
+    output_errors: dict[str, float]
+    graph_bytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a saved static graph is.
+
+    Attributes:
+        format_version: Version of this document's format.
+        graph_file: The graph's file name, beside the manifest.
+        sha256: Of the graph file, hexadecimal.
+        signature: Inputs and outputs.
+        preprocess: How a picture becomes the first input, or None.
+        labels: Name of the labels file in the model's folder, or None.
+        provenance: Where the graph came from.
+        verification: The steps that were proven.
+        golden: The golden samples, or None.
+        conversion: How `graphkiln convert` made the graph, or None for another maker.
+        weights: SHA-256 of each file of weights beside the graph, by file name.
+        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+    """
+
+    format_version: int
+    graph_file: str
+    sha256: str
+    signature: Signature
+    preprocess: Preprocess | None
+    labels: str | None
+    provenance: Provenance
+    verification: tuple[Verification, ...]
+    golden: Golden | None
+    conversion: Conversion | None = None
+    weights: dict[str, str] = field(default_factory=dict)
+    ranking: Ranking | None = None
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ManifestError(
+                f"manifest format {self.format_version} is not known, this graphkiln reads {FORMAT_VERSION}",
+                hint="upgrade graphkiln" if self.format_version > FORMAT_VERSION else "convert the model again",
+            )
+        for name in (self.graph_file, self.golden.file if self.golden else None, self.labels, *self.weights):
+            if name is not None and Path(name).name != name:
+                raise ManifestError(f"'{name}' must be a plain file name inside the model's folder")
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Reads a manifest file.
+
+        Raises:
+            ManifestError: Missing, not JSON, or a key is unknown, missing or of the wrong type.
+        """
+        try:
+            document = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ManifestError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ManifestError(f"{path} is not JSON: {error}") from error
+        try:
+            return decode(cls, document)
+        except ManifestError as error:
+            raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
+
+    def write(self, path: Path) -> None:
+        """Writes the manifest as readable JSON that `read` accepts."""
+        path.write_text(json.dumps(encode(self), indent=2) + "\n")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

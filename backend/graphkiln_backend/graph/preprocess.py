@@ -1,0 +1,149 @@
+"""How a picture becomes an input tensor: the spec, and its numpy part.
+
+Written by converters, published by the server in `config.pbtxt`, executed by the client. Decoding and resizing
+need Pillow and live in `graphkiln_client.image`; geometry and normalisation are here, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.decoding import decode_json, encode_json
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ManifestError
+
+PARAMETER = "preprocess"
+"""The key of config.pbtxt's `parameters` under which the spec is published, as JSON."""
+
+
+Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preprocess:
+    """From a decoded picture to one sample of an input tensor.
+
+    The steps, in order: convert to `color`; resize; centre-crop; for float dtypes scale to 0..1, subtract `mean`
+    and divide by `std`, per channel; arrange as `layout`.
+
+    Attributes:
+        resize: Length of the shorter side in pixels (aspect ratio kept), or exact `(height, width)`, or None.
+        crop: `(height, width)` of the centre crop, or None. A smaller picture is padded with black.
+        interpolation: Filter of the resize; all but nearest are antialiased.
+        crop_rounding: Where an odd number of pixels is cut off or added: `half-even` as torchvision and timm do, `down`
+            as transformers does. They differ by one pixel for every fourth size.
+        mean: Per channel, in units of 0..1; empty for none.
+        std: Per channel, in units of 0..1; empty for none.
+        color: Channels and their order.
+        layout: Order of the dimensions of one sample (without the batch).
+        dtype: Element type of the tensor. UINT8 takes raw pixels: no scaling, no mean, no std.
+
+    Source: `torchvision.transforms` Resize, CenterCrop, ToTensor and Normalize on PIL images.
+    """
+
+    resize: int | tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    interpolation: Interpolation = "bilinear"
+    crop_rounding: Literal["half-even", "down"] = "half-even"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    color: Literal["RGB", "BGR", "L"] = "RGB"
+    layout: Literal["CHW", "HWC"] = "CHW"
+    dtype: DType = DType.FP32
+
+    def __post_init__(self) -> None:
+        for field in ("mean", "std"):
+            values = getattr(self, field)
+            if values and len(values) != self.channels:
+                raise ManifestError(f"preprocess.{field} must have {self.channels} values, got {len(values)}")
+        if any(value == 0 for value in self.std):
+            raise ManifestError("preprocess.std must not hold a zero")
+        if self.dtype not in (DType.UINT8, DType.FP16, DType.FP32):
+            raise ManifestError(f"preprocess.dtype must be UINT8, FP16 or FP32, got {self.dtype}")
+        if self.dtype is DType.UINT8 and (self.mean or self.std):
+            raise ManifestError("preprocess.mean and preprocess.std must be empty for dtype UINT8")
+        sides = (self.resize,) if isinstance(self.resize, int) else self.resize or ()
+        if any(side < 1 for side in (*sides, *(self.crop or ()))):
+            raise ManifestError("preprocess.resize and preprocess.crop must be at least 1 pixel")
+
+    @classmethod
+    def from_json(cls, text: str) -> Preprocess:
+        """Parses a published spec.
+
+        Raises:
+            ManifestError: Not JSON, or not a spec; the message names the bad key.
+        """
+        return decode_json(cls, text, what="the preprocess spec", path=PARAMETER)
+
+    def to_json(self) -> str:
+        """The spec as one line of JSON."""
+        return encode_json(self)
+
+    @property
+    def channels(self) -> int:
+        """Number of colour channels."""
+        return 1 if self.color == "L" else 3
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Size `(height, width)` in pixels after the resize of a picture of that size.
+
+        Source: `torchvision.transforms.functional._compute_resized_output_size` (the longer side is truncated).
+        """
+        if self.resize is None:
+            return height, width
+        if isinstance(self.resize, tuple):
+            return self.resize
+        if height <= width:
+            return self.resize, int(self.resize * width / height)
+        return int(self.resize * height / width), self.resize
+
+    def cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Centre-crop box `(left, top, right, bottom)` in pixels; negative or outside where padding is needed.
+
+        Source: `torchvision.transforms.functional.center_crop` (rounds half to even; pads before it crops);
+        `transformers.image_transforms.center_crop` (rounds down in both cases).
+        """
+        if self.crop is None:
+            return 0, 0, width, height
+        crop_height, crop_width = self.crop
+        offset = _OFFSETS[self.crop_rounding]
+        top, left = offset(height, crop_height), offset(width, crop_width)
+        return left, top, left + crop_width, top + crop_height
+
+    def normalise(self, image_hwc: npt.NDArray[np.uint8]) -> AnyArray:
+        """Turns pixels into one sample.
+
+        Args:
+            image_hwc: uint8 `[height, width, channels]` in this spec's colour order.
+
+        Returns:
+            `[channels, height, width]` or `[height, width, channels]`, contiguous, of this spec's dtype.
+        """
+        arranged = image_hwc if self.layout == "HWC" else image_hwc.transpose(2, 0, 1)
+        if self.dtype is DType.UINT8:
+            return np.ascontiguousarray(arranged)
+        sample = np.ascontiguousarray(arranged).astype(np.float32)
+        sample /= np.float32(255)
+        per_channel = (-1, 1, 1) if self.layout == "CHW" else (1, 1, -1)
+        if self.mean:
+            sample -= np.asarray(self.mean, np.float32).reshape(per_channel)
+        if self.std:
+            sample /= np.asarray(self.std, np.float32).reshape(per_channel)
+        return sample.astype(self.dtype.numpy, copy=False)
+
+
+def _offset_half_even(size: int, crop: int) -> int:
+    if size >= crop:
+        return round((size - crop) / 2.0)
+    return -((crop - size) // 2)
+
+
+def _offset_down(size: int, crop: int) -> int:
+    return (size - crop) // 2
+
+
+_OFFSETS = {"half-even": _offset_half_even, "down": _offset_down}

@@ -1,0 +1,141 @@
+"""Names, dtypes and shapes of a graph's inputs and outputs, and the only validator of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ManifestError, SignatureError
+
+Dim = int | str
+"""A fixed size, or the name of a size that may vary (equal names vary together)."""
+
+BATCH = "batch"
+"""The symbol of the batch dimension."""
+
+
+def free_dim(tensor: str, axis: int) -> str:
+    """The symbol of a varying dimension that a graph gives no name: its own, so that it need not equal any other."""
+    return f"{tensor}.{axis}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One input or output.
+
+    Attributes:
+        name: The tensor's name in the graph and on the wire.
+        dtype: Element type.
+        shape: One entry per dimension: a size or a symbol such as `"batch"`.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ManifestError("a tensor has an empty name")
+        for dim in self.shape:
+            if isinstance(dim, int) and dim < 0:
+                raise ManifestError(f"tensor '{self.name}' has a dimension of {dim}; name it instead")
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the first dimension may vary."""
+        return bool(self.shape) and isinstance(self.shape[0], str)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """All inputs and outputs of a graph, in the graph's own order.
+
+    Attributes:
+        inputs: What must be fed.
+        outputs: What can be asked for.
+        optional_inputs: What may be fed: the graph holds a default for each.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    optional_inputs: tuple[TensorSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind, specs in (("input", (*self.inputs, *self.optional_inputs)), ("output", self.outputs)):
+            names = [spec.name for spec in specs]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ManifestError(f"two {kind}s are named '{name}'")
+
+    @property
+    def batchable(self) -> bool:
+        """Whether every input and output has a first dimension that may vary."""
+        return all(spec.batchable for spec in (*self.inputs, *self.outputs))
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The first dimension that every input and output shares, when it is the same fixed size; else None."""
+        sizes = {spec.shape[0] if spec.shape else None for spec in (*self.inputs, *self.outputs)}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return size if isinstance(size, int) else None
+
+    def with_varying_batch(self) -> Signature:
+        """The same tensors with the first dimension of each named `batch`."""
+        return Signature(
+            inputs=tuple(_with_varying_batch(spec) for spec in self.inputs),
+            outputs=tuple(_with_varying_batch(spec) for spec in self.outputs),
+            optional_inputs=self.optional_inputs,
+        )
+
+    def check(self, feeds: Mapping[str, AnyArray]) -> None:
+        """Validates tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
+
+        Raises:
+            SignatureError: The first thing that does not fit, with what was expected and what came.
+        """
+        known = ", ".join(str(spec) for spec in self.inputs)
+        for name in feeds:
+            if all(spec.name != name for spec in (*self.inputs, *self.optional_inputs)):
+                raise SignatureError(f"unknown input '{name}'", expected=known, got=name)
+        sizes: dict[str, int] = {}
+        for spec in self.inputs:
+            if spec.name not in feeds:
+                raise SignatureError(f"missing input '{spec.name}'", expected=known, got=", ".join(feeds) or "no input")
+            _check_tensor(spec, feeds[spec.name], sizes)
+        for spec in self.optional_inputs:
+            if spec.name in feeds:
+                _check_tensor(spec, feeds[spec.name], sizes)
+
+
+def _with_varying_batch(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(name=spec.name, dtype=spec.dtype, shape=(BATCH, *spec.shape[1:]))
+
+
+def _check_tensor(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> None:
+    wrong = _mismatch(spec, array, sizes)
+    if wrong:
+        got = f"{_dtype_name(array)}[{','.join(map(str, array.shape))}]"
+        raise SignatureError(f"wrong {wrong} of input '{spec.name}'", expected=str(spec), got=got)
+
+
+def _mismatch(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> str:
+    if array.dtype != spec.dtype.numpy and not (spec.dtype is DType.BYTES and array.dtype.kind in "OSU"):
+        return "dtype"
+    if len(array.shape) != len(spec.shape):
+        return "rank"
+    for axis, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
+        if dim != size and (isinstance(dim, int) or sizes.setdefault(dim, size) != size):
+            known = f" ('{dim}' is {sizes[dim]} elsewhere)" if isinstance(dim, str) else ""
+            return f"size in dimension {axis}{known}"
+    return ""
+
+
+def _dtype_name(array: AnyArray) -> str:
+    try:
+        return str(DType.from_numpy(array.dtype))
+    except ManifestError:
+        return str(array.dtype)

@@ -1,0 +1,71 @@
+"""Runs a session at the batch sizes that serving will form, before the first user does.
+
+Runtimes plan memory and pick kernels per shape at the first run; a session that has seen its shapes answers its first
+request as fast as its thousandth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.signature import Signature
+
+_RUNS = 2
+"""The first run allocates, the second finds its memory planned."""
+
+
+def batch_sizes(max_batch_size: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The sizes to warm: 1, the powers of two, the preferred ones, and the largest."""
+    sizes = {1, max_batch_size, *preferred}
+    size = 2
+    while size < max_batch_size:
+        sizes.add(size)
+        size *= 2
+    return tuple(sorted(size for size in sizes if 0 < size <= max_batch_size))
+
+
+def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | None, *, already: bool = False) -> str:
+    """Runs the session at every size.
+
+    Args:
+        session: Ready to run; its signature's first dimension varies when there is more than one size.
+        sizes: Batch sizes.
+        golden: Samples to repeat; made-up ones are used when there are none.
+        already: Whether the session has run the largest size once.
+
+    Returns:
+        Empty, or why warming stopped: made-up inputs need not make sense to a graph, which is no fault of it.
+    """
+    for size in sizes:
+        feeds = repeated(golden.inputs, size) if golden else made_up_feeds(session.signature, size)
+        try:
+            for _ in range(_RUNS - (already and size == max(sizes))):
+                session.run(feeds)
+        except GraphkilnError as error:
+            if golden:
+                raise
+            return f"made-up inputs at batch {size} fail: {error}"
+    return ""
+
+
+def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
+    """Samples repeated in order until there are `size` of them."""
+    return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
+
+
+def made_up_feeds(signature: Signature, batch: int = 1) -> dict[str, AnyArray]:
+    """Zeros (empty texts) for every input: `batch` rows where the first dimension varies, 1 for other varying ones."""
+    feeds: dict[str, AnyArray] = {}
+    for spec in signature.inputs:
+        sizes = [dim if isinstance(dim, int) else batch if axis == 0 else 1 for axis, dim in enumerate(spec.shape)]
+        if spec.dtype is DType.BYTES:
+            feeds[spec.name] = np.full(sizes, "", np.object_)
+        else:
+            feeds[spec.name] = np.zeros(sizes, spec.dtype.numpy)
+    return feeds

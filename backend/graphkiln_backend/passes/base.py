@@ -1,0 +1,148 @@
+"""What every pass offers: requires -> call -> ensures; and the one loop that runs them.
+
+A pass rewrites a graph in place. `requires` says why there is nothing to do, `ensures` what was not reached. After
+every pass the graph is checked by ONNX's own checker, so that a broken one is the fault of a pass with a name.
+
+Source: the pattern of onnx/ir-py, `passes/_pass_infra.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import onnx
+import onnx_ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass, TopologicalSortPass
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+
+_PROTOBUF_LIMIT = 2**31 - 1
+
+
+class Pass(Protocol):
+    """One rewrite of a graph."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a few words."""
+        ...
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """Why there is nothing to do for this graph, or empty."""
+        ...
+
+    def __call__(self, model: onnx_ir.Model) -> None:
+        """Rewrites the graph in place."""
+        ...
+
+    def ensures(self, model: onnx_ir.Model) -> str:
+        """What the pass promised and did not reach, or empty."""
+        ...
+
+
+@runtime_checkable
+class EdgePass(Protocol):
+    """A pass that changes what goes in or comes out; it says so a second time, in numpy, for the proof."""
+
+    def to_source(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """What the graph before the pass must be fed, for feeds of the graph after it."""
+        ...
+
+    def from_source(self, outputs: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """What the graph after the pass must answer, where the graph before it answers these outputs."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassReport:
+    """What came of a pass.
+
+    Attributes:
+        name: The pass.
+        nodes_before: Number of nodes.
+        nodes_after: Number of nodes.
+        seconds: Time it took.
+        note: Why it had nothing to do, or what was left, or empty.
+        ran: Whether it had something to do.
+    """
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    note: str = ""
+    ran: bool = True
+
+
+def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> tuple[PassReport, ...]:
+    """Runs passes in order, in place.
+
+    Raises:
+        ConversionError: A pass failed, or left a graph that is none; the message names it.
+    """
+    return tuple(_run(model, each) for each in passes)
+
+
+def _run(model: onnx_ir.Model, each: Pass) -> PassReport:
+    before, begun = model.graph.num_nodes(), time.perf_counter()
+    note = each.requires(model)
+    ran = not note
+    if ran:
+        try:
+            each(model)
+            _tidy(model)
+            note = each.ensures(model)
+        except ConversionError:
+            raise
+        except Exception as error:
+            raise ConversionError(
+                f"the pass '{each.name}' failed: {type(error).__name__}: {error}",
+                hint=f"leave it out (--skip {each.name}) and report it",
+            ) from error
+        _check(model, each.name)
+    return PassReport(
+        name=each.name,
+        nodes_before=before,
+        nodes_after=model.graph.num_nodes(),
+        seconds=time.perf_counter() - begun,
+        note=note,
+        ran=ran,
+    )
+
+
+def _tidy(model: onnx_ir.Model) -> None:
+    RemoveUnusedNodesPass()(model)
+    RemoveUnusedOpsetsPass()(model)
+    TopologicalSortPass()(model)
+
+
+def _check(model: onnx_ir.Model, name: str) -> None:
+    if weight_bytes(model) > _PROTOBUF_LIMIT // 2:
+        return  # cannot be serialised in memory; the runtime will check it
+    try:
+        onnx.checker.check_model(onnx_ir.to_proto(model))
+    except onnx.checker.ValidationError as error:
+        raise ConversionError(
+            f"the pass '{name}' left a graph that is not valid: {error}",
+            hint=f"leave it out (--skip {name}) and report it",
+        ) from error
+
+
+def weight_bytes(model: onnx_ir.Model) -> int:
+    """Bytes of the main graph's weights."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def count(model: onnx_ir.Model, op_type: str) -> int:
+    """How many nodes of a type the main graph has."""
+    return sum(node.op_type == op_type for node in model.graph)

@@ -1,0 +1,98 @@
+"""Makes the batch vary that a graph was saved with.
+
+Which axis carries the batch is followed from the inputs through every node, by the static shapes. Along an axis there
+can be more: a window attention folds its windows into the batch, `[batch * 64, 49, 96]`. What the graph has baked in on
+the way is mended: the shapes of reshapes, the sizes of expansions, and constants that were expanded to the batch. A
+node that would mix samples is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.signature import BATCH
+from graphkiln_backend.passes.batch_following import Carried, ExpandedToBatch, Follower, Value, mark
+from graphkiln_backend.passes.batch_rules import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class VaryBatch:
+    """The pass."""
+
+    @property
+    def name(self) -> str:
+        """See `Pass.name`."""
+        return "vary-batch"
+
+    @property
+    def summary(self) -> str:
+        """See `Pass.summary`."""
+        return "lets the batch vary that was saved with the graph"
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """See `Pass.requires`."""
+        fixed = [value for value in model.graph.inputs if isinstance(_first_dim(value), int)]
+        return "" if fixed else "the batch varies already"
+
+    def __call__(self, model: onnx_ir.Model) -> None:
+        """See `Pass.__call__`.
+
+        Raises:
+            ConversionError: The inputs have no common batch, or a node mixes samples.
+        """
+        batch, expanded = saved_batch(model), dict[Value, Carried]()
+        while True:
+            follower = Follower(model, batch, expanded)
+            try:
+                _follow(follower)
+                break
+            except ExpandedToBatch as found:  # once for each Expand at most
+                expanded[found.value] = found.carried
+        follower.mend()
+        for value, carried in follower.carried.items():
+            mark(value, carried)
+
+    def ensures(self, model: onnx_ir.Model) -> str:
+        """See `Pass.ensures`."""
+        fixed = [str(value.name) for value in model.graph.outputs if _first_dim(value) != BATCH]
+        return f"the batch is not the first dimension of {', '.join(fixed)}" if fixed else ""
+
+
+def _follow(follower: Follower) -> None:
+    for node in follower.model.graph:
+        if node.outputs[0] in follower.expanded:
+            carried = follower.expand_here(node)
+        elif not follower.reaches(node):
+            continue
+        elif (rule := RULES.get(node.op_type)) is None:
+            raise follower.error(node, "nobody knows how it treats a batch")
+        else:
+            carried = rule(follower, node)
+        follower.carried.update(dict.fromkeys(node.outputs, carried))
+
+
+def _first_dim(value: Value) -> object:
+    shape = value.shape
+    if shape is None or not len(shape):
+        return None
+    return shape[0] if isinstance(shape[0], int) else shape[0].value
+
+
+def saved_batch(model: onnx_ir.Model) -> int:
+    """The first dimension of all inputs.
+
+    Raises:
+        ConversionError: It varies, or they have not the same one.
+    """
+    sizes = {_first_dim(value) for value in model.graph.inputs}
+    (size,) = sizes if len(sizes) == 1 else (None,)
+    if not isinstance(size, int):
+        listed = ", ".join(f"{value.name} {list(value.shape or ())}" for value in model.graph.inputs)
+        raise ConversionError(
+            f"the inputs have no common first dimension that could be the batch: {listed}",
+            hint="save the graph with the batch first in every input",
+        )
+    return size

@@ -1,0 +1,29 @@
+"""Graphs from files and into files, weights included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir
+
+from graphkiln_backend.passes.base import weight_bytes
+
+OPSET = 18
+"""ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
+release."""
+_EXTERNAL_DATA_FROM_BYTES = 2**30
+"""A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
+
+
+def load(path: Path) -> onnx_ir.Model:
+    """Reads a graph and its weights, so that it no longer depends on where they lie."""
+    model = onnx_ir.load(path)
+    onnx_ir.external_data.load_to_model(model)
+    return model
+
+
+def save(model: onnx_ir.Model, target: Path) -> None:
+    """Writes a graph; weights above 1 GiB go into a file beside it, named after it."""
+    onnx_ir.external_data.load_to_model(model)  # else the copy would look for its weights where the graph has them
+    external = f"{target.name}.data" if weight_bytes(model) > _EXTERNAL_DATA_FROM_BYTES else None
+    onnx_ir.save(model, target, external_data=external)

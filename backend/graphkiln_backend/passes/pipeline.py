@@ -1,0 +1,85 @@
+"""Which passes a graph goes through, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.passes.addition import AddIntoProducer
+from graphkiln_backend.passes.base import Pass
+from graphkiln_backend.passes.batch_norm import FoldBatchNorm
+from graphkiln_backend.passes.cleanup import CleanUp
+from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
+from graphkiln_backend.passes.edges import Nhwc, Rename, Softmax, TopK
+from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+from graphkiln_backend.passes.layer_norm import FuseLayerNorm
+from graphkiln_backend.passes.outputs import PruneOutputs
+from graphkiln_backend.passes.padding import PadIntoConv
+
+OPTIMISATIONS: tuple[Pass, ...] = (
+    FoldConstants(),
+    CleanUp(),
+    FuseLayerNorm(),
+    FoldBatchNorm(),
+    PadIntoConv(),
+    AddIntoProducer(),
+    ShareWeights(),
+)
+"""Always run, unless they are skipped; none changes an answer."""
+
+
+def edge_passes(
+    model: onnx_ir.Model,
+    *,
+    outputs: tuple[str, ...] = (),
+    keep_names: bool = False,
+    preprocess: Preprocess | None = None,
+    softmax: bool = False,
+    top_k: int = 0,
+    nhwc: bool = False,
+) -> tuple[Pass, ...]:
+    """The passes that change what goes in and comes out, as asked for.
+
+    Args:
+        model: The graph, with the source's names.
+        outputs: Outputs to keep; empty for all.
+        keep_names: Keep the source's names instead of `INPUT_<i>` and `OUTPUT_<i>`.
+        preprocess: Embed this normalisation; None for not.
+        softmax: Answer probabilities.
+        top_k: Answer so many best scores; 0 for all.
+        nhwc: Turn pictures and feature maps.
+    """
+    passes: list[Pass] = []
+    names = [str(value.name) for value in model.graph.outputs]
+    if outputs:
+        passes.append(PruneOutputs(outputs))
+        names = [name for name in names if name in outputs]
+    if not keep_names:
+        inputs = {str(value.name): f"INPUT_{number}" for number, value in enumerate(model.graph.inputs)}
+        passes.append(Rename(inputs, {name: f"OUTPUT_{number}" for number, name in enumerate(names)}))
+    if softmax:
+        passes.append(Softmax())
+    if top_k:
+        passes.append(TopK(top_k))
+    if preprocess:
+        passes.append(EmbedPreprocess(preprocess))
+    if nhwc:
+        passes.append(Nhwc(inputs=preprocess is None, outputs=True))
+    return tuple(passes)
+
+
+def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
+    """Leaves passes out by name.
+
+    Raises:
+        ConversionError: There is no such pass.
+    """
+    names = [each.name for each in passes]
+    for name in skipped:
+        if name not in names:
+            raise ConversionError(f"there is no pass '{name}' to skip", hint=did_you_mean(name, names))
+    return tuple(each for each in passes if each.name not in skipped)

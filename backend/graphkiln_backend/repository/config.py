@@ -1,0 +1,234 @@
+"""config.pbtxt: read, completed from the graph's signature, and written, with Triton's own protobuf definitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+
+BACKEND = "graphkiln"
+DROP_IN_BACKEND = "onnxruntime"
+DROP_IN_PLATFORM = "onnxruntime_onnx"
+ONEFLOW_BACKEND = "oneflow"
+
+DEFAULT_MAX_BATCH_SIZE = 4
+"""For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`."""
+
+_COMPLETED_FIELDS = ("max_batch_size", "input", "output", "dynamic_batching")
+
+
+def read_config(path: Path) -> pb.ModelConfig:
+    """Parses a config.pbtxt; a missing file is an empty configuration.
+
+    Raises:
+        RepositoryError: The text is not a model configuration; the message holds the line and the field.
+    """
+    config = pb.ModelConfig()
+    if path.exists():
+        try:
+            text_format.Parse(path.read_text(), config)
+        except (text_format.ParseError, UnicodeDecodeError) as error:
+            raise RepositoryError(f"{path} is not a model configuration: {error}") from error
+    return config
+
+
+def config_text(
+    name: str,
+    signature: Signature,
+    *,
+    max_batch_size: int,
+    preprocess: Preprocess | None,
+    labels_file: str | None,
+    ranking: Ranking | None = None,
+) -> str:
+    """The config.pbtxt of a saved graph.
+
+    Args:
+        name: Model name.
+        signature: Inputs and outputs; with a varying first dimension each when `max_batch_size` is above 0.
+        max_batch_size: Largest batch that Triton may form; 0 for a graph that cannot be batched.
+        preprocess: Published for clients.
+        labels_file: File in the model's folder with one class name a line, for the first output.
+        ranking: Published for clients, of a graph that answers its best classes itself.
+    """
+    config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
+    complete(config, signature, labels_file=labels_file)
+    if max_batch_size > 0:
+        _add_warmup(config)
+    if preprocess:
+        config.parameters[PREPROCESS].string_value = preprocess.to_json()
+    if ranking:
+        config.parameters[RANKING].string_value = ranking.to_json()
+    return text_format.MessageToString(config)
+
+
+def complete(config: pb.ModelConfig, signature: Signature, *, labels_file: str | None) -> None:
+    """Fills in what a configuration leaves out, and checks what it says against the graph.
+
+    Names, dtypes, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying first dimension),
+    dynamic batching, reshapes for scalars, and the labels of the first output.
+
+    Raises:
+        RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
+    """
+    _refuse_unsupported(config)
+    if config.max_batch_size == 0 and signature.batchable and _leaves_out_the_batch(config, signature):
+        config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    batched = config.max_batch_size > 0
+    if batched:
+        _check_batch(config, signature)
+    optional = {spec.name for spec in signature.optional_inputs}
+    for tensor in config.input:
+        tensor.optional |= tensor.name in optional
+    _complete_tensors(config, config.input, signature.inputs, signature.optional_inputs, batched=batched)
+    _complete_tensors(config, config.output, signature.outputs, (), batched=batched)
+    _check_all_inputs(config, signature)
+    if labels_file and not any(output.label_filename for output in config.output):
+        config.output[0].label_filename = labels_file
+    if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+        config.dynamic_batching.SetInParent()
+
+
+def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_file: str | None) -> None:
+    """`complete` for the live dictionary that Triton hands to a Python backend's auto-completion."""
+    message = json_format.ParseDict(config, pb.ModelConfig(), ignore_unknown_fields=True)
+    complete(message, signature, labels_file=labels_file)
+    completed = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    for field in _COMPLETED_FIELDS:
+        if field in completed:
+            config[field] = completed[field]
+
+
+def as_dictionary(config: pb.ModelConfig) -> dict[str, Any]:
+    """A configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names."""
+    return dict(json_format.MessageToDict(config, preserving_proto_field_name=True))
+
+
+def _refuse_unsupported(config: pb.ModelConfig) -> None:
+    """Keys that Triton leaves to the backend, and hands to no Python backend: ignored, they would change answers."""
+    asked = {
+        "batch_input": config.batch_input,
+        "batch_output": config.batch_output,
+        "sequence_batching.state": config.sequence_batching.state,
+    }
+    for key, value in asked.items():
+        if value:
+            raise RepositoryError(
+                f"config.pbtxt of '{config.name}' asks for {key}, which graphkiln does not offer",
+                hint="Triton hands it to no Python backend: compute it in the graph, or send it as an input",
+            )
+
+
+def _leaves_out_the_batch(config: pb.ModelConfig, signature: Signature) -> bool:
+    """Whether the tensors that the configuration names (if any) have their dims without the batch dimension.
+
+    Source: Triton ONNX Runtime backend, auto-completion of `max_batch_size`.
+    """
+    ranks = {spec.name: len(spec.shape) for spec in (*signature.inputs, *signature.outputs)}
+    named = [tensor for tensor in (*config.input, *config.output) if tensor.dims]
+    # A batch of scalars is written as dims [1]: Triton has no empty dims.
+    return all(
+        len(tensor.dims) == ranks.get(tensor.name, 0) - 1 or (ranks.get(tensor.name) == 1 and tensor.dims[0] == 1)
+        for tensor in named
+    )
+
+
+def _check_batch(config: pb.ModelConfig, signature: Signature) -> None:
+    for spec in (*signature.inputs, *signature.outputs):
+        if not spec.shape:
+            raise RepositoryError(
+                f"max_batch_size is {config.max_batch_size}, but tensor {spec} has no batch dimension",
+                hint="set max_batch_size: 0, or convert the model with a dynamic batch",
+            )
+    if not signature.batchable and signature.fixed_batch is None:
+        shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
+        raise RepositoryError(
+            f"max_batch_size is {config.max_batch_size}, but the graph has no common batch dimension: {shapes}",
+            hint="set max_batch_size: 0 and write dims with all dimensions, or convert with a dynamic batch",
+        )
+
+
+def _complete_tensors(
+    config: pb.ModelConfig,
+    tensors: Any,
+    specs: tuple[TensorSpec, ...],
+    optional: tuple[TensorSpec, ...],
+    *,
+    batched: bool,
+) -> None:
+    kind = "input" if tensors is config.input else "output"
+    if not tensors:
+        for spec in specs:
+            tensors.add(name=spec.name)
+    by_name = {spec.name: spec for spec in (*specs, *optional)}
+    for tensor in tensors:
+        if tensor.name not in by_name:
+            raise RepositoryError(
+                f"config.pbtxt: {kind} '{tensor.name}' is not in the graph of '{config.name}'",
+                hint=f"the graph has {', '.join(map(str, specs))}",
+            )
+        _complete_tensor(tensor, by_name[tensor.name], kind, batched=batched)
+
+
+def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool) -> None:
+    if tensor.data_type == pb.DataType.TYPE_INVALID:
+        tensor.data_type = _type(spec.dtype)
+    dims = _dims(spec, batched=batched)
+    if not tensor.dims:
+        tensor.dims.extend(dims or [1])
+        if not dims and batched:
+            tensor.reshape.SetInParent()  # Triton has no scalars: [1] outside, [] inside
+    if tensor.data_type != _type(spec.dtype):
+        raise _contradiction(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
+    given = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+    if not spec.shape and given == [1]:
+        return  # not batched, Triton allows no empty reshape: the backend turns [1] into [] itself
+    if len(given) != len(dims) or any(model not in (-1, named) for model, named in zip(dims, given, strict=True)):
+        raise _contradiction(tensor, kind, f"dims{' (without the batch)' if batched else ''}", str(dims), str(given))
+
+
+def _contradiction(tensor: Any, kind: str, what: str, expected: str, got: str) -> RepositoryError:
+    return RepositoryError(
+        f"config.pbtxt: {what} of {kind} '{tensor.name}' do not fit the graph: expected {expected}, got {got}",
+        hint=f"correct them, or leave the {kind} out: it is completed from the graph",
+    )
+
+
+def _check_all_inputs(config: pb.ModelConfig, signature: Signature) -> None:
+    given = {tensor.name for tensor in config.input}
+    missing = [str(spec) for spec in signature.inputs if spec.name not in given]
+    if missing:
+        raise RepositoryError(
+            f"config.pbtxt of '{config.name}' leaves out inputs of the graph: {', '.join(missing)}",
+            hint="name all inputs or none",
+        )
+
+
+def _add_warmup(config: pb.ModelConfig) -> None:
+    """Lets Triton send itself one sample before it is ready: the first request is slow all the way through Triton."""
+    if any(dim < 0 for tensor in config.input for dim in tensor.dims):
+        return  # no size is known to be right
+    warmup = config.model_warmup.add(name="one sample", batch_size=1, count=3)
+    for tensor in config.input:
+        warmup.inputs[tensor.name].data_type = tensor.data_type
+        warmup.inputs[tensor.name].dims.extend(tensor.dims)
+        warmup.inputs[tensor.name].zero_data = True
+
+
+def _type(dtype: DType) -> int:
+    return int(pb.DataType.Value(dtype.config_name))
+
+
+def _dims(spec: TensorSpec, *, batched: bool) -> list[int]:
+    shape = spec.shape[1:] if batched else spec.shape
+    return [dim if isinstance(dim, int) else -1 for dim in shape]

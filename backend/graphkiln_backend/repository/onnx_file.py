@@ -1,0 +1,117 @@
+"""Reads the signature of an ONNX file without a runtime and without its weights."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
+
+_QUANTISED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+"""Operators where nearly all of the arithmetic is."""
+_PRECISIONS: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "fp32",
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+}
+
+
+def read_signature(path: Path) -> Signature:
+    """Inputs (those that need feeding) and outputs of a graph, in its own order.
+
+    Raises:
+        RepositoryError: The file is damaged, an input or output is not a tensor, or weights that should lie in another
+            file of the folder are missing or lead out of it.
+    """
+    graph = _read(path)
+    if not graph.output:
+        raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
+    _check_external_data(graph, path)
+    initialised = {tensor.name for tensor in graph.initializer}
+    return Signature(
+        inputs=tuple(_spec(value, path) for value in graph.input if value.name not in initialised),
+        outputs=tuple(_spec(value, path) for value in graph.output),
+        optional_inputs=tuple(_spec(value, path) for value in graph.input if value.name in initialised),
+    )
+
+
+def read_precision(path: Path) -> str:
+    """The element type that a graph keeps most of its weights in: fp32, fp16, bf16, or int8 where it is quantised.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    graph = _read(path)
+    if any(node.op_type in _QUANTISED for node in graph.node):
+        return "int8"
+    elements: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        elements[_PRECISIONS.get(tensor.data_type, "")] += math.prod(tensor.dims)
+    del elements[""]
+    return elements.most_common(1)[0][0] if elements else "fp32"
+
+
+def count_products(path: Path) -> int:
+    """Number of convolutions and matrix products in a graph's main part.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    return sum(node.op_type in PRODUCTS for node in _read(path).node)
+
+
+def _read(path: Path) -> onnx.GraphProto:
+    try:
+        return onnx.load_model(path, load_external_data=False).graph
+    except (DecodeError, OSError) as error:
+        raise RepositoryError(
+            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
+        ) from error
+
+
+def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
+    locations = {
+        entry.value
+        for tensor in graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for location in locations:
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise RepositoryError(
+                f"{path} wants weights from '{location}', which leads out of the version folder",
+                hint="put the weights beside the graph",
+            )
+        if not (path.parent / location).is_file():
+            raise RepositoryError(
+                f"{path} wants weights from '{location}', which is missing", hint=f"copy it into {path.parent}"
+            )
+
+
+def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise RepositoryError(
+            f"{path}: '{value.name}' is a {kind or 'value without a type'}, Triton can carry tensors only",
+            hint="export without ZipMap (skl2onnx: options={'zipmap': False}), or cut the output off the graph",
+        )
+    tensor = value.type.tensor_type
+    return TensorSpec(
+        name=value.name,
+        dtype=DType.from_onnx(tensor.elem_type),
+        shape=tuple(_dim(dim, value.name, axis) for axis, dim in enumerate(tensor.shape.dim)),
+    )
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension, tensor: str, axis: int) -> Dim:
+    if dim.WhichOneof("value") == "dim_value":
+        return dim.dim_value
+    return dim.dim_param or free_dim(tensor, axis)

@@ -1,0 +1,137 @@
+"""A version folder of a model repository: `NAME/VERSION/{model.onnx,manifest.json,golden.npz}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest, sha256_of
+from graphkiln_backend.graph.ranking import Ranking
+
+GRAPH_FILE = "model.onnx"
+GOLDEN_FILE = "golden.npz"
+LABELS_FILE = "labels.txt"
+CONFIG_FILE = "config.pbtxt"
+_ONEFLOW_FOLDER, _ONEFLOW_GRAPH = "model", "model.mlir"
+"""Source: oneflow-serving, "Model Repository Structure"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelVersion:
+    """A saved graph and what is known about it.
+
+    Attributes:
+        graph_path: The graph file.
+        manifest: Its manifest, or None for a graph that came without one.
+        golden: Its golden samples, or None.
+    """
+
+    graph_path: Path
+    manifest: Manifest | None
+    golden: GoldenSamples | None
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """Which outputs hold the best classes, of a graph that ranks them itself, or None."""
+        return self.manifest.ranking if self.manifest else None
+
+    def stamp(self) -> tuple[int, int]:
+        """Size and time of change of the graph's file: another stamp means another file."""
+        facts = self.graph_path.stat()
+        return facts.st_size, facts.st_mtime_ns
+
+
+def find_graph(folder: Path, default_filename: str = "") -> Path:
+    """The graph file of a version folder: `model.onnx`, another name, or a folder of that name that holds it.
+
+    Args:
+        folder: The version folder.
+        default_filename: `default_model_filename` of the configuration; empty for `model.onnx`.
+
+    Raises:
+        RepositoryError: There is none, or the name leads out of the version folder.
+    """
+    path = folder / (default_filename or GRAPH_FILE)
+    if path.is_dir():
+        path = path / GRAPH_FILE
+    if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
+        raise RepositoryError(f"default_model_filename '{default_filename}' leads out of the version folder")
+    return _existing(path)
+
+
+def oneflow_graph(folder: Path) -> Path | None:
+    """The graph that OneFlow saved into a version folder, `model/`; None where there is none, or one of ours, too."""
+    saved = folder / _ONEFLOW_FOLDER
+    ours = (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
+    return saved if not ours and (saved / _ONEFLOW_GRAPH).is_file() else None
+
+
+def newest_version(model: Path) -> Path:
+    """The version folder of a model with the highest number.
+
+    Raises:
+        RepositoryError: There is none.
+    """
+    if not model.is_dir():
+        raise RepositoryError(f"there is no folder {model}", hint="name a model: model_repository/NAME")
+    versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
+    if not versions:
+        raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
+    return max(versions, key=lambda path: int(path.name))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a version folder, or None where there is none.
+
+    Raises:
+        ManifestError: The manifest cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    return Manifest.read(path) if path.exists() else None
+
+
+def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
+    """Reads a version folder and checks that its files are the ones that the manifest speaks of.
+
+    Args:
+        folder: The version folder.
+        default_filename: As for `find_graph`; a manifest knows better.
+
+    Raises:
+        RepositoryError: The graph file is missing, or a file's SHA-256 is not the manifest's.
+        ManifestError: The manifest or the golden samples cannot be read.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return ModelVersion(graph_path=find_graph(folder, default_filename), manifest=None, golden=None)
+    graph_path = _unchanged(folder / manifest.graph_file, manifest.sha256)
+    for name, sha256 in manifest.weights.items():
+        _unchanged(folder / name, sha256)
+    golden = None
+    if manifest.golden:
+        golden = GoldenSamples.read(_unchanged(folder / manifest.golden.file, manifest.golden.sha256))
+    return ModelVersion(graph_path=graph_path, manifest=manifest, golden=golden)
+
+
+def _existing(path: Path) -> Path:
+    if oneflow_graph(path.parent):
+        raise RepositoryError(
+            f"{path.parent} holds a graph as OneFlow saved it",
+            hint=f"graphkiln convert oneflow:{path.parent / _ONEFLOW_FOLDER} makes a version of it",
+        )
+    if not path.is_file():
+        raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
+    return path
+
+
+def _unchanged(path: Path, sha256: str) -> Path:
+    found = sha256_of(_existing(path))
+    if found != sha256:
+        raise RepositoryError(
+            f"{path} is not the file that {MANIFEST_FILE} describes: "
+            f"expected SHA-256 {sha256[:12]}..., got {found[:12]}...",
+            hint="restore the file or convert the model again",
+        )
+    return path

@@ -1,0 +1,142 @@
+"""Finds a tritonserver: the one of a Triton container first, then the one inside the nvidia-pytriton wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import ServerSetupError
+
+_CONTAINER = Path("/opt/tritonserver")
+_STUB = "triton_python_backend_stub"
+_FLAG = re.compile(r"^  --([a-z0-9-]+)( <)?", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver and the files that belong to it.
+
+    Attributes:
+        binary: The tritonserver program.
+        backends: Folder of backends; holds `python/`.
+        caches: Folder of response caches.
+        stub: The Python stub for the running interpreter.
+        libraries: Folders that its libraries are loaded from.
+    """
+
+    binary: Path
+    backends: Path
+    caches: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+
+    @cached_property
+    def flags(self) -> dict[str, bool]:
+        """Every command line flag (without dashes) -> whether it takes a value.
+
+        Raises:
+            ServerSetupError: The program does not run on this machine.
+        """
+        try:
+            shown = subprocess.run(
+                [self.binary, "--help"],
+                env={**os.environ, "LD_LIBRARY_PATH": self.library_path},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ServerSetupError(f"{self.binary} does not run here: {error}") from error
+        flags = {name: bool(value) for name, value in _FLAG.findall(shown.stdout + shown.stderr)}
+        if not flags:
+            last = (shown.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ServerSetupError(f"{self.binary} does not run here: {last}")
+        return flags
+
+    @property
+    def library_path(self) -> str:
+        """Value of LD_LIBRARY_PATH for the server and its stubs."""
+        inherited = os.environ.get("LD_LIBRARY_PATH")
+        return os.pathsep.join((*map(str, self.libraries), *((inherited,) if inherited else ())))
+
+
+def find_installation() -> Installation:
+    """Finds the tritonserver to use.
+
+    Raises:
+        ServerSetupError: There is none, or it cannot run models with this Python.
+    """
+    on_path = shutil.which("tritonserver")
+    candidates = (Path(on_path).resolve() if on_path else None, _CONTAINER / "bin" / "tritonserver")
+    for binary in candidates:
+        if binary and binary.exists():
+            return _of_container(binary)
+    spec = find_spec("pytriton")
+    if spec and spec.submodule_search_locations:
+        return _of_wheel(Path(spec.submodule_search_locations[0]))
+    raise ServerSetupError(
+        "no tritonserver found on PATH, in /opt/tritonserver or in this Python environment",
+        hint="pip install 'graphkiln[serve]'",
+    )
+
+
+def _of_container(binary: Path) -> Installation:
+    root = binary.parent.parent
+    stub = root / "backends" / "python" / _STUB
+    wanted = f"libpython{_python()}.so"
+    if not stub.exists():
+        raise ServerSetupError(f"{binary} has no Python backend: {stub} is missing")
+    if wanted.encode() not in stub.read_bytes():
+        raise ServerSetupError(
+            f"the Python backend of {binary} was built for another Python than {_python()}",
+            hint="install graphkiln into the Python of that Triton release",
+        )
+    return Installation(
+        binary=binary, backends=root / "backends", caches=root / "caches", stub=stub, libraries=(_libpython(),)
+    )
+
+
+def _of_wheel(package: Path) -> Installation:
+    root = package / "tritonserver"
+    stub = root / "python_backend_stubs" / _python() / _STUB
+    if not stub.exists():
+        known = ", ".join(sorted(path.name for path in (root / "python_backend_stubs").iterdir()))
+        raise ServerSetupError(f"nvidia-pytriton has no stub for Python {_python()}", hint=f"it has {known}")
+    return Installation(
+        binary=root / "bin" / "tritonserver",
+        backends=root / "backends",
+        caches=root / "caches",
+        stub=stub,
+        libraries=(package.parent / "nvidia_pytriton.libs", _libpython()),
+    )
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _libpython() -> Path:
+    """Folder of the shared library of the running interpreter, which the stub links.
+
+    Without it on LD_LIBRARY_PATH the stub would load a foreign one and die in odd ways.
+    """
+    library = f"libpython{_python()}.so.1.0"
+    configured = Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix)
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    candidates = (configured, configured / multiarch, Path(sys.base_prefix) / "lib", Path("/usr/lib") / multiarch)
+    for folder in candidates:
+        if (folder / library).exists():
+            return folder
+    raise ServerSetupError(
+        f"{library} is not installed: Triton's Python stub needs the shared library of this Python",
+        hint=f"apt-get install libpython{_python()}",
+    )

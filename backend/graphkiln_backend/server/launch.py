@@ -1,0 +1,160 @@
+"""How tritonserver is started: command line, environment, and the process itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.lowering.adoption import adopted, convert_apart
+from graphkiln_backend.lowering.cache import CacheSettings
+from graphkiln_backend.repository.overlay import build_overlay
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.installation import Installation
+from graphkiln_backend.server.runfolder import RunFolder
+from graphkiln_backend.server.sharedmemory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
+from graphkiln_backend.triton.environment import Overrides, to_environment
+
+_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "MALLOC_TOP_PAD_": str(16 << 20),
+}
+"""Lets glibc keep the buffers of a request for the next one. By default it hands large ones back to the kernel, which
+clears every page anew: 8% of the time of a request of 600 kB, 10% of the throughput of a busy server. The user's own
+variables win. Source: mallopt(3)."""
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Everything that a server is started from.
+
+    Attributes:
+        installation: The server to run.
+        stores: Model stores.
+        flags: The user's flags for tritonserver.
+        overrides: What the command line asks for, by model.
+        cache: The artifact cache.
+        replace_onnxruntime: Whether our backend stands in for an installed C++ `onnxruntime` backend.
+    """
+
+    installation: Installation
+    stores: Sequence[Path]
+    flags: TritonFlags
+    overrides: Overrides = field(default_factory=dict)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    replace_onnxruntime: bool = False
+
+    def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> list[str]:
+        """Fills the run folder; where a graph must be converted first, that takes seconds.
+
+        Args:
+            folder: Of this run.
+            say: Told what is converted, and when Triton must complete configurations itself, which is slower.
+
+        Returns:
+            The command line for `start`.
+        """
+        ours = folder.assemble_backends(
+            self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
+        )
+        stores = folder.link_stores(self.stores)
+        mirrors = self._mirrors(stores, folder, ours, say) if self._may_complete() else None
+        memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
+        return command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
+
+    def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
+        """Starts tritonserver in a session of its own, so that only we signal it."""
+        return subprocess.Popen(
+            command,
+            env=self._environment(folder),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
+        )
+
+    def _mirrors(
+        self, stores: Sequence[Path], folder: RunFolder, ours: frozenset[str], say: Callable[[str], None]
+    ) -> list[Path] | None:
+        """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
+        try:
+            with self.cache.open(folder.shared / "artifacts", say) as cache:
+                adopt = partial(adopted, cache=cache, say=say, convert=convert_apart)
+                return build_overlay(stores, folder.overlay, ours, adopt)
+        except (GraphkilnError, OSError) as error:
+            say(f"Triton completes the configurations itself, which takes longer: {error}")
+            return None
+
+    def _may_complete(self) -> bool:
+        """Whether the stores can be mirrored: not while they may change, and not against the user's own flags."""
+        control = self.flags.values.get("model-control-mode", "none")
+        return control == "none" and not _COMPLETION_FLAGS & self.flags.values.keys()
+
+    def _environment(self, folder: RunFolder) -> dict[str, str]:
+        return {
+            **_ALLOCATOR,
+            **os.environ,
+            "LD_LIBRARY_PATH": self.installation.library_path,
+            # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+            "TMPDIR": str(folder.temporary),
+            **to_environment(folder.instances, folder.shared, self.overrides, self.cache),
+        }
+
+
+def command_line(
+    installation: Installation,
+    folder: RunFolder,
+    stores: Sequence[Path],
+    flags: TritonFlags,
+    memory: SharedMemoryPlan,
+    *,
+    complete: bool,
+) -> list[str]:
+    """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none.
+
+    Args:
+        installation: The server to run.
+        folder: The run's folder, backends assembled.
+        stores: Model stores, or their mirrors.
+        flags: The user's flags.
+        memory: Sizes of shared-memory regions.
+        complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
+    """
+    # The HTTP port is shared with the supervisor's stand-in, which answers 503 while the server restarts.
+    defaults = {"log-info": "false", "cache-directory": str(installation.caches), "reuse-http-port": "true"}
+    if not _NVIDIA_DRIVER.exists():
+        # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
+        defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
+    if "log-verbose" in flags.values:
+        del defaults["log-info"]
+    return [
+        str(installation.binary),
+        *(f"--model-repository={store}" for store in stores),
+        f"--backend-directory={folder.backends}",
+        f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
+        *(() if _sizes_regions(flags) else (f"--backend-config=python,shm-default-byte-size={memory.region_bytes}",)),
+        *(f"--{name}={value}" for name, value in defaults.items() if name not in flags.values),
+        *(("--disable-auto-complete-config",) if complete else ()),
+        *flags.arguments,
+    ]
+
+
+def _sizes_regions(flags: TritonFlags) -> bool:
+    return any("shm-default-byte-size" in argument for argument in flags.arguments)
+
+
+def _die_with_parent() -> None:
+    """In the child: get SIGTERM when the supervisor itself is killed, so that no server is orphaned."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,68 @@
+"""What the supervisor tells the instances, through environment variables: Triton passes nothing else on to Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from graphkiln_backend.lowering.cache import DEFAULT_LIMIT_BYTES, ArtifactCache, CacheSettings
+from graphkiln_backend.lowering.settings import Override
+
+RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
+SHARED_FOLDER_VARIABLE = "GRAPHKILN_SHARED_FOLDER"
+OVERRIDES_VARIABLE = "GRAPHKILN_OVERRIDES"
+CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
+CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
+
+Overrides = Mapping[str, Sequence[Override]]
+"""Model name -> what the command line asks for."""
+
+
+def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: CacheSettings) -> dict[str, str]:
+    """The variables for a server.
+
+    Args:
+        instances: Folder of status files.
+        shared: Folder for what instances of a model share.
+        overrides: What the command line asks for.
+        cache: The artifact cache.
+    """
+    return {
+        RUN_FOLDER_VARIABLE: str(instances),
+        SHARED_FOLDER_VARIABLE: str(shared),
+        OVERRIDES_VARIABLE: json.dumps({model: list(asked) for model, asked in overrides.items()}),
+        CACHE_FOLDER_VARIABLE: str(cache.folder or ""),
+        CACHE_BYTES_VARIABLE: str(cache.limit_bytes),
+    }
+
+
+def instances_folder() -> Path | None:
+    """Folder of status files, or None when no supervisor started this server."""
+    return _folder(RUN_FOLDER_VARIABLE)
+
+
+def shared_folder() -> Path | None:
+    """Folder for what instances of a model share, or None when no supervisor started this server."""
+    return _folder(SHARED_FOLDER_VARIABLE)
+
+
+def asked_for(model: str) -> list[Override]:
+    """What the command line asks for a model."""
+    asked: dict[str, list[list[str]]] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "{}"))
+    return [(key, value, flag) for key, value, flag in asked.get(model, [])]
+
+
+def open_cache(report: Callable[[str], None]) -> ArtifactCache:
+    """The artifact cache of this server; one that vanishes with it where the command line asks for none."""
+    limit_bytes = int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_LIMIT_BYTES))
+    settings = CacheSettings(folder=_folder(CACHE_FOLDER_VARIABLE), limit_bytes=limit_bytes)
+    shared = shared_folder() or Path(tempfile.gettempdir()) / f"graphkiln-{os.getpid()}"
+    return settings.open(shared / "artifacts", report)
+
+
+def _folder(variable: str) -> Path | None:
+    folder = os.environ.get(variable)
+    return Path(folder) if folder else None

@@ -1,0 +1,59 @@
+"""Fetches a picture from the web: over HTTPS only, of bounded size, and only for clients that opted in."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+)
+
+from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
+
+_MOST_BYTES = 64 << 20
+
+
+class _HttpsRedirects(HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: PLR0917
+        if urlsplit(newurl).scheme != "https":
+            fp.close()
+            raise InvalidInput(f"{req.full_url} leads to {newurl}, which is not https://")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def fetch(url: str, timeout_s: float) -> bytes:
+    """The content behind an `https://` URL; redirects are followed to such URLs only.
+
+    Args:
+        url: The URL.
+        timeout_s: Seconds that the server may be silent.
+
+    Raises:
+        InvalidInput: Another kind of URL, nothing there, or more than 64 MiB.
+        ConnectionFailed: The server cannot be reached or trusted.
+    """
+    if urlsplit(url).scheme != "https":
+        raise InvalidInput(f"{url} is not an https:// URL")
+    # Only these handlers: urllib's usual opener would follow a redirect to http:// or ftp://, too.
+    opener = OpenerDirector()
+    kinds = (ProxyHandler, HTTPSHandler, _HttpsRedirects, HTTPErrorProcessor, HTTPDefaultErrorHandler)
+    for handler in kinds:
+        opener.add_handler(handler())
+    try:
+        with opener.open(url, timeout=timeout_s) as answer:
+            content: bytes = answer.read(_MOST_BYTES + 1)
+    except HTTPError as error:
+        error.close()
+        raise InvalidInput(f"cannot fetch {url}: the server answers {error.code}", status=error.code) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionFailed(f"cannot fetch {url}: {error}") from error
+    if len(content) > _MOST_BYTES:
+        raise InvalidInput(f"{url} holds more than {_MOST_BYTES >> 20} MiB")
+    return content

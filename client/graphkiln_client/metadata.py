@@ -1,0 +1,102 @@
+"""What a server says of a model: read, checked, and turned into values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_client.results import Classification
+
+T = TypeVar("T")
+
+ALL_CLASSES = 1 << 24
+"""More than any model has; Triton sends as many as there are."""
+
+_RANKED_BY_TRITON = {
+    f"TYPE_{name}"
+    for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64")
+}
+"""Source: Triton's `TopkClassifications`."""
+
+
+def checked_metadata(document: dict[str, Any]) -> dict[str, Any]:
+    """A model's metadata, whose tensors have a name, a known datatype and a shape (-1 where it may vary).
+
+    Raises:
+        ProtocolError: It is something else.
+    """
+    try:
+        for row in (*document.setdefault("inputs", []), *document.setdefault("outputs", [])):
+            DType(row["datatype"])
+            row["name"], row["shape"] = str(row["name"]), [int(size) for size in row["shape"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the server's metadata lacks or spoils {error}", body=str(document)[:500]) from error
+    return document
+
+
+def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
+    """The preprocess spec in a model's configuration.
+
+    Raises:
+        InvalidInput: There is none.
+        ProtocolError: It cannot be read.
+    """
+    text = _parameter(config, PREPROCESS)
+    if text is None:
+        raise InvalidInput(
+            f"model '{model}' does not say how pictures become its input",
+            hint=f'add parameters {{ key: "{PREPROCESS}" }} to its config.pbtxt, give model(preprocess=...), '
+            "or send tensors with infer()",
+        )
+    return _parsed(model, "preprocess spec", Preprocess.from_json, text)
+
+
+def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:
+    """What the configuration of a model says that answers its best classes itself, or None.
+
+    Raises:
+        ProtocolError: It cannot be read.
+    """
+    text = _parameter(config, RANKING)
+    return None if text is None else _parsed(model, "ranking", Ranking.from_json, text)
+
+
+def _parameter(config: Mapping[str, Any], key: str) -> str | None:
+    parameter = config.get("parameters", {}).get(key)
+    return None if parameter is None else str(parameter.get("string_value", ""))
+
+
+def _parsed(model: str, what: str, parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except ManifestError as error:
+        raise ProtocolError(f"model '{model}' publishes a broken {what}: {error}") from error
+
+
+def has_labels(config: Mapping[str, Any], output: str) -> bool:
+    """Whether the server has labels for an output, and can be asked for them: it ranks no 16-bit floats."""
+    rows = [row for row in config.get("output", []) if row.get("name") == output]
+    return any(row.get("label_filename") and row.get("data_type") in _RANKED_BY_TRITON for row in rows)
+
+
+def labels_of(answers: AnyArray) -> tuple[str, ...]:
+    """The labels by class index, from an answer of the classification extension with all classes.
+
+    Args:
+        answers: BYTES `[classes]`, or `[batch, classes]` of which the first row is read.
+
+    Raises:
+        ProtocolError: It is no such answer.
+    """
+    texts = answers[0].ravel() if answers.ndim > 1 and len(answers) else answers.ravel()
+    parsed = [Classification.parse(bytes(text).decode("utf-8", "replace")) for text in texts]
+    labels = {answer.index: answer.label for answer in parsed}
+    if labels and not 0 <= min(labels) <= max(labels) < ALL_CLASSES:
+        raise ProtocolError(f"the server ranks class {max(labels)}")
+    return tuple(labels.get(index, "") for index in range(max(labels, default=-1) + 1))

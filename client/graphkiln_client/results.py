@@ -1,0 +1,170 @@
+"""What a classification call returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ProtocolError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification:
+    """One answer.
+
+    Attributes:
+        index: Class index, 0 is the first.
+        label: The class's name, or empty when the model has no labels.
+        score: The model's score, in the model's own unit (logit or probability), or a probability of the softmax.
+        position: Which row of a per-position output this ranks, for example `(y, x)`; empty for a plain one.
+    """
+
+    index: int
+    label: str
+    score: float
+    position: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Classification:
+        """Reads one element of a classification answer: `score:index` or `score:index:label`.
+
+        Source: Triton's classification extension.
+
+        Raises:
+            ProtocolError: The text is something else.
+        """
+        score, _, rest = text.partition(":")
+        index, _, label = rest.partition(":")
+        try:
+            return cls(index=int(index), label=label, score=float(score))
+        except ValueError:
+            raise ProtocolError(f"expected a classification 'score:index[:label]', got {text[:80]!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The answer for one picture.
+
+    Attributes:
+        source: The file's path, or a description of what was classified.
+        model: The model that answered.
+        version: The version that answered.
+        request_id: The id that the request carried.
+        latency_ms: Milliseconds from sending the tensor until the answer was there (preprocessing not included).
+        outputs: Best first, by output name; position after position where an output has several.
+    """
+
+    source: str
+    model: str
+    version: str
+    request_id: str
+    latency_ms: float
+    outputs: Mapping[str, tuple[Classification, ...]]
+
+    @property
+    def classifications(self) -> tuple[Classification, ...]:
+        """The answers of the first output: the only one, of most models."""
+        return next(iter(self.outputs.values()))
+
+    @property
+    def top(self) -> Classification:
+        """The best answer."""
+        return self.classifications[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `json` can write.
+
+        `classifications` is one list. An answer in it names its `output` where the model has several, and its
+        `position` where the output has some; a score that is not finite is None.
+        """
+        several = len(self.outputs) > 1
+        answers = [
+            {**({"output": name} if several else {}), **_document(answer)}
+            for name, answers in self.outputs.items()
+            for answer in answers
+        ]
+        fields = {name: getattr(self, name) for name in ("source", "model", "version", "request_id", "latency_ms")}
+        return {**fields, "classifications": answers}
+
+
+def _document(answer: Classification) -> dict[str, Any]:
+    score = answer.score if math.isfinite(answer.score) else None
+    document: dict[str, Any] = {"index": answer.index, "label": answer.label, "score": score}
+    return {**document, "position": list(answer.position)} if answer.position else document
+
+
+def classifications(
+    indices: npt.NDArray[np.int64], scores: AnyArray, labels: Sequence[str]
+) -> tuple[Classification, ...]:
+    """The best classes of one sample as answers.
+
+    Args:
+        indices: `[*positions, k]`, best first.
+        scores: Of these, `[*positions, k]`.
+        labels: By class index; may be shorter than there are classes.
+    """
+    answers = []
+    for place in np.ndindex(indices.shape):
+        index = int(indices[place])
+        label = labels[index] if index < len(labels) else ""
+        answers.append(Classification(index=index, label=label, score=float(scores[place]), position=place[:-1]))
+    return tuple(answers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Health:
+    """How a server is.
+
+    Attributes:
+        live: Whether it answers.
+        ready: Whether every model is ready.
+        server: The server's name and version, for example `triton 2.51.0`; empty while it is not live.
+        not_ready: The model versions that are not ready, with their reasons.
+    """
+
+    live: bool
+    ready: bool
+    server: str = ""
+    not_ready: tuple[ServedModel, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model version that a server knows.
+
+    Attributes:
+        name: Model name.
+        version: Its version; empty where no version was ever loaded.
+        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty where no version was ever loaded.
+        reason: Why it is not ready, or empty.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self.state == "READY"
+
+    @classmethod
+    def parse(cls, row: dict[str, Any]) -> ServedModel:
+        """Reads a row of the server's index.
+
+        Source: Triton's model repository extension.
+
+        Raises:
+            ProtocolError: The row names no model.
+        """
+        if not isinstance(row.get("name"), str):
+            raise ProtocolError(f"a row of the server's index names no model: {str(row)[:80]}")
+        texts = {key: str(row.get(key, "")) for key in ("version", "state", "reason")}
+        return cls(name=row["name"], **texts)

@@ -1,0 +1,206 @@
+"""Tensors through shared memory: for a client on the server's own machine.
+
+A region is a file in /dev/shm that both sides map. Its name is removed as soon as the server has mapped it, so that
+nothing is left behind even by a client that is killed; the server forgets it when the context ends.
+
+Source: Triton's system shared memory extension; shm_overview(7).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound
+from graphkiln_client.connection import Connection
+from graphkiln_client.transports.base import InferRequest, InferResponse, SharedTensor, Wanted, datatype_of, raw_buffer
+
+_FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
+_ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like
+_LEAST_BYTES = 1 << 20
+
+
+class Region:
+    """A registered region: `memory` is its bytes, uint8 `[size_bytes]`."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        path = _FOLDER / name
+        try:
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"cannot make shared memory: {error}", hint="needs Linux and /dev/shm") from error
+        self._path: Path | None = path
+        try:
+            os.posix_fallocate(file, 0, size_bytes)  # a full /dev/shm is an error now instead of SIGBUS later
+            self._map = mmap.mmap(file, size_bytes)
+        except OSError as error:
+            self.unlink()
+            raise InvalidInput(
+                f"cannot make {size_bytes} bytes of shared memory: {error}", hint="docker run --shm-size"
+            ) from error
+        finally:
+            os.close(file)
+        self.memory = np.frombuffer(self._map, np.uint8)
+
+    def unlink(self) -> None:
+        """Takes the name away; what is mapped stays mapped."""
+        if self._path:
+            self._path.unlink(missing_ok=True)
+            self._path = None
+
+    def close(self) -> None:
+        """Gives the memory back, once nothing refers to it."""
+        self.unlink()
+        del self.memory
+        with suppress(BufferError):  # an array of the caller still shows it: it goes with that array
+            self._map.close()
+
+
+class RegionPool:
+    """Regions of one client, each used by one request at a time. Thread- and task-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._idle: deque[Region] = deque()
+        self._all: list[Region] = []
+
+    async def infer(self, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> InferResponse:
+        """Sends a request whose tensors lie in shared memory.
+
+        Args:
+            request: With arrays, and with every output that is wanted by name. Texts and outputs of unknown size travel
+                in the message.
+            output_sizes: Most bytes, and the datatype, of the outputs that shall come in shared memory.
+
+        Returns:
+            The answer; its arrays are copies, which nobody else writes to.
+
+        Raises:
+            ClientError: The request did not get its answer.
+        """
+        size_bytes = _size(request, output_sizes)
+        region = await self._acquire(size_bytes)
+        try:
+            response = await self._infer_in(region, request, output_sizes)
+        except (InvalidInput, ModelNotFound):
+            if await self._is_known(region):
+                self._idle.append(region)
+                raise  # the server refuses the request, not the region
+            await self._discard(region)
+            region = await self._acquire(size_bytes)
+            response = await self._infer_in(region, request, output_sizes)
+        # Only now: after a deadline or a broken connection the server may still write its late answer there.
+        self._idle.append(region)
+        return response
+
+    async def close(self) -> None:
+        """Makes the server forget the regions, and gives their memory back, whatever fails on the way."""
+        self._idle.clear()
+        for region in list(self._all):
+            await self._discard(region)
+
+    async def _infer_in(
+        self, region: Region, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]
+    ) -> InferResponse:
+        inputs, end = _place_inputs(region, request.inputs)
+        outputs: dict[str, Wanted] = {}
+        for name, wanted in request.outputs.items():
+            outputs[name] = wanted
+            if name in output_sizes and not wanted.classes:
+                size_bytes, datatype = output_sizes[name]
+                place = SharedTensor(region=region.name, offset=end, size_bytes=size_bytes, datatype=datatype)
+                outputs[name] = Wanted(place=place)
+                end += _aligned(size_bytes)
+        sent = InferRequest(
+            model=request.model,
+            version=request.version,
+            inputs=inputs,
+            outputs=outputs,
+            request_id=request.request_id,
+        )
+        response = await self._connection.infer(sent)
+        arrays = dict(response.outputs)
+        for name, shape in response.placed.items():
+            if (chosen := outputs[name].place) is not None:
+                arrays[name] = _read(region, chosen, shape)
+        return InferResponse(model=response.model, version=response.version, outputs=arrays)
+
+    async def _is_known(self, region: Region) -> bool:
+        """Whether the server still knows the region: one that was restarted does not."""
+        try:
+            await self._connection.call(self._connection.wire.region_status(region.name))
+        except (InvalidInput, ModelNotFound):
+            return False
+        return True
+
+    async def _acquire(self, size_bytes: int) -> Region:
+        with suppress(IndexError):
+            while True:
+                region = self._idle.pop()
+                if region.size_bytes >= size_bytes:
+                    return region
+                await self._discard(region)
+        region = Region(f"graphkiln-client-{os.getpid()}-{uuid.uuid4().hex}", max(_aligned(size_bytes), _LEAST_BYTES))
+        try:
+            call = self._connection.wire.register_region(region.name, f"/{region.name}", region.size_bytes)
+            await self._connection.call(call)
+        except BaseException:
+            region.close()
+            raise
+        region.unlink()
+        self._all.append(region)
+        return region
+
+    async def _discard(self, region: Region) -> None:
+        self._all.remove(region)
+        with suppress(ClientError):  # the server may be gone, and its mapping with it
+            await self._connection.call(self._connection.wire.unregister_region(region.name))
+        region.close()
+
+
+def _place_inputs(
+    region: Region, arrays: Mapping[str, AnyArray | SharedTensor]
+) -> tuple[dict[str, AnyArray | SharedTensor], int]:
+    """Copies the inputs into the region; returns where they lie, and the first free byte."""
+    placed: dict[str, AnyArray | SharedTensor] = {}
+    offset = 0
+    for name, array in arrays.items():
+        if isinstance(array, SharedTensor) or array.dtype.kind in "OSU":
+            placed[name] = array
+            continue
+        datatype = DType(datatype_of(name, array))
+        raw = raw_buffer(array)
+        region.memory[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
+        placed[name] = SharedTensor(
+            region=region.name, offset=offset, size_bytes=len(raw), datatype=datatype, shape=array.shape
+        )
+        offset += _aligned(len(raw))
+    return placed, offset
+
+
+def _read(region: Region, place: SharedTensor, shape: tuple[int, ...]) -> AnyArray:
+    count = int(np.prod(shape, dtype=np.int64))
+    size_bytes = count * place.datatype.numpy.itemsize
+    raw = region.memory[place.offset : place.offset + size_bytes]
+    array: AnyArray = raw.view(place.datatype.numpy).reshape(shape).copy()
+    return array
+
+
+def _size(request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> int:
+    arrays = [array for array in request.inputs.values() if not isinstance(array, SharedTensor)]
+    inputs = sum(_aligned(array.nbytes) for array in arrays if array.dtype.kind not in "OSU")
+    return inputs + sum(_aligned(size_bytes) for size_bytes, _ in output_sizes.values())
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,247 @@
+"""KServe v2 over HTTP: what the calls look like and how the answers read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    Unauthorized,
+)
+from graphkiln_client.transports.base import Call, InferRequest, InferResponse
+from graphkiln_client.transports.endpoint import Compression
+from graphkiln_client.transports.http_body import decode_response, encode_request, json_object, parse_json
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+_COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
+_SHOWN_BODY = 2000
+_MOST_DIGITS = 19  # of a length: a 64-bit number
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpMessage:
+    """One HTTP request.
+
+    Attributes:
+        method: GET or POST.
+        path: Path on the server, quoted.
+        body: Buffers that make up the body, in order.
+        headers: Beside those of the connection.
+    """
+
+    method: str
+    path: str
+    body: tuple[bytes | memoryview, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Headers(Protocol):
+    """A response's headers, by name in any case."""
+
+    def get(self, name: str, /) -> str | None:
+        """The header's text, or None."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpAnswer:
+    """One HTTP response.
+
+    Attributes:
+        status: Status code.
+        headers: Its headers.
+        body: As it came, or decompressed.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class HttpWire:
+    """See `Wire`.
+
+    Args:
+        compression: How request bodies are compressed; answers are asked for in the same way.
+    """
+
+    def __init__(self, compression: Compression = "") -> None:
+        self._compression = compression
+
+    def ready(self) -> Call[bool]:
+        """See `Wire.ready`."""
+        return Call(HttpMessage(method="GET", path="/v2/health/ready"), _read_ready)
+
+    def live(self) -> Call[bool]:
+        """See `Wire.live`."""
+        return Call(HttpMessage(method="GET", path="/v2/health/live"), _read_ready)
+
+    def server_metadata(self) -> Call[dict[str, Any]]:
+        """See `Wire.server_metadata`."""
+        return _document("/v2")
+
+    def model_metadata(self, model: str, version: str) -> Call[dict[str, Any]]:
+        """See `Wire.model_metadata`."""
+        return _document(_model_path(model, version))
+
+    def model_config(self, model: str, version: str) -> Call[dict[str, Any]]:
+        """See `Wire.model_config`."""
+        return _document(_model_path(model, version) + "/config")
+
+    def model_statistics(self, model: str, version: str) -> Call[dict[str, Any]]:
+        """See `Wire.model_statistics`."""
+        return _document(_model_path(model, version) + "/stats")
+
+    def repository_index(self) -> Call[list[dict[str, Any]]]:
+        """See `Wire.repository_index`."""
+        return Call(_post("/v2/repository/index"), _read_index)
+
+    def load(self, model: str) -> Call[None]:
+        """See `Wire.load`."""
+        return Call(_post(f"/v2/repository/models/{quote(model, safe='')}/load"), _read_nothing)
+
+    def unload(self, model: str) -> Call[None]:
+        """See `Wire.unload`."""
+        return Call(_post(f"/v2/repository/models/{quote(model, safe='')}/unload"), _read_nothing)
+
+    def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
+        """See `Wire.register_region`."""
+        body = json.dumps({"key": key, "offset": 0, "byte_size": size_bytes}).encode()
+        return Call(_post(f"{_region_path(name)}/register", body), _read_nothing)
+
+    def region_status(self, name: str) -> Call[None]:
+        """See `Wire.region_status`."""
+        return Call(HttpMessage(method="GET", path=f"{_region_path(name)}/status"), _read_nothing)
+
+    def unregister_region(self, name: str) -> Call[None]:
+        """See `Wire.unregister_region`."""
+        return Call(_post(f"{_region_path(name)}/unregister"), _read_nothing)
+
+    def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
+        """See `Wire.infer`."""
+        parts, header_length = encode_request(request, timeout_s, binary=binary)
+        headers = {_HEADER_LENGTH: str(header_length)} if binary else {"Content-Type": "application/json"}
+        if self._compression:
+            parts = [_COMPRESS[self._compression](b"".join(parts))]
+            headers |= {"Content-Encoding": self._compression, "Accept-Encoding": self._compression}
+        path = _model_path(request.model, request.version) + "/infer"
+        message = HttpMessage(method="POST", path=path, body=tuple(parts), headers=headers)
+        return Call(message, lambda answer: _read_infer(answer, request))
+
+
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda data: gzip.compress(data, _COMPRESSION_LEVEL),
+    "deflate": lambda data: zlib.compress(data, _COMPRESSION_LEVEL),
+}
+_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+
+
+def decompressed(body: bytes, encoding: str) -> bytes:
+    """A response's body, whatever its `Content-Encoding`.
+
+    Raises:
+        ProtocolError: The encoding is unknown, or the body damaged.
+    """
+    if encoding in ("", "identity"):
+        return body
+    try:
+        return _DECOMPRESS[encoding](body)
+    except (KeyError, OSError, EOFError, zlib.error) as error:
+        raise ProtocolError(f"the answer cannot be decompressed as {encoding}: {error}") from error
+
+
+def _post(path: str, body: bytes = b"{}") -> HttpMessage:
+    return HttpMessage(method="POST", path=path, body=(body,), headers={"Content-Type": "application/json"})
+
+
+def _document(path: str) -> Call[dict[str, Any]]:
+    return Call(HttpMessage(method="GET", path=path), lambda answer: json_object(_succeeded(answer).body))
+
+
+def _model_path(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _region_path(name: str) -> str:
+    return f"/v2/systemsharedmemory/region/{quote(name, safe='')}"
+
+
+def _read_ready(answer: HttpAnswer) -> bool:
+    """200 and 503 (or Triton's 400) are both answers to the question; a refusal of the question itself is an error."""
+    if answer.status in (401, 403, 404, 429):
+        raise http_error(answer, None)
+    return answer.status == 200
+
+
+def _read_nothing(answer: HttpAnswer) -> None:
+    _succeeded(answer)
+
+
+def _read_index(answer: HttpAnswer) -> list[dict[str, Any]]:
+    rows = parse_json(_succeeded(answer).body)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ProtocolError(f"the server's index is not a list of models: {answer.body[:80]!r}")
+    return rows
+
+
+def _read_infer(answer: HttpAnswer, request: InferRequest) -> InferResponse:
+    length = _succeeded(answer, request.request_id).headers.get(_HEADER_LENGTH) or ""
+    plausible = length.isdecimal() and len(length) < _MOST_DIGITS
+    return decode_response(answer.body, int(length) if plausible else None, request)
+
+
+def _succeeded(answer: HttpAnswer, request_id: str | None = None) -> HttpAnswer:
+    if answer.status != 200:
+        raise http_error(answer, request_id)
+    return answer
+
+
+_BY_STATUS: dict[int, type[ClientError]] = {
+    400: InvalidInput,
+    401: Unauthorized,
+    403: Unauthorized,
+    404: ModelNotFound,
+    408: DeadlineExceeded,
+    429: Overloaded,
+    499: DeadlineExceeded,
+    502: ConnectionFailed,  # of the gateway to the server behind it
+    503: ModelNotReady,
+    504: ConnectionFailed,
+}
+
+
+def http_error(answer: HttpAnswer, request_id: str | None) -> ClientError:
+    """One table from HTTP status to the error tree. Source: Triton's `HTTPAPIServer` status mapping; RFC 9110."""
+    body = answer.body[:_SHOWN_BODY].decode("utf-8", "replace")
+    try:
+        words = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        words = body or "nothing more"
+    kind = _BY_STATUS.get(answer.status, ServerError)
+    return kind(
+        f"the server answers {answer.status}: {words}",
+        status=answer.status,
+        body=body,
+        request_id=request_id,
+        retry_after_s=_seconds(answer.headers.get("Retry-After") or ""),
+    )
+
+
+def _seconds(text: str) -> float | None:
+    """`Retry-After` in seconds; its other form, a date, is not worth a clock that both sides agree on."""
+    return float(text) if text.isdecimal() else None

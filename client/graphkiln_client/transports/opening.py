@@ -1,0 +1,30 @@
+"""Chooses the transport of an endpoint. Imported when used: each brings a heavy library."""
+
+from __future__ import annotations
+
+from graphkiln_client.transports.base import Transport
+from graphkiln_client.transports.endpoint import Compression, Endpoint
+
+_HTTP = ("http", "https")
+
+
+def open_blocking(endpoint: Endpoint, compression: Compression) -> Transport:
+    """The transport whose calls block the calling thread."""
+    if endpoint.scheme in _HTTP:
+        from graphkiln_client.transports.http import HttpTransport
+
+        return HttpTransport(endpoint, compression)
+    from graphkiln_client.transports.grpc import GrpcTransport
+
+    return GrpcTransport(endpoint, compression)
+
+
+def open_async(endpoint: Endpoint, compression: Compression) -> Transport:
+    """The transport whose calls wait in an event loop."""
+    if endpoint.scheme in _HTTP:
+        from graphkiln_client.transports.http_async import AsyncHttpTransport
+
+        return AsyncHttpTransport(endpoint, compression)
+    from graphkiln_client.transports.grpc import AsyncGrpcTransport
+
+    return AsyncGrpcTransport(endpoint, compression)

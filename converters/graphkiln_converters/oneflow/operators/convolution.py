@@ -1,0 +1,95 @@
+"""Convolutions, forwards and transposed, and what works on their windows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graphkiln_converters.oneflow.building import Op, Value
+from graphkiln_converters.oneflow.layout import along_axis, check_channels_first
+from graphkiln_converters.oneflow.marking import translates
+
+
+@translates("conv1d", "conv2d", "conv3d")
+def convolution(op: Op) -> Value:
+    """Weights are `[filters, channels / groups, ...]`; the padding is the same on both sides."""
+    check_channels_first(op)
+    inputs, weights, bias, addend = (*op.segments(), [], [])[:4]
+    padding = op.integers("padding_before")
+    y = op.emit(
+        "Conv",
+        *inputs,
+        *weights,
+        *bias,
+        strides=op.integers("strides"),
+        dilations=op.integers("dilation_rate"),
+        pads=padding * 2,
+        group=op.integer("groups", 1),
+        kernel_shape=op.integers("kernel_size"),
+    )
+    return op.emit("Add", y, *addend) if addend else y
+
+
+@translates("deconv1d", "deconv2d", "deconv3d")
+def transposed_convolution(op: Op) -> Value:
+    """Weights are `[channels, filters / groups, ...]`."""
+    check_channels_first(op)
+    return op.emit(
+        "ConvTranspose",
+        *op.inputs,
+        strides=op.integers("strides"),
+        dilations=op.integers("dilation_rate"),
+        pads=op.integers("padding_before") * 2,
+        output_padding=op.integers("output_padding"),
+        group=op.integer("groups", 1),
+        kernel_shape=op.integers("kernel_size"),
+    )
+
+
+@translates("bias_add")
+def bias_add(op: Op) -> Value:
+    """Adds one number for every index of an axis."""
+    return op.emit("Add", op.x, along_axis(op, op.inputs[1], op.axis()))
+
+
+@translates("unfold")
+def unfold(op: Op) -> Value:
+    """Windows as columns `[batch, channels * window, positions]`: a convolution that picks each element once."""
+    check_channels_first(op)
+    channels = op.shape[1]
+    columns = op.emit("Conv", op.x, _picking(op, channels), group=channels, **_windows(op))
+    return op.emit("Reshape", columns, op.constant(op.result_shape))
+
+
+@translates("fold")
+def fold(op: Op) -> Value:
+    """The reverse: sums the columns where windows overlap; a transposed convolution that puts each element once."""
+    check_channels_first(op)
+    batch, rows, _ = op.shape
+    kernel, size = op.integers("kernel_size"), op.integers("output_size")
+    channels = rows // math.prod(kernel)
+    windows = _windows(op)
+    padding, strides, dilations = op.integers("padding"), op.integers("strides"), op.integers("dilation_rate")
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    places = [(n + 2 * p - r) // s + 1 for n, p, r, s in zip(size, padding, reach, strides, strict=True)]
+    left = [n + 2 * p - r - (c - 1) * s for n, p, r, c, s in zip(size, padding, reach, places, strides, strict=True)]
+    columns = op.emit("Reshape", op.x, op.constant([batch, rows, *places]))
+    return op.emit("ConvTranspose", columns, _picking(op, channels), group=channels, output_padding=left, **windows)
+
+
+def _windows(op: Op) -> dict[str, list[int]]:
+    return {
+        "kernel_shape": op.integers("kernel_size"),
+        "strides": op.integers("strides"),
+        "dilations": op.integers("dilation_rate"),
+        "pads": op.integers("padding") * 2,
+    }
+
+
+def _picking(op: Op, channels: int) -> Value:
+    """Weights `[channels * window, 1, window]` with a single 1 each."""
+    kernel = op.integers("kernel_size")
+    window = math.prod(kernel)
+    weights = np.tile(np.eye(window).reshape(window, 1, *kernel), (channels, 1, *[1] * len(kernel)))
+    return op.constant(weights, op.dtype)

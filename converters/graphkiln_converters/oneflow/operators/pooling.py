@@ -1,0 +1,95 @@
+"""Pooling over windows of a fixed size, or down to a fixed size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from graphkiln_converters.oneflow.building import Op, Value
+from graphkiln_converters.oneflow.layout import check_channels_first
+from graphkiln_converters.oneflow.marking import translates
+
+
+@translates("max_pool_1d", "max_pool_2d", "max_pool_3d")
+def max_pool(op: Op) -> tuple[Value, ...]:
+    """The largest of each window, and its place in the channel, if somebody wants it."""
+    check_channels_first(op)
+    wanted = 2 if op.flag("return_indices", False) else 1
+    found = op.emit_several(
+        "MaxPool", wanted, op.x, dilations=op.integers("dilation"), **_windows(op), ceil_mode=_ceil(op)
+    )
+    if wanted == 1:
+        return (found[0],)
+    return found[0], _place_in_channel(op, found[1])
+
+
+def _place_in_channel(op: Op, index: Value) -> Value:
+    """ONNX counts through the whole batch, OneFlow through one channel of one picture."""
+    size = math.prod(op.shape[2:])
+    return op.emit("Mod", index, op.constant(size))
+
+
+@translates("avg_pool_1d", "avg_pool_2d", "avg_pool_3d")
+def avg_pool(op: Op) -> Value:
+    """The mean of each window; another divisor than the number of its elements, if that is asked for."""
+    check_channels_first(op)
+    padded, divisor = op.flag("count_include_pad", True), op.integer("divisor_override", 0)
+    y = op.emit("AveragePool", op.x, **_windows(op), ceil_mode=_ceil(op), count_include_pad=int(padded or divisor != 0))
+    if not divisor:
+        return y
+    if _ceil(op):
+        raise op.error("divisor_override together with ceil_mode cannot be translated")
+    return op.emit("Mul", y, op.scalar(math.prod(op.integers("kernel_size")) / divisor))
+
+
+def _windows(op: Op) -> dict[str, list[int]]:
+    return {
+        "kernel_shape": op.integers("kernel_size"),
+        "strides": op.integers("stride"),
+        "pads": op.integers("padding") * 2,
+    }
+
+
+def _ceil(op: Op) -> int:
+    return int(op.flag("ceil_mode", False))
+
+
+@translates("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool(op: Op) -> Value:
+    """Means of windows that cover the picture; where they are not of one size, a product with their weights."""
+    sizes, targets = op.shape[2:], op.result_shape[2:]
+    if all(target == 1 for target in targets):
+        return op.emit("GlobalAveragePool", op.x)
+    if sizes == targets:
+        return op.emit("Identity", op.x)
+    if all(size % target == 0 for size, target in zip(sizes, targets, strict=True)):
+        window = [size // target for size, target in zip(sizes, targets, strict=True)]
+        return op.emit("AveragePool", op.x, kernel_shape=window, strides=window)
+    y = op.x
+    for axis, (size, target) in enumerate(zip(sizes, targets, strict=True), start=2):
+        last = [*(each for each in range(op.rank) if each != axis), axis]
+        back = [last.index(each) for each in range(op.rank)]
+        y = op.emit("MatMul", op.emit("Transpose", y, perm=last), op.constant(_means(size, target), op.dtype))
+        y = op.emit("Transpose", y, perm=back)
+    return y
+
+
+@translates("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(op: Op) -> tuple[Value, Value]:
+    """The largest of windows of one size that cover the picture, and its place in the channel."""
+    sizes, targets = op.shape[2:], op.result_shape[2:]
+    if any(size % target for size, target in zip(sizes, targets, strict=True)):
+        raise op.error(f"{list(sizes)} cannot be divided into {list(targets)} windows of one size")
+    window = [size // target for size, target in zip(sizes, targets, strict=True)]
+    y, index = op.emit_several("MaxPool", 2, op.x, kernel_shape=window, strides=window)
+    return y, _place_in_channel(op, index)
+
+
+def _means(size: int, target: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """`[size, target]`: window i reaches from floor(i * size / target) to ceil((i + 1) * size / target)."""
+    weights = np.zeros((size, target))
+    for index in range(target):
+        start, stop = index * size // target, -((index + 1) * size // -target)
+        weights[start:stop, index] = 1 / (stop - start)
+    return weights

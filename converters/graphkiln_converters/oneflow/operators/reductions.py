@@ -1,0 +1,73 @@
+"""Many elements to one, and their order."""
+
+from __future__ import annotations
+
+import math
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_converters.oneflow.building import Op, Value
+from graphkiln_converters.oneflow.marking import translates
+
+_REDUCTIONS = {
+    "reduce_sum": "ReduceSum",
+    "reduce_max": "ReduceMax",
+    "reduce_min": "ReduceMin",
+    "reduce_prod": "ReduceProd",
+}
+
+
+@translates(*_REDUCTIONS)
+def reduction(op: Op) -> Value:
+    """Over some axes."""
+    axes = op.constant(_axes(op, "axis"))
+    return op.emit(_REDUCTIONS[op.operation.kind], op.x, axes, keepdims=int(op.flag("keepdims", False)))
+
+
+@translates("reduce_any", "reduce_all")
+def truth(op: Op) -> Value:
+    """Whether one is true, or all are."""
+    kind = "ReduceMax" if op.operation.kind == "reduce_any" else "ReduceMin"
+    numbers = op.cast(op.cast(op.x, DType.BOOL), DType.INT32)
+    found = op.emit(kind, numbers, op.constant(_axes(op, "axis")), keepdims=int(op.flag("keepdims", False)))
+    return op.cast(found, DType.BOOL)
+
+
+@translates("var")
+def variance(op: Op) -> Value:
+    """The mean of the squared distances from the mean; unbiased: their sum over one less than their number."""
+    axes = _axes(op, "dim")
+    count, keepdims = math.prod(op.shape[axis] for axis in axes), int(op.flag("keepdim", False))
+    centred = op.emit("Sub", op.x, op.emit("ReduceMean", op.x, op.constant(axes), keepdims=1))
+    y = op.emit("ReduceMean", op.emit("Mul", centred, centred), op.constant(axes), keepdims=keepdims)
+    return op.emit("Mul", y, op.scalar(count / (count - 1))) if op.flag("unbiased") and count > 1 else y
+
+
+@translates("argmax")
+def argmax(op: Op) -> Value:
+    """Index of the largest along the last axis, the first of equal ones."""
+    return op.emit("ArgMax", op.x, axis=-1, keepdims=0)
+
+
+@translates("top_k")
+def top_k(op: Op) -> Value:
+    """Indices of the largest along the last axis."""
+    return op.emit_several("TopK", 2, op.x, op.constant([op.integer("k")]), axis=-1)[1]
+
+
+@translates("arg_sort")
+def arg_sort(op: Op) -> Value:
+    """Indices in the order of the elements along the last axis."""
+    largest = int(op.text("direction") == "DESCENDING")
+    _, order = op.emit_several("TopK", 2, op.x, op.constant([op.shape[-1]]), axis=-1, largest=largest)
+    return op.cast(order, op.result_dtype)
+
+
+@translates("cumsum")
+def cumsum(op: Op) -> Value:
+    """The sum of all up to each."""
+    return op.emit("CumSum", op.x, op.constant(op.axis("dim")))
+
+
+def _axes(op: Op, name: str) -> list[int]:
+    """Counted from the back, where they mean the same whatever stands in front."""
+    return [axis - op.rank for axis in sorted(axis % op.rank for axis in op.integers(name)) or range(op.rank)]

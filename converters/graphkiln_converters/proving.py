@@ -1,0 +1,193 @@
+"""Holds a graph to its source model, at every batch size and shape that was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.policy import Limits, gradient_limits
+
+Arrays = Mapping[str, AnyArray]
+
+EXPORT_BATCH = 2
+"""What sources are exported with that can choose. Never 1: PyTorch specialises on it, and a baked-in batch is the
+commonest silent failure of an export."""
+_PROOF_BATCH_SIZES = (1, 3)
+"""Both differ from that: a batch that was baked in cannot pass."""
+_GOLDEN_SAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """Samples of one set of sizes and what the source answers to them, as the graph after all passes should.
+
+    Attributes:
+        feeds: Inputs of the saved graph, `[samples, ...]` each.
+        outputs: The source's answers, turned into outputs of the saved graph.
+        gradients: Which of the outputs are gradients.
+        gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
+            length.
+        ranking: Which of the outputs are a ranking, or None.
+        targets: The right classes, `[samples]`, or None where nobody knows.
+    """
+
+    feeds: Arrays
+    outputs: Arrays
+    gradients: frozenset[str] = frozenset()
+    gradient_noise: float = 0.0
+    ranking: Ranking | None = None
+    targets: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the samples showed.
+
+    Attributes:
+        verification: The worst verdict, and that of the gradients.
+        errors: Relative L2 error by output, the worst of all sizes.
+        signature: The graph's.
+        noise: Largest difference of an element.
+        golden: Samples that the server replays.
+    """
+
+    verification: tuple[Verification, ...]
+    errors: dict[str, float]
+    noise: float
+    signature: Signature
+    golden: GoldenSamples
+
+
+def other_batch_sizes(saved: int) -> tuple[int, int]:
+    """Two batch sizes to prove a graph with that differ from the one it was saved with."""
+    first, second = _PROOF_BATCH_SIZES
+    return (EXPORT_BATCH if saved == first else first, EXPORT_BATCH if saved == second else second)
+
+
+def prove_graph(
+    graph: Path,
+    samples: Sequence[Sampled],
+    limits: Limits,
+    noise: float | None = None,
+    batch_sizes: tuple[int, int] = _PROOF_BATCH_SIZES,
+) -> Proof:
+    """Proves a graph on all samples, in batches of each size.
+
+    Args:
+        graph: The graph; ONNX Runtime must run it on the CPU.
+        samples: What to ask and what to expect.
+        limits: Row of the policy.
+        noise: Of fp32 itself, for a graph of a lower precision.
+        batch_sizes: The sizes; none of them is the one that the graph was saved or exported with.
+
+    Raises:
+        VerificationError: An output is outside its limits, or the graph does not run.
+    """
+    verdicts: list[Verification] = []
+    errors: dict[str, float] = {}
+    largest = 0.0
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        for sampled in samples:
+            for size in batch_sizes:
+                outputs = _answers(session, sampled.feeds, size)
+                verdicts += _verdicts(sampled, outputs, limits, noise, batch_sizes)
+                largest = max(largest, _largest_difference(sampled.outputs, outputs))
+                for error in compare(sampled.outputs, outputs):
+                    errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+        return Proof(
+            verification=_worst_by_step(verdicts),
+            errors=errors,
+            noise=largest,
+            signature=session.signature,
+            golden=_golden(session, samples[0]),
+        )
+
+
+def _verdicts(
+    sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, int]
+) -> list[Verification]:
+    """Of the answers, and of the gradients, which have a row of their own."""
+    answers = {name: array for name, array in sampled.outputs.items() if name not in sampled.gradients}
+    found = {name: array for name, array in outputs.items() if name not in sampled.gradients}
+    verdicts = [
+        prove(
+            answers,
+            found,
+            limits,
+            batch_sizes=batch_sizes,
+            noise=noise,
+            targets=sampled.targets,
+            ranking=sampled.ranking,
+        )
+    ]
+    if sampled.gradients:
+        row = gradient_limits(limits, sampled.gradient_noise)
+        gradients = {name: sampled.outputs[name] for name in sampled.gradients}
+        found = {name: outputs[name] for name in sampled.gradients}
+        verdicts.append(prove(gradients, found, row, batch_sizes=batch_sizes))
+    return verdicts
+
+
+def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the answers.
+
+    Raises:
+        ConversionError: An answer has not as many rows as the batch.
+    """
+    samples = len(next(iter(feeds.values())))
+    batches = []
+    for start in range(0, samples, size):
+        batch = {name: array[start : start + size] for name, array in feeds.items()}
+        rows, outputs = min(size, samples - start), run(batch)
+        for name, array in outputs.items():
+            if array.shape[:1] != (rows,):
+                raise ConversionError(
+                    f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
+                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
+                )
+        batches.append(outputs)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]:
+    worst: dict[str, Verification] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2):
+        worst[verdict.step] = verdict
+    return tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts))
+
+
+def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    try:
+        return run_in_batches(session.run, feeds, size)
+    except (SignatureError, ExecutionError, ConversionError) as error:
+        shapes = ", ".join(f"{name} {[size, *array.shape[1:]]}" for name, array in feeds.items())
+        raise VerificationError(
+            "the answers changed", report=f"the graph does not run with {shapes}: {error}"
+        ) from error
+
+
+def _golden(session: Session, sampled: Sampled) -> GoldenSamples:
+    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sampled.feeds.items()}
+    return GoldenSamples(
+        inputs=feeds,
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sampled.outputs.items()},
+        graph_outputs=session.run(feeds),
+    )
+
+
+def _largest_difference(reference: Arrays, outputs: Arrays) -> float:
+    floats = [name for name, array in reference.items() if array.dtype.kind == "f" and array.size]
+    return max((float(np.abs(np.subtract(outputs[name], reference[name])).max()) for name in floats), default=0.0)

@@ -1,0 +1,248 @@
+"""PyTorch modules: answers for the proof, and ONNX graphs with a dynamic batch."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_converters.proving import EXPORT_BATCH
+from graphkiln_converters.sources.base import InputSpec, made_up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchModel:
+    """A PyTorch module as a `SourceModel`.
+
+    Attributes:
+        module: The module; in evaluation mode, on the CPU, fp32.
+        description: Which model, in the words of the command line.
+        libraries: Distributions whose versions matter.
+        inputs: Its inputs, in the order of `forward`'s parameters.
+        preprocess: How a picture becomes the only input, or None.
+        labels: Class names.
+        keywords: Whether inputs are passed by name.
+        returns: Names of what it returns, in order; empty to find them out.
+    """
+
+    module: nn.Module
+    description: str
+    libraries: tuple[str, ...]
+    inputs: tuple[InputSpec, ...]
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
+    keywords: bool = False
+    returns: tuple[str, ...] = ()
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """See `SourceModel.run`.
+
+        Raises:
+            ConversionError: The module rejects the input.
+        """
+        tensors = {spec.name: torch.from_numpy(feeds[spec.name]) for spec in self.inputs}
+        return {name: tensor.numpy() for name, tensor in self._answer(tensors).items()}
+
+    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+        """See `SourceModel.export`."""
+        example = {
+            name: torch.from_numpy(array) for name, array in made_up(self.inputs, EXPORT_BATCH, {}, seed=0).items()
+        }
+        batch = torch.export.Dim("batch")
+        shapes = {spec.name: {0: batch, **_dims(dynamic.get(spec.name, {}))} for spec in self.inputs}
+        answer = self._answer(example)
+        model = _export(
+            self.module,
+            () if self.keywords else tuple(example.values()),
+            example if self.keywords else {},
+            shapes if self.keywords else _positional(self.module, tuple(shapes.values())),
+            input_names=[spec.name for spec in self.inputs],
+            output_names=list(self.returns or answer),
+            what=self.description,
+        )
+        _check_dynamic(model, dynamic)
+        return model
+
+    def export_fixed(self, batch: int) -> onnx_ir.Model:
+        """The graph for batches of one size, with what is known of sizes computed beforehand.
+
+        Raises:
+            ConversionError: PyTorch cannot export the module.
+        """
+        example = [torch.from_numpy(array) for array in made_up(self.inputs, batch, {}, seed=0).values()]
+        return _export(
+            self.module,
+            tuple(example),
+            {},
+            None,
+            input_names=[spec.name for spec in self.inputs],
+            output_names=list(self.returns),
+            what=self.description,
+        )
+
+    def close(self) -> None:
+        """See `SourceModel.close`."""
+
+    def _answer(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        try:
+            with torch.inference_mode():
+                answer = self.module(**tensors) if self.keywords else self.module(*tensors.values())
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+            raise ConversionError(
+                f"{self.description} rejects an input of {shapes}: {_first_line(error)}",
+                hint="give the sizes of one sample: --shape 3x224x224",
+            ) from error
+        return named_outputs(answer)
+
+
+def torch_model(module: nn.Module, **facts: Any) -> TorchModel:
+    """A `TorchModel` of a module, which is put in evaluation mode, in fp32, with frozen parameters."""
+    return TorchModel(module=module.eval().float().requires_grad_(requires_grad=False), **facts)
+
+
+def named_outputs(answer: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
+    """A module's answer as tensors by name: a tensor, or (nested) sequences, mappings and dataclasses of them.
+
+    Raises:
+        ConversionError: Something in it is no tensor.
+    """
+    if isinstance(answer, torch.Tensor):
+        return {prefix: answer}
+    if isinstance(answer, Mapping):
+        items = [(str(key), value) for key, value in answer.items() if value is not None]
+    elif isinstance(answer, tuple) and hasattr(answer, "_fields"):
+        items = [(key, value) for key, value in zip(answer._fields, answer, strict=True) if value is not None]
+    elif isinstance(answer, (list, tuple)):
+        items = [(f"{prefix}_{number}", value) for number, value in enumerate(answer)]
+    else:
+        raise ConversionError(f"the model returns a {type(answer).__name__}, where tensors were expected")
+    found: dict[str, torch.Tensor] = {}
+    for key, value in items:
+        found.update(named_outputs(value, key))
+    return found
+
+
+def export_graph(
+    module: nn.Module, sample: AnyArray, path: Path, *, input_name: str = "INPUT_0", output_name: str = "OUTPUT_0"
+) -> None:
+    """Writes a module with one input and one output as an ONNX graph.
+
+    Args:
+        module: The trained module; it is put in evaluation mode.
+        sample: One sample of the input, `[...]` without the batch dimension.
+        path: The .onnx file to write; the weights are inside.
+        input_name: Name of the graph's input.
+        output_name: Name of the graph's output.
+
+    Raises:
+        ConversionError: PyTorch cannot export the module.
+    """
+    example = torch.from_numpy(np.stack([sample] * EXPORT_BATCH))
+    model = _export(
+        module.eval(),
+        (example,),
+        {},
+        ({0: torch.export.Dim("batch")},),
+        input_names=[input_name],
+        output_names=[output_name],
+        what=type(module).__name__,
+    )
+    onnx_ir.save(model, path)
+
+
+def run_module(module: nn.Module, samples: AnyArray) -> AnyArray:
+    """The reference answers: the module in fp32 and evaluation mode, `[samples, ...]` in and out."""
+    with torch.inference_mode():
+        answers: AnyArray = module.eval()(torch.from_numpy(samples)).numpy()
+    return answers
+
+
+def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """torch.export wants the shapes of `*inputs` in a tuple of their own."""
+    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+    return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
+
+
+def _dims(axes: Mapping[int, tuple[int, int]]) -> dict[int, Any]:
+    """AUTO finds out by itself which axes of several inputs are the same size."""
+    return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in axes.items()}
+
+
+def _check_dynamic(model: onnx_ir.Model, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+    shapes = {value.name: value.shape for value in model.graph.inputs}
+    for name, axes in dynamic.items():
+        for axis in axes:
+            shape = shapes.get(name)
+            if shape is not None and isinstance(shape[axis + 1], int):
+                raise ConversionError(
+                    f"the model takes only {shape[axis + 1]} in dimension {axis + 1} of input '{name}'",
+                    hint="its code depends on that size; leave the dimension out of --dynamic",
+                )
+
+
+def _export(
+    module: Any,
+    positional: tuple[Any, ...],
+    keywords: dict[str, Any],
+    shapes: Any,
+    *,
+    input_names: list[str],
+    output_names: list[str],
+    what: str,
+) -> onnx_ir.Model:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own deprecations
+        try:
+            program = torch.onnx.export(
+                module,
+                positional,
+                kwargs=keywords or None,
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=input_names,
+                output_names=output_names,
+                opset_version=OPSET,
+                optimize=False,  # our own passes do it, listed and proven
+                verbose=False,
+            )
+        except Exception as error:
+            raise ConversionError(f"PyTorch cannot export {what}: {_cause(error)}", hint=_workaround(error)) from error
+    if program is None:
+        raise ConversionError(f"PyTorch exported nothing for {what}")
+    model: onnx_ir.Model = program.model
+    return model
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost cause, with the user's own source line where PyTorch names one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    places = [line for line in lines if line.startswith("File ") and "/torch/" not in line]
+    return " ".join((lines or [type(error).__name__])[:2] + places[-1:])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _workaround(error: BaseException) -> str:
+    text = f"{_cause(error)} {error}".lower()
+    if "no onnx function" in text or "decomposition" in text or "unsupported" in text or "not supported" in text:
+        return "rewrite the operator with basic ones in forward, or cut it off and compute it in the client"
+    if "data-dependent" in text or "guard" in text:
+        return "the forward branches on values or sizes: replace the branch by torch.where, or fix the dimension"
+    return "try the module alone: torch.export.export(module.eval(), (example,))"

@@ -1,0 +1,171 @@
+"""Samples for the proof: a user's own, or made up; at the smallest, usual and largest sizes."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_converters.sources.base import InputSpec
+
+SEED = 20260101
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+
+Arrays = Mapping[str, AnyArray]
+
+LoadPicture = Callable[[Path, Preprocess], AnyArray]
+"""The client's own preprocessing: file and spec -> one sample."""
+
+
+def sizes_to_try(inputs: tuple[InputSpec, ...]) -> Iterator[dict[str, dict[int, int]]]:
+    """The usual, the smallest and the largest sizes of the axes that vary; one empty dict where none does."""
+    yield {}
+    if any(spec.dynamic for spec in inputs):
+        for end in (0, 1):
+            yield {spec.name: {axis: ends[end] for axis, ends in spec.dynamic.items()} for spec in inputs}
+
+
+def made_up_pictures(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
+    """Seeded uint8 pictures `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
+    generator = np.random.default_rng(SEED)
+    height, width, channels = shape_hwc
+    coarse = generator.random((count, 5, 5, channels))
+    rows, columns = np.linspace(0, 4, height), np.linspace(0, 4, width)
+    top, left = np.minimum(rows.astype(int), 3), np.minimum(columns.astype(int), 3)
+    down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
+    corners = [coarse[:, top + i][:, :, left + j] for i in (0, 1) for j in (0, 1)]
+    weights = [(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right]
+    smooth = sum(corner * weight for corner, weight in zip(corners, weights, strict=True))
+    contrast = generator.uniform(0.3, 1.0, (count, 1, 1, 1))
+    noisy = 0.5 + contrast * (smooth - 0.5) + generator.normal(0, 0.05, smooth.shape)
+    pixels: AnyArray = (noisy * 255).clip(0, 255).astype(np.uint8)
+    return pixels
+
+
+def read_samples(
+    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
+) -> dict[str, AnyArray]:
+    """A user's samples: an .npz of arrays by input name, or a folder of pictures.
+
+    Args:
+        path: The file or folder.
+        inputs: What to expect, by the names of the saved graph.
+        preprocess: How a picture becomes the only input.
+        load: Reads one picture.
+        most: How many samples are taken, evenly spread.
+
+    Raises:
+        ConversionError: There is nothing that fits.
+    """
+    if path.is_dir():
+        return _pictures(path, inputs, preprocess, load, most)
+    arrays = _read_arrays(path, "samples")
+    missing = [name for name in inputs if name not in arrays]
+    if missing:
+        raise ConversionError(
+            f"the samples of {path} lack input {', '.join(missing)}", hint=f"it holds {', '.join(arrays) or 'nothing'}"
+        )
+    count = min(len(arrays[name]) for name in inputs)
+    if not count:
+        raise ConversionError(f"{path} holds no sample")
+    chosen = _spread(count, most)
+    return {name: np.ascontiguousarray(arrays[name][chosen]) for name in inputs}
+
+
+def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
+    """The source's own answers, recorded where it ran: an .npz of arrays by name.
+
+    Args:
+        path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
+        inputs: What the source takes.
+        outputs: What it answers, by name.
+
+    Returns:
+        Inputs and outputs by the source's names, `[samples, ...]` each.
+
+    Raises:
+        ConversionError: The file cannot be read, lacks one of them, or holds one that does not fit.
+    """
+    arrays = _read_arrays(path, "reference")
+    feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
+    answers = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
+    for spec in inputs:
+        found = feeds[spec.name]
+        if found.dtype != spec.dtype.numpy or found.ndim != len(spec.shape) + 1:
+            raise ConversionError(
+                f"{path}: input '{spec.name}' is {found.dtype} {list(found.shape)}, "
+                f"expected {spec.dtype} [samples, {', '.join(map(str, spec.shape))}]"
+            )
+    counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *answers.items())}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConversionError(f"{path} must hold as many samples of everything, and one at least: it has {listed}")
+    return feeds, answers
+
+
+def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
+    for name in names:
+        if name in arrays:
+            return arrays[name]
+    raise ConversionError(
+        f"{path} lacks '{names[0]}'", hint=f"it holds {', '.join(arrays) or 'nothing'}: save with numpy.savez"
+    )
+
+
+def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np.int64] | None:
+    """The right classes of the pictures that `read_samples` reads, where their folders are named after labels.
+
+    Args:
+        path: The file or folder.
+        labels: Class names.
+        most: As for `read_samples`.
+
+    Returns:
+        `[samples]`; None where nobody says.
+    """
+    if not labels or not path.is_dir():
+        return None
+    names = [file.parent.name for file in _chosen(path, most)]
+    if not names or any(name not in labels for name in names):
+        return None
+    return np.array([labels.index(name) for name in names], np.int64)
+
+
+def _read_arrays(path: Path, what: str) -> dict[str, AnyArray]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ConversionError(f"{path} holds one array without a name", hint="use numpy.savez(FILE, NAME=...)")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConversionError(f"cannot read {what} from {path}: {error}", hint="an .npz of arrays by name") from error
+
+
+def _pictures(
+    folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
+) -> dict[str, AnyArray]:
+    if preprocess is None or len(inputs) != 1:
+        raise ConversionError(
+            "pictures can be samples of a model with one picture input only",
+            hint="give an .npz with an array for every input",
+        )
+    files = _chosen(folder, most)
+    if not files:
+        raise ConversionError(f"folder {folder} holds no picture", hint=f"known endings: {' '.join(sorted(_SUFFIXES))}")
+    return {next(iter(inputs)): np.stack([load(file, preprocess) for file in files])}
+
+
+def _chosen(folder: Path, most: int) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    return [files[index] for index in _spread(len(files), most)]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})

@@ -1,0 +1,201 @@
+"""What every source module offers: `open_source(location, options) -> SourceModel`.
+
+A source model is opened, not yet converted: it can answer (the reference of the proof) and be exported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import onnx_ir
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.spelling import did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputSpec:
+    """One input of a source model.
+
+    Attributes:
+        name: The source's own name.
+        dtype: Element type.
+        shape: Sizes of one sample, without the batch; of an axis in `dynamic`, its usual size.
+        dynamic: Axis of the sample -> smallest and largest size.
+        below: Integers are drawn from 0 up to this.
+        mask: Whether it marks which elements of the others count (ones, then zeros).
+    """
+
+    name: str
+    dtype: DType = DType.FP32
+    shape: tuple[int, ...]
+    dynamic: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    below: int = 2
+    mask: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceOptions:
+    """What a user may say about any source.
+
+    Attributes:
+        weights: A state dict (`.pth`, `.pt`, `.safetensors`) to load, or None for the weights that the source makes.
+        pretrained: Load published weights; needs the internet.
+        features_only: A backbone that returns feature maps (timm).
+        out_indices: Which feature maps.
+        shapes: Input name (or empty for an only one) -> sizes of one sample, where the source does not know them.
+    """
+
+    weights: Path | None = None
+    pretrained: bool = False
+    features_only: bool = False
+    out_indices: tuple[int, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+class SourceModel(Protocol):
+    """A source model: knows its inputs, answers, and can be exported."""
+
+    @property
+    def description(self) -> str:
+        """The source in words."""
+        ...
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose versions matter."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """What it takes."""
+        ...
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """How a picture becomes its input, where that is known."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names, where they are known."""
+        ...
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """The reference answers, fp32: `[batch, ...]` arrays by the source's own names."""
+        ...
+
+    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+        """The graph, with the source's own names and a varying first dimension.
+
+        Args:
+            dynamic: Input -> axis of the sample -> smallest and largest size, beside the batch.
+
+        Raises:
+            ConversionError: The source cannot be exported.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the source holds."""
+        ...
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """A source model that answers a gradient, too."""
+
+    @property
+    def gradient(self) -> str:
+        """Name of that output."""
+        ...
+
+    def noise(self, feeds: Mapping[str, AnyArray]) -> float:
+        """How much it changes with what fp32 can hardly tell, as a share of its length."""
+        ...
+
+
+@runtime_checkable
+class FixedBatch(Protocol):
+    """A source model that was saved with one batch size; the graph's must vary all the same."""
+
+    @property
+    def batch(self) -> int:
+        """That size."""
+        ...
+
+
+_KINDS = {
+    "torchvision": ("torchvision", "torchvision"),
+    "timm": ("timm", "timm"),
+    "huggingface": ("huggingface", "huggingface"),
+    "python": ("python_module", "convert"),
+    "oneflow": ("oneflow_graph", "convert"),
+}
+_SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file"}
+
+
+def open_source(source: str, options: SourceOptions) -> SourceModel:
+    """Opens `KIND:LOCATION`, `FILE.pt2` or `FILE.onnx`.
+
+    Raises:
+        ConversionError: There is no such kind, file or architecture, or it cannot be loaded.
+        EngineUnavailable: The library of that kind is not installed.
+    """
+    kind, separator, location = source.partition(":")
+    suffix = Path(source).suffix.lower()
+    if suffix in _SUFFIXES and kind not in _KINDS:
+        module_name, extra, location = _SUFFIXES[suffix], "convert", source
+    elif separator and kind in _KINDS:
+        module_name, extra = _KINDS[kind]
+    else:
+        known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
+        raise ConversionError(
+            f"'{source}' is no source", hint=did_you_mean(kind, _KINDS, otherwise=f"known: {', '.join(known)}")
+        )
+    try:
+        module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")
+    except ImportError as error:
+        raise EngineUnavailable(f"{kind} models need a library that is not installed: {error}", extra=extra) from error
+    opener: Callable[[str, SourceOptions], SourceModel] = module.open_source
+    return opener(location, options)
+
+
+def made_up(
+    inputs: tuple[InputSpec, ...],
+    count: int,
+    sizes: Mapping[str, Mapping[int, int]],
+    *,
+    seed: int,
+) -> dict[str, AnyArray]:
+    """Seeded samples `[count, ...]` by input name.
+
+    Args:
+        inputs: The inputs.
+        count: How many samples.
+        sizes: Input -> axis of the sample -> size, for axes that vary.
+        seed: Of the generator.
+    """
+    generator = np.random.default_rng(seed)
+    feeds: dict[str, AnyArray] = {}
+    for spec in inputs:
+        chosen = sizes.get(spec.name, {})
+        shape = (count, *(chosen.get(axis, size) for axis, size in enumerate(spec.shape)))
+        if spec.mask:
+            array: AnyArray = np.ones(shape, spec.dtype.numpy)
+            array[count // 2 :, ..., shape[-1] - shape[-1] // 3 :] = 0  # half of the samples are padded
+        elif spec.dtype.is_float:
+            array = generator.standard_normal(shape).astype(spec.dtype.numpy)
+        elif spec.dtype is DType.BYTES:
+            raise ConversionError(f"no samples can be made up for the text input '{spec.name}'")
+        else:
+            array = generator.integers(0, spec.below, shape).astype(spec.dtype.numpy)
+        feeds[spec.name] = array
+    return feeds

@@ -1,0 +1,205 @@
+"""`huggingface:DIR_OR_ID`: image and text encoders of transformers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+from graphkiln_backend.graph.preprocess import Interpolation, Preprocess
+from graphkiln_converters.pytorch import TorchModel, torch_model
+from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.torch_libraries import import_torchvision
+from graphkiln_converters.weights import load_weights
+
+import_torchvision()
+import transformers  # noqa: E402 - transformers imports torchvision
+from transformers.image_processing_backends import PilBackend  # noqa: E402
+
+_TOKENS = 32
+_LEAST_TOKENS, _MOST_TOKENS = 8, 512
+_RESAMPLING: dict[int, Interpolation] = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}
+"""Source: `PIL.Image.Resampling`."""
+
+
+class _ImageEncoder(torch.nn.Module):
+    """A transformers model of pictures that returns the tensors that matter."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`[batch, channels, height, width]` -> outputs by transformers' names."""
+        return _kept(self.model(pixel_values=pixel_values, return_dict=True))
+
+
+class _TextEncoder(torch.nn.Module):
+    """A transformers model of texts that returns the tensors that matter: no cache, no losses."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`[batch, tokens]` twice -> outputs by transformers' names."""
+        return _kept(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True))
+
+
+def _kept(answer: Any) -> dict[str, torch.Tensor]:
+    names = ("logits", "last_hidden_state", "pooler_output", "image_embeds", "text_embeds")
+    return {name: answer[name] for name in names if answer.get(name) is not None}
+
+
+def open_source(location: str, options: SourceOptions) -> TorchModel:
+    """Opens a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
+
+    Raises:
+        ConversionError: There is no such model, or it is neither an image nor a text encoder.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(location)
+        model = _model(location, config)
+    except GraphkilnError:
+        raise
+    except Exception as error:
+        raise ConversionError(
+            f"transformers cannot open '{location}': {(str(error).splitlines() or [''])[0]}",
+            hint="name a folder with config.json, or an id of the hub (needs the internet)",
+        ) from error
+    if options.weights:
+        load_weights(model, options.weights)
+    inputs, preprocess = _inputs(model, config, location, options)
+    labels = getattr(config, "id2label", None) or {}
+    return torch_model(
+        _TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model),
+        description=f"huggingface:{location}",
+        libraries=("torch", "transformers"),
+        inputs=inputs,
+        preprocess=preprocess,
+        labels=_labels(labels, model),
+    )
+
+
+def _model(location: str, config: Any) -> Any:
+    config.use_cache = False
+    config._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch; fused attention is opaque to export
+    architecture = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if config.model_type == "t5":
+        architecture = transformers.T5EncoderModel
+    factory: Any = architecture or transformers.AutoModel
+    folder = Path(location)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        torch.manual_seed(0)
+        return factory._from_config(config) if architecture else factory.from_config(config)  # noqa: SLF001
+    return factory.from_pretrained(location, config=config, dtype=torch.float32)
+
+
+def _inputs(
+    model: Any, config: Any, location: str, options: SourceOptions
+) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
+    if model.main_input_name == "pixel_values":
+        side = getattr(config, "image_size", 224)
+        height, width = side if isinstance(side, (list, tuple)) else (side, side)
+        shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
+        return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location)
+    if model.main_input_name == "input_ids":
+        most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
+        dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
+        tokens = min(_TOKENS, most)
+        ids = InputSpec(
+            name="input_ids", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, below=int(config.vocab_size)
+        )
+        mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
+        return (ids, mask), None
+    raise ConversionError(
+        f"'{location}' takes '{model.main_input_name}', which is neither a picture nor a text",
+        hint="wrap it in a module of your own: python:FILE:FACTORY",
+    )
+
+
+def _preprocess(location: str) -> Preprocess | None:
+    """What the model's image processor does, where it does nothing that a spec cannot say."""
+    if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
+        return None
+    try:
+        automatic: Any = transformers.AutoImageProcessor
+        processor = automatic.from_pretrained(location, backend="pil")
+    except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
+        return None
+    return spec_of(processor)
+
+
+_STEPS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
+_SAME_STEPS = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
+"""Processors whose own code differs for segmentation maps only."""
+_CONVNEXT_WARPS_FROM = 384
+
+
+def spec_of(processor: Any) -> Preprocess | None:
+    """The spec of an image processor of transformers (Pillow's backend); None where a spec cannot say what it does.
+
+    Source: `transformers.image_processing_backends.PilBackend`; `ConvNextImageProcessorPil.resize`.
+    """
+    kind = type(processor)
+    usual = all(getattr(kind, step) is getattr(PilBackend, step) for step in _STEPS) or kind.__name__ in _SAME_STEPS
+    convnext = kind.__name__ == "ConvNextImageProcessorPil"
+    interpolation = _RESAMPLING.get(int(processor.resample or 0))
+    scales = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
+    if not (usual or convnext) or not scales or processor.do_pad or interpolation is None:
+        return None
+    try:
+        resize, crop = _convnext_geometry(processor) if convnext else _geometry(processor)
+    except _CannotSay:
+        return None
+    return Preprocess(
+        resize=resize,
+        crop=crop,
+        crop_rounding="down",
+        interpolation=interpolation,
+        mean=tuple(processor.image_mean) if processor.do_normalize else (),
+        std=tuple(processor.image_std) if processor.do_normalize else (),
+    )
+
+
+class _CannotSay(Exception):
+    """A spec has no words for it."""
+
+
+_Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
+
+
+def _geometry(processor: Any) -> _Geometry:
+    size, resize = processor.size, None
+    if processor.do_resize:
+        if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
+            raise _CannotSay
+        resize = size.shortest_edge or (size.height, size.width)
+    crop = processor.crop_size
+    return resize, (crop.height, crop.width) if processor.do_center_crop else None
+
+
+def _convnext_geometry(processor: Any) -> _Geometry:
+    side = processor.size.shortest_edge
+    if not processor.do_resize or not side or processor.do_center_crop:
+        raise _CannotSay
+    if side >= _CONVNEXT_WARPS_FROM:
+        return (side, side), None
+    return int(side / processor.crop_pct), (side, side)
+
+
+def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
+    if not type(model).__name__.endswith("Classification") or all(v.startswith("LABEL_") for v in names.values()):
+        return ()
+    return tuple(names[index] for index in sorted(names))

@@ -1,0 +1,143 @@
+"""`oneflow:DIR`: what `flow.save(graph, DIR)` of OneFlow wrote; OneFlow is not needed.
+
+Its answers are those of the graph translated operation by operation, with the batch that it was saved with, and run
+without any optimisation. OneFlow's own come in with `--reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx_ir
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.passes.addition import AddIntoProducer
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.batch import VaryBatch, saved_batch
+from graphkiln_backend.passes.graph_file import load, save
+from graphkiln_converters.oneflow.mlir import parse
+from graphkiln_converters.oneflow.translation import translate
+from graphkiln_converters.sources.base import InputSpec, SourceOptions
+
+GRAPH_TEXT = "model.mlir"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneflowGraph:
+    """A saved graph as a `SourceModel`.
+
+    Attributes:
+        folder: What `flow.save` wrote.
+        batch: The batch that it was saved with.
+        session: Runs it at that batch.
+        inputs: Its inputs, `INPUT_<i>`.
+    """
+
+    folder: Path
+    batch: int
+    session: Session
+    inputs: tuple[InputSpec, ...]
+    _temporary: TemporaryDirectory[str]
+    libraries: tuple[str, ...] = ("lark",)
+    preprocess: None = None
+    labels: tuple[str, ...] = field(default=())
+
+    @property
+    def description(self) -> str:
+        """The folder."""
+        return f"oneflow:{self.folder}"
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """See `SourceModel.run`; other batches are padded or split to the one that was saved."""
+        rows = len(next(iter(feeds.values())))
+        pieces = []
+        for start in range(0, rows, self.batch):
+            piece = {name: _padded(array[start : start + self.batch], self.batch) for name, array in feeds.items()}
+            pieces.append(self.session.run(piece))
+        return {name: self._joined([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
+
+    def _joined(self, arrays: list[AnyArray]) -> AnyArray:
+        """One whose first dimension is not the batch cannot be joined: it stays what it is, and fails the proof."""
+        return np.concatenate(arrays) if arrays[0].shape[:1] == (self.batch,) else np.atleast_1d(arrays[0])
+
+    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+        """See `SourceModel.export`.
+
+        Raises:
+            ConversionError: The batch cannot be made to vary, or another dimension is asked to.
+        """
+        if any(dynamic.values()):
+            raise ConversionError(
+                "--dynamic: only the batch of a graph of OneFlow can vary; its other sizes are saved with it"
+            )
+        model = load(_file(self._temporary))
+        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases stand by themselves, between convolution and norm
+        return model
+
+    def close(self) -> None:
+        """See `SourceModel.close`."""
+        self.session.close()
+        self._temporary.cleanup()
+
+
+def open_source(location: str, options: SourceOptions) -> OneflowGraph:
+    """Reads a saved graph and its weights.
+
+    Raises:
+        ConversionError: There is none, a file is damaged, missing or not what the graph expects, or an operation is
+            not known.
+    """
+    if options.weights or options.shapes:
+        raise ConversionError(f"{location} holds its own weights and sizes", hint="leave --weights and --shape out")
+    folder = _folder(Path(location))
+    try:
+        text = (folder / GRAPH_TEXT).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"{folder / GRAPH_TEXT} cannot be read: {error}") from error
+    try:
+        model = translate(parse(text), folder)
+        batch = saved_batch(model)
+    except ConversionError as error:
+        raise ConversionError(f"{folder / GRAPH_TEXT}: {error.message}", hint=error.hint) from error
+    inputs = tuple(_spec(value) for value in model.graph.inputs)
+    temporary = TemporaryDirectory(prefix="graphkiln-")
+    try:
+        save(model, _file(temporary))
+        session = OnnxRuntimeEngine().build_reference(_file(temporary))
+    except LoweringError as error:
+        temporary.cleanup()
+        raise ConversionError(f"{location} cannot be run: {error}") from error
+    except BaseException:
+        temporary.cleanup()
+        raise
+    return OneflowGraph(folder=folder, batch=batch, session=session, inputs=inputs, _temporary=temporary)
+
+
+def _folder(path: Path) -> Path:
+    """What was written, or a folder that holds it under the name that OneFlow's documentation gives it."""
+    for folder in (path, path / "model"):
+        if (folder / GRAPH_TEXT).is_file():
+            return folder
+    what = "there is no folder" if not path.is_dir() else f"there is no {GRAPH_TEXT} in"
+    raise ConversionError(f"{what} {path}", hint='name the folder that flow.save(graph, "DIR") wrote: oneflow:DIR')
+
+
+def _spec(value: onnx_ir.Value) -> InputSpec:
+    sizes = tuple(int(dim) for dim in (value.shape or onnx_ir.Shape(())).numpy())
+    dtype = DType.from_onnx(int(value.dtype or onnx_ir.DataType.UNDEFINED))
+    return InputSpec(name=str(value.name), dtype=dtype, shape=sizes[1:])
+
+
+def _padded(rows: AnyArray, count: int) -> AnyArray:
+    return np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)]) if len(rows) < count else rows
+
+
+def _file(temporary: TemporaryDirectory[str]) -> Path:
+    return Path(temporary.name) / "saved.onnx"

@@ -1,0 +1,92 @@
+"""`FILE.onnx`: a graph that exists already; its own answers, unoptimised, are the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir
+from onnxscript import version_converter
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.graph.signature import TensorSpec
+from graphkiln_backend.passes.graph_file import OPSET, load
+from graphkiln_converters.sources.base import InputSpec, SourceOptions
+
+_USUAL_SIZE = 8
+"""For a dimension whose size nobody says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnnxModel:
+    """A graph file as a `SourceModel`.
+
+    Attributes:
+        path: The file.
+        session: Its reference session.
+        inputs: Its inputs.
+    """
+
+    path: Path
+    session: Session
+    inputs: tuple[InputSpec, ...]
+    libraries: tuple[str, ...] = ("onnx", "onnxruntime")
+    preprocess: None = None
+    labels: tuple[str, ...] = field(default=())
+
+    @property
+    def description(self) -> str:
+        """The file's name."""
+        return str(self.path)
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """See `SourceModel.run`."""
+        return self.session.run(feeds)
+
+    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002
+        """See `SourceModel.export`; the graph's own varying dimensions stay as they are. Old opsets are raised."""
+        model = load(self.path)
+        if (model.opset_imports.get("") or OPSET) < OPSET:
+            version_converter.convert_version(model, OPSET, fallback=True)
+        return model
+
+    def close(self) -> None:
+        """See `SourceModel.close`."""
+        self.session.close()
+
+
+def open_source(location: str, options: SourceOptions) -> OnnxModel:
+    """Loads a graph.
+
+    Raises:
+        ConversionError: The file is missing or damaged, its batch is fixed, or an input is text.
+    """
+    if options.weights:
+        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
+    path = Path(location)
+    if not path.is_file():
+        raise ConversionError(f"there is no file {location}")
+    try:
+        session = OnnxRuntimeEngine().build_reference(path)
+    except LoweringError as error:
+        raise ConversionError(f"{location} cannot be loaded: {error}") from error
+    signature = session.signature
+    if not signature.batchable:
+        shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
+        session.close()
+        raise ConversionError(
+            f"{location} has no batch that varies in every input and output: {shapes}",
+            hint="export it with a dynamic first dimension; served as it is, its fixed batch is padded or split",
+        )
+    return OnnxModel(path=path, session=session, inputs=tuple(_spec(spec, options) for spec in signature.inputs))
+
+
+def _spec(spec: TensorSpec, options: SourceOptions) -> InputSpec:
+    given = options.shapes.get(spec.name) or options.shapes.get("")
+    sizes = given or tuple(dim if isinstance(dim, int) else _USUAL_SIZE for dim in spec.shape[1:])
+    varying = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(spec.shape[1:]) if isinstance(dim, str)}
+    return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=varying)

@@ -1,0 +1,70 @@
+"""`torchvision:ARCHITECTURE`: classifiers of torchvision.models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_converters.pytorch import TorchModel, torch_model
+from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.torch_libraries import import_torchvision
+from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
+
+torchvision = import_torchvision()
+
+
+def open_source(location: str, options: SourceOptions) -> TorchModel:
+    """Opens an architecture with random, published or own weights.
+
+    Raises:
+        ConversionError: There is no such architecture, or the weights are not its own.
+    """
+    known = torchvision.models.list_models(module=torchvision.models)
+    if location not in known:
+        raise ConversionError(f"torchvision has no classifier '{location}'", hint=did_you_mean(location, known))
+    published = torchvision.models.get_model_weights(location).DEFAULT
+    torch.manual_seed(0)
+    try:
+        module = torchvision.models.get_model(location, weights=published if options.pretrained else None)
+    except OSError as error:
+        raise not_downloaded(location, error) from error
+    if options.weights:
+        if classes := trained_classes(module, options.weights):
+            module = torchvision.models.get_model(location, num_classes=classes)
+        load_weights(module, options.weights)
+    transforms = published.transforms()
+    shape = options.shapes.get("", (3, *transforms.crop_size * 2))
+    return torch_model(
+        module,
+        description=f"torchvision:{location}",
+        libraries=("torch", "torchvision"),
+        inputs=(InputSpec(name="image", shape=shape),),
+        preprocess=_spec(transforms, shape),
+        labels=_labels(module, published.meta["categories"]),
+    )
+
+
+def _spec(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
+    """As published; for pictures of another size, as large a part of the picture is cut out."""
+    if len(shape) != 3:
+        raise ConversionError(f"a picture has three dimensions, --shape gives {list(shape)}", hint="--shape 3x224x224")
+    _, height, width = shape
+    published = transforms.crop_size[0]
+    return Preprocess(
+        resize=round(transforms.resize_size[0] * min(height, width) / published),
+        crop=(height, width),
+        interpolation=transforms.interpolation.value,
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+    )
+
+
+def _labels(module: torch.nn.Module, categories: list[str]) -> tuple[str, ...]:
+    """ImageNet's class names, where the last layer has as many outputs."""
+    last = [layer for layer in module.modules() if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d))][-1]
+    classes = last.out_features if isinstance(last, torch.nn.Linear) else last.out_channels
+    return tuple(categories) if classes == len(categories) else ()

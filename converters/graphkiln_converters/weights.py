@@ -1,0 +1,124 @@
+"""State dicts from files, into modules, with nothing executed and nothing left over."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.errors import ConversionError
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
+_PREFIXES = ("module.", "model.", "_orig_mod.")
+_SHOWN = 8
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Loads a state dict into a module. Common wrappings (`state_dict`, `module.`, ...) are taken off.
+
+    Raises:
+        ConversionError: The file cannot be read, holds code, or its keys or shapes are not the module's; the message
+            lists them.
+    """
+    expected = module.state_dict()
+    state = _unwrapped(_read(path), expected)
+    _check(state, expected, path)
+    module.load_state_dict(state)
+
+
+def trained_classes(module: nn.Module, path: Path) -> int | None:
+    """How many classes the weights of a file were trained for, where that is not as many as the module has.
+
+    Args:
+        module: A classifier; its last linear layer or convolution tells its classes.
+        path: As for `load_weights`.
+
+    Returns:
+        None where both are equal, or nothing tells.
+
+    Raises:
+        ConversionError: The file cannot be read.
+    """
+    state = _unwrapped(_read(path), module.state_dict())
+    heads = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    name, layer = heads[-1]
+    weight = state.get(f"{name}.weight")
+    if weight is None or weight.shape[1:] != layer.weight.shape[1:] or len(weight) == len(layer.weight):
+        return None
+    return len(weight)
+
+
+def not_downloaded(name: str, error: OSError) -> ConversionError:
+    """What to say when published weights cannot be had."""
+    return ConversionError(
+        f"cannot download the weights of {name}: {error}",
+        hint="download them elsewhere and name the file: --weights FILE",
+    )
+
+
+def _unwrapped(found: dict[str, Any], expected: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    for wrapper in _WRAPPERS:
+        if isinstance(found.get(wrapper), dict):
+            found = found[wrapper]
+            break
+    state = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    for prefix in _PREFIXES:
+        if state and all(key.startswith(prefix) for key in state) and not any(k.startswith(prefix) for k in expected):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConversionError(f"there are no weights at {path}", hint="name a .pth, .pt or .safetensors file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(path))
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ConversionError(
+            f"{path} holds more than tensors and is not loaded: it could run code ({_reason(error)})",
+            hint="save the state dict alone: torch.save(module.state_dict(), path)",
+        ) from error
+    except Exception as error:
+        raise ConversionError(f"cannot read weights from {path}: {_reason(error)}") from error
+    if not isinstance(content, dict):
+        raise ConversionError(
+            f"{path} holds a {type(content).__name__}, expected a state dict",
+            hint="save torch.save(module.state_dict(), path)",
+        )
+    return content
+
+
+def _check(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], path: Path) -> None:
+    wrong = {
+        "missing": [key for key in expected if key not in state],
+        "unknown": [key for key in state if key not in expected],
+        "of another shape": [
+            f"{key} {list(state[key].shape)} instead of {list(expected[key].shape)}"
+            for key in expected
+            if key in state and state[key].shape != expected[key].shape
+        ],
+    }
+    if any(wrong.values()):
+        parts = [f"{len(keys)} {what}: {_listed(keys)}" for what, keys in wrong.items() if keys]
+        raise ConversionError(
+            f"the weights of {path} are of another model: {'; '.join(parts)}",
+            hint="name the architecture that they were trained for",
+        )
+
+
+def _listed(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
