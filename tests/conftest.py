@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import Server, Serving, StartServer
 
-from graphkiln_backend.lowering.cache import ArtifactCache
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -48,6 +49,29 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Serving(folder, "--model-store", repository / "model_repository") as running:
         running.wait_ready()
         yield running
+
+
+class _Collector(logging.Handler):
+    """Collects the messages of a logger."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What graphkiln's packages log while a test runs, as it comes, also from other threads."""
+    logger, collector = logging.getLogger("graphkiln"), _Collector()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(collector)
+    yield collector.messages
+    logger.removeHandler(collector)
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The thin client: a picture or tensors in, labelled answers out, over HTTP or gRPC.
+"""The thin client: an image or tensors in, labeled answers out, over HTTP or gRPC.
 
 For example `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
 """

@@ -13,11 +13,11 @@ from typing import Any, Self
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client.asynchronous import DEFAULT_URL, AsyncClient, AsyncSharedMemory
 from graphkiln_client.asynchronous_model import AsyncModel
 from graphkiln_client.classifying import OnError, Progress, Progressing
 from graphkiln_client.driving import run
-from graphkiln_client.image import Picture
 from graphkiln_client.results import Health, Result, ServedModel
 from graphkiln_client.transports.base import InferResponse
 from graphkiln_client.transports.endpoint import Compression
@@ -34,7 +34,7 @@ class Client:
         headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
         ca_file: Certificate authorities to trust in place of the system's.
         compression: How requests are compressed; pays only over slow networks.
-        fetch_urls: Whether pictures may be given as `https://` URLs.
+        fetch_urls: Whether images may be given as `https://` URLs.
 
     Raises:
         InvalidInput: The URL, a header or the CA file cannot be used.
@@ -237,26 +237,26 @@ class Model:
         return lambda: run(send())
 
     def classify(
-        self, picture: Picture, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
+        self, image: ImageLike, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
     ) -> Result:
-        """Classifies one picture.
+        """Classifies one image.
 
         Args:
-            picture: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
+            image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
                 the client may fetch them.
             top_k: How many answers, best first; at most the number of classes.
             softmax: Whether scores become probabilities.
             outputs: Which outputs to rank; empty for all.
 
         Raises:
-            InvalidInput: The picture cannot be read, or the model is not a picture classifier.
+            InvalidInput: The image cannot be read, or the model is not an image classifier.
             ClientError: The request did not get its answer.
         """
-        return run(self._model.classify(picture, top_k=top_k, softmax=softmax, outputs=outputs))
+        return run(self._model.classify(image, top_k=top_k, softmax=softmax, outputs=outputs))
 
     def classify_many(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[ImageLike],
         *,
         top_k: int = 5,
         softmax: bool = False,
@@ -266,23 +266,23 @@ class Model:
         on_error: OnError = "raise",
         progress: Progress | None = None,
     ) -> Iterator[Result | ClientError]:
-        """Classifies pictures, several at a time, and yields the answers in the order of the pictures.
+        """Classifies images, several at a time, and yields the answers in the order of the images.
 
         Args:
-            pictures: As for `classify`; read lazily.
+            images: As for `classify`; read lazily.
             top_k: As for `classify`.
             softmax: As for `classify`.
             outputs: As for `classify`.
-            batch_size: Most pictures in one request; fewer where the model takes no more.
+            batch_size: Most images in one request; fewer where the model takes no more.
             concurrency: Most requests under way at once; as many threads decode.
-            on_error: `"return"` yields the error of a picture in its place instead of raising it.
-            progress: Called with the number of pictures answered so far, in the caller's thread.
+            on_error: `"return"` yields the error of an image in its place instead of raising it.
+            progress: Called with the number of images answered so far, in the caller's thread.
         """
-        batches = run(self._model.batches(pictures, batch_size, concurrency, outputs))
+        batches = run(self._model.batches(images, batch_size, concurrency, outputs))
         tracker = Progressing(on_error, progress)
         waiting: deque[Future[list[Result | ClientError]]] = deque()
 
-        def ask(batch: list[Picture]) -> list[Result | ClientError]:
+        def ask(batch: list[ImageLike]) -> list[Result | ClientError]:
             return run(self._model.classify_batch(batch, top_k=top_k, softmax=softmax, outputs=outputs))
 
         with ThreadPoolExecutor(concurrency, thread_name_prefix="graphkiln-classify") as pool:

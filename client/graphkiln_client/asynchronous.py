@@ -31,7 +31,7 @@ class AsyncClient:
         headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
         ca_file: Certificate authorities to trust in place of the system's.
         compression: How requests are compressed; pays only over slow networks.
-        fetch_urls: Whether pictures may be given as `https://` URLs.
+        fetch_urls: Whether images may be given as `https://` URLs.
         transport_for: How calls travel; the synchronous client gives a transport that blocks.
 
     Raises:

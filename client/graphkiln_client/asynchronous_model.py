@@ -18,9 +18,10 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.images.decoding import ImageLike, describe
 from graphkiln_client.classifying import OnError, Progress, Progressing, cut, ranked, ranked_there, rows
 from graphkiln_client.connection import Connection
-from graphkiln_client.image import Picture, describe, load_sample
+from graphkiln_client.images import load_sample
 from graphkiln_client.metadata import (
     ALL_CLASSES,
     checked_metadata,
@@ -36,7 +37,7 @@ from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Task:
-    """How a model classifies: what goes in, what is ranked and by whom, how many pictures fit into a request."""
+    """How a model classifies: what goes in, what is ranked and by whom, how many images fit into a request."""
 
     input_name: str
     rank: int
@@ -158,29 +159,29 @@ class AsyncModel:
         return lambda: self._infer_shared(regions, request)
 
     async def classify(
-        self, picture: Picture, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
+        self, image: ImageLike, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
     ) -> Result:
-        """Classifies one picture.
+        """Classifies one image.
 
         Args:
-            picture: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
+            image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
                 the client may fetch them.
             top_k: How many answers, best first; at most the number of classes.
             softmax: Whether scores become probabilities.
             outputs: Which outputs to rank; empty for all.
 
         Raises:
-            InvalidInput: The picture cannot be read, or the model is not a picture classifier.
+            InvalidInput: The image cannot be read, or the model is not an image classifier.
             ClientError: The request did not get its answer.
         """
-        (answer,) = await self.classify_batch([picture], top_k=top_k, softmax=softmax, outputs=outputs)
+        (answer,) = await self.classify_batch([image], top_k=top_k, softmax=softmax, outputs=outputs)
         if isinstance(answer, ClientError):
             raise answer
         return answer
 
     async def classify_many(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[ImageLike],
         *,
         top_k: int = 5,
         softmax: bool = False,
@@ -190,19 +191,19 @@ class AsyncModel:
         on_error: OnError = "raise",
         progress: Progress | None = None,
     ) -> AsyncIterator[Result | ClientError]:
-        """Classifies pictures, several at a time, and yields the answers in the order of the pictures.
+        """Classifies images, several at a time, and yields the answers in the order of the images.
 
         Args:
-            pictures: As for `classify`; read lazily.
+            images: As for `classify`; read lazily.
             top_k: As for `classify`.
             softmax: As for `classify`.
             outputs: As for `classify`.
-            batch_size: Most pictures in one request; fewer where the model takes no more.
+            batch_size: Most images in one request; fewer where the model takes no more.
             concurrency: Most requests under way at once.
-            on_error: `"return"` yields the error of a picture in its place instead of raising it.
-            progress: Called with the number of pictures answered so far, in the consumer's own task.
+            on_error: `"return"` yields the error of an image in its place instead of raising it.
+            progress: Called with the number of images answered so far, in the consumer's own task.
         """
-        batches = await self.batches(pictures, batch_size, concurrency, outputs)
+        batches = await self.batches(images, batch_size, concurrency, outputs)
         tracker = Progressing(on_error, progress)
         waiting: deque[asyncio.Task[list[Result | ClientError]]] = deque()
         try:
@@ -221,25 +222,25 @@ class AsyncModel:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def batches(
-        self, pictures: Iterable[Picture], batch_size: int, concurrency: int, outputs: Sequence[str]
-    ) -> Iterable[list[Picture]]:
-        """The pictures in lists of at most `batch_size`, and of what the model takes at once; read lazily.
+        self, images: Iterable[ImageLike], batch_size: int, concurrency: int, outputs: Sequence[str]
+    ) -> Iterable[list[ImageLike]]:
+        """The images in lists of at most `batch_size`, and of what the model takes at once; read lazily.
 
         Raises:
-            InvalidInput: A number is less than 1, or the model is not a picture classifier.
+            InvalidInput: A number is less than 1, or the model is not an image classifier.
         """
         if batch_size < 1 or concurrency < 1:
             raise InvalidInput(f"batch_size and concurrency must be at least 1, got {batch_size} and {concurrency}")
         await self.preprocess()
-        return cut(pictures, min(batch_size, (await self._task(outputs)).largest_batch))
+        return cut(images, min(batch_size, (await self._task(outputs)).largest_batch))
 
     async def classify_batch(
-        self, pictures: Sequence[Picture], *, top_k: int, softmax: bool, outputs: Sequence[str]
+        self, images: Sequence[ImageLike], *, top_k: int, softmax: bool, outputs: Sequence[str]
     ) -> list[Result | ClientError]:
-        """Classifies pictures in as few requests as their shapes allow; a picture that fails has its error there.
+        """Classifies images in as few requests as their shapes allow; an image that fails has its error there.
 
         Raises:
-            InvalidInput: The model is not a picture classifier, or `top_k` is less than 1.
+            InvalidInput: The model is not an image classifier, or `top_k` is less than 1.
         """
         if top_k < 1:
             raise InvalidInput(f"top_k must be at least 1, got {top_k}")
@@ -249,13 +250,13 @@ class AsyncModel:
                 f"'{self.name}' answers its best classes only: there is no softmax over some of the scores",
                 hint="convert the model with --softmax --top-k",
             )
-        answers: list[Any] = await self._connection.transport.compute(lambda: [self._load(p, spec) for p in pictures])
+        answers: list[Any] = await self._connection.transport.compute(lambda: [self._load(p, spec) for p in images])
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, sample in enumerate(answers):
             if not isinstance(sample, ClientError):
                 by_shape.setdefault(sample.shape, []).append(index)
         for indices in by_shape.values():
-            sources = [describe(pictures[index]) for index in indices]
+            sources = [describe(images[index]) for index in indices]
             try:
                 found: Sequence[Any] = await self._rank(
                     task, sources, [answers[index] for index in indices], top_k, softmax=softmax
@@ -266,9 +267,9 @@ class AsyncModel:
                 answers[index] = answer
         return answers
 
-    def _load(self, picture: Picture, spec: Preprocess) -> AnyArray | ClientError:
+    def _load(self, image: ImageLike, spec: Preprocess) -> AnyArray | ClientError:
         try:
-            return load_sample(picture, spec, fetch_timeout_s=self._connection.timeout_s if self._fetch_urls else None)
+            return load_sample(image, spec, fetch_timeout_s=self._connection.timeout_s if self._fetch_urls else None)
         except ClientError as error:
             return error
 
@@ -378,7 +379,7 @@ class AsyncModel:
         return sizes
 
 
-_SAMPLE_RANK = 3  # of a picture: two dimensions and the channels
+_SAMPLE_RANK = 3  # of an image: two dimensions and the channels
 
 
 def _stacked(samples: Sequence[AnyArray]) -> AnyArray:

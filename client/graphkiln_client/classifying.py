@@ -1,4 +1,4 @@
-"""What classifying many pictures needs beside the model: batches, shares of an answer, and progress."""
+"""What classifying many images needs beside the model: batches, shares of an answer, and progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, ProtocolError
-from graphkiln_client.image import Picture
+from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client.results import Classification, Result, classifications
 from graphkiln_client.topk import softmax as softmax_of
 from graphkiln_client.topk import top_k as top_k_of
@@ -41,11 +41,11 @@ class Progressing:
         return answer
 
 
-def cut(pictures: Iterable[Picture], size: int) -> Iterable[list[Picture]]:
-    """The pictures in lists of at most `size`, read lazily."""
-    batch: list[Picture] = []
-    for picture in pictures:
-        batch.append(picture)
+def cut(images: Iterable[ImageLike], size: int) -> Iterable[list[ImageLike]]:
+    """The images in lists of at most `size`, read lazily."""
+    batch: list[ImageLike] = []
+    for image in images:
+        batch.append(image)
         if len(batch) == size:
             yield batch
             batch = []
@@ -71,7 +71,7 @@ def rows(response: InferResponse, output: str, count: int, *, batched: bool) -> 
     if not batched:
         return [array]
     if array.ndim < 1 or len(array) != count:
-        raise ProtocolError(f"output '{output}' has the shape {list(array.shape)} for {count} pictures")
+        raise ProtocolError(f"output '{output}' has the shape {list(array.shape)} for {count} images")
     return list(array)
 
 

@@ -1,4 +1,4 @@
-"""Fetches a picture from the web: over HTTPS only, of bounded size, and only for clients that opted in."""
+"""Fetches an image from the web: over HTTPS only, of bounded size, and only for clients that opted in."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
     text = _parameter(config, PREPROCESS)
     if text is None:
         raise InvalidInput(
-            f"model '{model}' does not say how pictures become its input",
+            f"model '{model}' does not say how images become its input",
             hint=f'add parameters {{ key: "{PREPROCESS}" }} to its config.pbtxt, give model(preprocess=...), '
             "or send tensors with infer()",
         )

@@ -49,7 +49,7 @@ class Classification:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The answer for one picture.
+    """The answer for one image.
 
     Attributes:
         source: The file's path, or a description of what was classified.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -25,7 +26,7 @@ from graphkiln_backend.passes.edges import Nhwc, Rename, TopK
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.passes.outputs import PruneOutputs
-from graphkiln_backend.passes.pipeline import OPTIMISATIONS, edge_passes, without
+from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.precision import limits_of, lower_and_prove
 from graphkiln_converters.proving import (
@@ -39,12 +40,11 @@ from graphkiln_converters.proving import (
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.samples import (
     SEED,
-    LoadPicture,
-    made_up_pictures,
     read_reference,
     read_samples,
     read_targets,
     sizes_to_try,
+    synthetic_images,
 )
 from graphkiln_converters.sources.base import (
     Derived,
@@ -52,24 +52,24 @@ from graphkiln_converters.sources.base import (
     InputSpec,
     SourceModel,
     SourceOptions,
-    made_up,
     open_source,
+    synthetic_samples,
 )
 from graphkiln_converters.writer import Proven, Source, check_free, next_number, write_proven
 
-_MADE_UP = 6
+_log = logging.getLogger("graphkiln.converters")
+
+_SYNTHETIC_SAMPLES = 6
 _MOST_READ = 256
 _REFERENCE_BATCH = 4
 
 
-def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Callable[[str], None]) -> Path:
+def convert(recipe: Recipe, *, command: str = "") -> Path:
     """Converts, proves, and writes a version.
 
     Args:
         recipe: What to do.
         command: The command line, for the manifest.
-        load_picture: The client's own preprocessing.
-        say: Told what is being done, a line each.
 
     Returns:
         Folder of the new version.
@@ -82,20 +82,20 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
     folder = recipe.model_store / recipe.name
     number = recipe.version or next_number(folder)
     check_free(folder, number)
-    say(f"opening {recipe.source}")
+    _log.info("opening %s", recipe.source)
     with closing(_open(recipe)) as source, TemporaryDirectory() as temporary:
-        say("exporting the graph")
+        _log.info("exporting the graph")
         inputs = _with_dynamic(source.inputs, recipe.dynamic_axes)
         model = source.export({spec.name: spec.dynamic for spec in inputs})
         recorded = _recorded(recipe, inputs, model)
-        say("rewriting the graph")
+        _log.info("rewriting the graph")
         preprocess = _preprocess(recipe, source)
         passes = _passes(model, recipe, preprocess)
         reports = run_passes(model, passes)
         _check_embedded(passes, reports)
         graph = Path(temporary) / GRAPH_FILE
         save(model, graph)
-        say("proving the answers")
+        _log.info("proving the answers")
         edges = [
             each
             for each, report in zip(passes, reports, strict=True)
@@ -103,7 +103,7 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         ]
         remaining = _remaining(preprocess, edges)
         published = _published(recipe, remaining)
-        own = partial(_read, recipe.samples, remaining, load_picture) if recipe.samples else None
+        own = partial(_read, recipe.samples, remaining) if recipe.samples else None
         labels = _labels(recipe, source)
         ranking = _ranking(model, passes, labels)
         targets = read_targets(recipe.samples, labels, _MOST_READ) if recipe.samples else None
@@ -114,9 +114,9 @@ def convert(recipe: Recipe, *, command: str, load_picture: LoadPicture, say: Cal
         proof = prove_graph(graph, samples, limits_of(recipe, "fp32"), batch_sizes=sizes)
         verification, notes = proof.verification, tuple[str, ...]()
         if recipe.precision != "fp32":
-            say(f"lowering to {recipe.precision}")
-            calibration = partial(_calibration, recipe, inputs, edges, remaining, load_picture)
-            lowered = lower_and_prove(graph, recipe, samples, proof, calibration=calibration, say=say)
+            _log.info("lowering to %s", recipe.precision)
+            calibration = partial(_calibration, recipe, inputs, edges, remaining)
+            lowered = lower_and_prove(graph, recipe, samples, proof, calibration=calibration)
             graph, proof, notes = lowered.graph, lowered.proof, lowered.notes
             reports, verification = (*reports, *lowered.reports), (*verification, *proof.verification)
         conversion = Conversion(
@@ -181,7 +181,7 @@ def _published(recipe: Recipe, preprocess: Preprocess | None) -> Preprocess | No
     if preprocess is None or not recipe.lower_edges or preprocess.dtype is DType.UINT8:
         return preprocess
     if recipe.precision == "bf16":
-        raise ConversionError("--lower-edges: clients make no bf16 pictures", hint="use --input uint8-nhwc or fp16")
+        raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
     return replace(preprocess, dtype=DType.FP16) if recipe.precision == "fp16" else preprocess
 
 
@@ -189,7 +189,7 @@ def _check_embedded(passes: Sequence[Pass], reports: Sequence[PassReport]) -> No
     for each, report in zip(passes, reports, strict=True):
         if isinstance(each, EmbedPreprocess) and not report.ran:
             raise ConversionError(
-                f"--input uint8-nhwc: {report.note}", hint="it is for models with one FP32 picture as their input"
+                f"--input uint8-nhwc: {report.note}", hint="it is for models with one FP32 image as their input"
             )
 
 
@@ -248,7 +248,7 @@ def _passes(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
     embedded = recipe.input == "uint8-nhwc"
     if embedded and preprocess is None:
         raise ConversionError(
-            "--input uint8-nhwc: nobody says how a picture becomes the input",
+            "--input uint8-nhwc: nobody says how an image becomes the input",
             hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
         )
     edges = edge_passes(
@@ -260,15 +260,15 @@ def _passes(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
         top_k=recipe.top_k,
         nhwc=recipe.layout == "nhwc",
     )
-    return without((*OPTIMISATIONS, *edges), recipe.skip)
+    return without((*OPTIMIZATIONS, *edges), recipe.skip)
 
 
 ReadSamples = Callable[[Mapping[str, InputSpec]], Arrays]
 """Reads a user's own samples for inputs by the names of the saved graph."""
 
 
-def _read(path: Path, preprocess: Preprocess | None, load: LoadPicture, inputs: Mapping[str, InputSpec]) -> Arrays:
-    return read_samples(path, inputs, preprocess, load, _MOST_READ)
+def _read(path: Path, preprocess: Preprocess | None, inputs: Mapping[str, InputSpec]) -> Arrays:
+    return read_samples(path, inputs, preprocess, _MOST_READ)
 
 
 def _recorded(recipe: Recipe, inputs: tuple[InputSpec, ...], model: onnx_ir.Model) -> tuple[Arrays, Arrays] | None:
@@ -312,10 +312,10 @@ def _samples(
             feeds = own({names[spec.name]: spec for spec in inputs})
         elif preprocess and not sizes and len(inputs) == 1 and len(inputs[0].shape) == 3:
             channels, height, width = inputs[0].shape
-            pictures = made_up_pictures((height, width, channels), _MADE_UP)
-            feeds = {names[inputs[0].name]: np.stack([preprocess.normalise(picture) for picture in pictures])}
+            images = synthetic_images((height, width, channels), _SYNTHETIC_SAMPLES)
+            feeds = {names[inputs[0].name]: np.stack([preprocess.normalize(image) for image in images])}
         else:
-            made = made_up(inputs, _MADE_UP, sizes, seed=SEED + number)
+            made = synthetic_samples(inputs, _SYNTHETIC_SAMPLES, sizes, seed=SEED + number)
             feeds = _backwards(edges, {names[name]: array for name, array in made.items()})
         yield Sampled(
             feeds=feeds,
@@ -366,7 +366,6 @@ def _calibration(
     inputs: tuple[InputSpec, ...],
     edges: Sequence[EdgePass],
     preprocess: Preprocess | None,
-    load: LoadPicture,
 ) -> Arrays:
     if recipe.calibration is None:
         raise ConversionError(
@@ -376,7 +375,7 @@ def _calibration(
     if recipe.samples and recipe.samples.resolve() == recipe.calibration.resolve():
         raise ConversionError("--calibration and --samples are the same: a proof on calibrated samples proves nothing")
     specs = dict(zip(_graph_names(inputs, edges), inputs, strict=True))
-    return _read(recipe.calibration, preprocess, load, specs)
+    return _read(recipe.calibration, preprocess, specs)
 
 
 def _source_feeds(feeds: Arrays, edges: Sequence[EdgePass]) -> Arrays:

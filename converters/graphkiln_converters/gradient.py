@@ -21,7 +21,7 @@ from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_converters.joint_graph import joint_module, plain_attention
 from graphkiln_converters.proving import EXPORT_BATCH
 from graphkiln_converters.pytorch import TorchModel, named_outputs
-from graphkiln_converters.sources.base import InputSpec, SourceModel, made_up
+from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_samples
 
 _NOISE = 3e-6
 """Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports."""
@@ -115,11 +115,11 @@ class GradientModel:
         return named_outputs(module(**tensors) if self.model.keywords else module(*tensors.values()))
 
     def _names(self) -> list[str]:
-        feeds = made_up(self.inputs, 1, {}, seed=0)
+        feeds = synthetic_samples(self.inputs, 1, {}, seed=0)
         return list(self.model.run(feeds))
 
     def _joint(self) -> nn.Module:
-        feeds = made_up(self.inputs, EXPORT_BATCH, {}, seed=0)
+        feeds = synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0)
         example = {name: torch.from_numpy(array) for name, array in feeds.items()}
         example[self.input].requires_grad_()
         return joint_module(
@@ -153,7 +153,7 @@ def with_gradient(source: SourceModel, asked: str) -> GradientModel:
     if not isinstance(source, TorchModel):
         raise ConversionError("--gradient needs a PyTorch model", hint="a saved graph holds no derivatives")
     inputs = {spec.name: spec for spec in source.inputs}
-    outputs = list(source.run(made_up(source.inputs, 1, {}, seed=0)))
+    outputs = list(source.run(synthetic_samples(source.inputs, 1, {}, seed=0)))
     for word, known, kind in ((output, outputs, "output"), (name, list(inputs), "input")):
         if word not in known:
             raise ConversionError(f"--gradient {asked}: there is no {kind} '{word}'", hint=did_you_mean(word, known))

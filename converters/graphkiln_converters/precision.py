@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir
 
-from graphkiln_backend.engines.quantization import Quantisation, quantise
+from graphkiln_backend.engines.quantization import Quantization, quantize
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.passes.base import PassReport, run_passes
@@ -21,6 +22,8 @@ from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_converters.proving import Proof, Sampled, prove_graph
 from graphkiln_converters.recipe import Recipe
+
+_log = logging.getLogger("graphkiln.converters")
 
 
 def limits_of(recipe: Recipe, precision: str) -> Limits:
@@ -52,7 +55,6 @@ def lower_and_prove(
     fp32_proof: Proof,
     *,
     calibration: Callable[[], Mapping[str, AnyArray]],
-    say: Callable[[str], None],
 ) -> LoweredGraph:
     """Lowers the proven fp32 graph and proves it again, against the source.
 
@@ -68,21 +70,19 @@ def lower_and_prove(
     notes: list[str] = []
     to_prove = target
     if recipe.precision == "int8":
-        notes.append(quantise_graph(fp32, recipe, calibration(), target))
+        notes.append(quantize_graph(fp32, recipe, calibration(), target))
     else:
         keep: tuple[str, ...] = ()
         if recipe.search_keep:
             trial = target.parent / "trial" / target.name
             trial.parent.mkdir()
-            keep = search_keep(
-                fp32, recipe, lambda path: prove_graph(path, samples, limits, fp32_proof.noise), trial, say
-            )
+            keep = search_keep(fp32, recipe, lambda path: prove_graph(path, samples, limits, fp32_proof.noise), trial)
             shutil.rmtree(trial.parent)
             notes.append(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}")
         to_prove, report = lower_graph(fp32, recipe, target, keep)
         reports = (report,)
         notes.append(f"proven with {recipe.precision} values and fp32 sums, as units for {recipe.precision} compute")
-    say("proving the lowered graph")
+    _log.info("proving the lowered graph")
     proof = prove_graph(to_prove, samples, limits, fp32_proof.noise)
     if recipe.precision == "bf16":
         notes.append("ONNX Runtime has no bf16 kernels for CPUs: serve it with OpenVINO or on a GPU")
@@ -135,12 +135,12 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
     return emulated, report
 
 
-def quantise_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], target: Path) -> str:
+def quantize_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], target: Path) -> str:
     """Writes the int8 graph; returns how much of it became integer.
 
     Raises:
         ConversionError: Nothing became integer.
-        LoweringError: The graph cannot be quantised.
+        LoweringError: The graph cannot be quantized.
     """
     model = onnx_ir.load(fp32)
     name_nodes(model)
@@ -157,16 +157,16 @@ def quantise_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], 
             for word in (str(node.name), node.op_type)
         )
     ]
-    if not recipe.quantise_ends:
+    if not recipe.quantize_ends:
         keep += [products[0], products[-1]]
-    how = Quantisation(method=recipe.calibration_method, quantise_bias=recipe.quantise_bias, keep=tuple(keep))
-    coverage = quantise(named, samples, how, target)
+    how = Quantization(method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, keep=tuple(keep))
+    coverage = quantize(named, samples, how, target)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
     return str(coverage)
 
 
-def search_keep(fp32: Path, recipe: Recipe, prove: Prove, target: Path, say: Callable[[str], None]) -> tuple[str, ...]:
+def search_keep(fp32: Path, recipe: Recipe, prove: Prove, target: Path) -> tuple[str, ...]:
     """Finds nodes that must stay fp32 for the policy to pass: a set of which none can be left out.
 
     Returns:
@@ -201,5 +201,5 @@ def search_keep(fp32: Path, recipe: Recipe, prove: Prove, target: Path, say: Cal
         return [*from_first, *needed(second, [*kept, *from_first])]
 
     found = needed(names, [])
-    say(f"{len(found)} of {len(names)} nodes stay fp32" + (f": {', '.join(found[:5])}" if found else ""))
+    _log.info("%d of %d nodes stay fp32: %s", len(found), len(names), ", ".join(found[:5]) or "none")
     return tuple(found)

@@ -23,7 +23,7 @@ from graphkiln_backend.proof.policy import Limits, gradient_limits
 Arrays = Mapping[str, AnyArray]
 
 EXPORT_BATCH = 2
-"""What sources are exported with that can choose. Never 1: PyTorch specialises on it, and a baked-in batch is the
+"""What sources are exported with that can choose. Never 1: PyTorch specializes on it, and a baked-in batch is the
 commonest silent failure of an export."""
 _PROOF_BATCH_SIZES = (1, 3)
 """Both differ from that: a batch that was baked in cannot pass."""

@@ -19,7 +19,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.proving import EXPORT_BATCH
-from graphkiln_converters.sources.base import InputSpec, made_up
+from graphkiln_converters.sources.base import InputSpec, synthetic_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class TorchModel:
         description: Which model, in the words of the command line.
         libraries: Distributions whose versions matter.
         inputs: Its inputs, in the order of `forward`'s parameters.
-        preprocess: How a picture becomes the only input, or None.
+        preprocess: How an image becomes the only input, or None.
         labels: Class names.
         keywords: Whether inputs are passed by name.
         returns: Names of what it returns, in order; empty to find them out.
@@ -58,7 +58,8 @@ class TorchModel:
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`."""
         example = {
-            name: torch.from_numpy(array) for name, array in made_up(self.inputs, EXPORT_BATCH, {}, seed=0).items()
+            name: torch.from_numpy(array)
+            for name, array in synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0).items()
         }
         batch = torch.export.Dim("batch")
         shapes = {spec.name: {0: batch, **_dims(dynamic.get(spec.name, {}))} for spec in self.inputs}
@@ -81,7 +82,7 @@ class TorchModel:
         Raises:
             ConversionError: PyTorch cannot export the module.
         """
-        example = [torch.from_numpy(array) for array in made_up(self.inputs, batch, {}, seed=0).values()]
+        example = [torch.from_numpy(array) for array in synthetic_samples(self.inputs, batch, {}, seed=0).values()]
         return _export(
             self.module,
             tuple(example),

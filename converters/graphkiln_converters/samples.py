@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +12,13 @@ import numpy.typing as npt
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.images.formats import SUFFIXES, image_files
 from graphkiln_converters.sources.base import InputSpec
 
 SEED = 20260101
-_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 Arrays = Mapping[str, AnyArray]
-
-LoadPicture = Callable[[Path, Preprocess], AnyArray]
-"""The client's own preprocessing: file and spec -> one sample."""
 
 
 def sizes_to_try(inputs: tuple[InputSpec, ...]) -> Iterator[dict[str, dict[int, int]]]:
@@ -31,8 +29,8 @@ def sizes_to_try(inputs: tuple[InputSpec, ...]) -> Iterator[dict[str, dict[int, 
             yield {spec.name: {axis: ends[end] for axis, ends in spec.dynamic.items()} for spec in inputs}
 
 
-def made_up_pictures(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
-    """Seeded uint8 pictures `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
+def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
+    """Seeded uint8 images `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
     generator = np.random.default_rng(SEED)
     height, width, channels = shape_hwc
     coarse = generator.random((count, 5, 5, channels))
@@ -49,22 +47,21 @@ def made_up_pictures(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
 
 
 def read_samples(
-    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
+    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
 ) -> dict[str, AnyArray]:
-    """A user's samples: an .npz of arrays by input name, or a folder of pictures.
+    """A user's samples: an .npz of arrays by input name, or a folder of images.
 
     Args:
         path: The file or folder.
         inputs: What to expect, by the names of the saved graph.
-        preprocess: How a picture becomes the only input.
-        load: Reads one picture.
+        preprocess: How an image becomes the only input.
         most: How many samples are taken, evenly spread.
 
     Raises:
         ConversionError: There is nothing that fits.
     """
     if path.is_dir():
-        return _pictures(path, inputs, preprocess, load, most)
+        return _images(path, inputs, preprocess, most)
     arrays = _read_arrays(path, "samples")
     missing = [name for name in inputs if name not in arrays]
     if missing:
@@ -119,7 +116,7 @@ def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
 
 
 def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np.int64] | None:
-    """The right classes of the pictures that `read_samples` reads, where their folders are named after labels.
+    """The right classes of the images that `read_samples` reads, where their folders are named after labels.
 
     Args:
         path: The file or folder.
@@ -148,22 +145,22 @@ def _read_arrays(path: Path, what: str) -> dict[str, AnyArray]:
         raise ConversionError(f"cannot read {what} from {path}: {error}", hint="an .npz of arrays by name") from error
 
 
-def _pictures(
-    folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, load: LoadPicture, most: int
+def _images(
+    folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
 ) -> dict[str, AnyArray]:
     if preprocess is None or len(inputs) != 1:
         raise ConversionError(
-            "pictures can be samples of a model with one picture input only",
+            "images can be samples of a model with one image input only",
             hint="give an .npz with an array for every input",
         )
     files = _chosen(folder, most)
     if not files:
-        raise ConversionError(f"folder {folder} holds no picture", hint=f"known endings: {' '.join(sorted(_SUFFIXES))}")
-    return {next(iter(inputs)): np.stack([load(file, preprocess) for file in files])}
+        raise ConversionError(f"folder {folder} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
+    return {next(iter(inputs)): np.stack([load_sample(file, preprocess) for file in files])}
 
 
 def _chosen(folder: Path, most: int) -> list[Path]:
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    files = image_files(folder)
     return [files[index] for index in _spread(len(files), most)]
 
 

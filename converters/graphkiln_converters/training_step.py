@@ -15,10 +15,10 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_converters.joint_graph import joint_module
 from graphkiln_converters.pytorch import TorchModel, named_outputs
-from graphkiln_converters.sources.base import made_up
+from graphkiln_converters.sources.base import synthetic_samples
 
 _BATCH = 1
-"""The work is done picture by picture; gradients by parameters would be sums over a batch."""
+"""The work is done image by image; gradients by parameters would be sums over a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class TrainingStep:
         Raises:
             ConversionError: The joint graph cannot be made.
         """
-        example = made_up(self.model.inputs, _BATCH, {}, seed=0)
+        example = synthetic_samples(self.model.inputs, _BATCH, {}, seed=0)
         names = tuple(self.model.run(example))
         joint = joint_module(
             self.model.module,

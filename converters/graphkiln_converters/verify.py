@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Placement, Session, Step
+from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
@@ -19,7 +19,7 @@ from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, REPLAY, Limits
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_converters.proving import Arrays, run_in_batches
-from graphkiln_converters.samples import LoadPicture, read_samples
+from graphkiln_converters.samples import read_samples
 from graphkiln_converters.sources.base import InputSpec
 
 _BATCH_SIZES = (1, 2, 5)
@@ -40,20 +40,17 @@ class Verified:
     placement: Placement | None
 
 
-def verify(
-    version: ModelVersion, *, engine: str, precision: str, samples: Path | None, load_picture: LoadPicture, threads: int
-) -> Verified:
+def verify(version: ModelVersion, *, engine: str, precision: str, samples: Path | None, threads: int) -> Verified:
     """Runs a version on an engine and compares it with what is trusted.
 
     The golden samples are compared with the source model's answers (row of the precision) and with the saved graph's
-    own (replay). A user's samples are compared with the reference engine, optimisations off.
+    own (replay). A user's samples are compared with the reference engine, optimizations off.
 
     Args:
         version: What to prove.
         engine: Name in the registry.
         precision: Row of the policy; empty for the one that the graph was saved in.
-        samples: More samples, a folder of pictures or an .npz, or None.
-        load_picture: The client's own preprocessing.
+        samples: More samples, a folder of images or an .npz, or None.
         threads: For the engine.
 
     Raises:
@@ -67,7 +64,7 @@ def verify(
     saved = version.manifest.conversion.precision if version.manifest and version.manifest.conversion else "fp32"
     row = precision or saved
     what = f"{row} on {engine}"
-    step = Step(engine=engine, device="cpu", threads=threads, spin=False, reason="asked for by verify")
+    step = SessionConfig(engine=engine, device="cpu", threads=threads, spin=False, reason="asked for by verify")
     verdicts: list[Verification] = []
     placement = None
     with loaded.build(version.graph_path, step) as session:
@@ -81,7 +78,7 @@ def verify(
             )
             verdicts = [_replay(session, golden, trusted, limits, version.ranking) for trusted, limits in rows]
         if samples:
-            feeds = _read(version, session.signature, samples, load_picture)
+            feeds = _read(version, session.signature, samples)
             verdicts.append(_beside_reference(version, session, feeds, _named(REPLAY[row], f"{what}, your samples")))
     if not verdicts:
         raise VerificationError(
@@ -107,9 +104,9 @@ def _replay(
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
 
-def _read(version: ModelVersion, signature: Signature, path: Path, load_picture: LoadPicture) -> Arrays:
+def _read(version: ModelVersion, signature: Signature, path: Path) -> Arrays:
     preprocess = version.manifest.preprocess if version.manifest else None
-    return read_samples(path, _specs(signature), preprocess, load_picture, _MOST_READ)
+    return read_samples(path, _specs(signature), preprocess, _MOST_READ)
 
 
 def _beside_reference(version: ModelVersion, session: Session, feeds: Arrays, limits: Limits) -> Verification:

@@ -42,7 +42,7 @@ class Source:
         command: The command that repeats the conversion.
         libraries: Distributions whose versions matter.
         metrics: What was measured on the source task.
-        preprocess: How a picture becomes the input, or None.
+        preprocess: How an image becomes the input, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
         ranking: What clients are told of a graph that answers its best classes itself, or None.
     """

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from converting import MODULES, Convert
 
-from graphkiln_client.image import load_sample
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import read_recipe
 
@@ -22,7 +21,7 @@ def store(tmp_path: Path) -> Path:
 def run(store: Path) -> Convert:
     def run(source: str, name: str = "m", **options: Any) -> Path:
         recipe = read_recipe(None, {"source": source, "name": name, "model_store": str(store), **options}, [])
-        return convert(recipe, command="test", load_picture=load_sample, say=print)
+        return convert(recipe, command="test")
 
     return run
 

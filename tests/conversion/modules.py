@@ -84,7 +84,7 @@ def broken() -> nn.Module:
 
 
 class BakedHeight(nn.Module):
-    """Its linear layer knows only pictures of 16 rows."""
+    """Its linear layer knows only images of 16 rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def overflowing() -> tuple[nn.Module, torch.Tensor]:
 
 
 class Pooling(nn.Module):
-    """Strided and grouped convolutions, pooling, normalisation and activations, one after the other."""
+    """Strided and grouped convolutions, pooling, normalization and activations, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ from graphkiln_converters.torch_libraries import import_torchvision
 PREPROCESS = {"resize": [16, 16], "mean": [0.1, 0.5, 0.9], "std": [0.2, 0.3, 0.4]}
 
 
-def pictures(count: int = 3) -> np.ndarray:
+def images(count: int = 3) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
 
 
@@ -112,18 +112,18 @@ class TestWhatIsWritten:
 
 
 class TestEdges:
-    def test_raw_picture_bytes(self, run: Convert, small: str) -> None:
+    def test_raw_image_bytes(self, run: Convert, small: str) -> None:
         version = run(small, input="uint8-nhwc", preprocess=PREPROCESS)
-        normal = (pictures().astype(np.float32) / 255 - PREPROCESS["mean"]) / PREPROCESS["std"]
+        normal = (images().astype(np.float32) / 255 - PREPROCESS["mean"]) / PREPROCESS["std"]
         nchw = normal.transpose(0, 3, 1, 2).astype(np.float32)
-        got = answers(version, INPUT_0=pictures())["OUTPUT_0"]
+        got = answers(version, INPUT_0=images())["OUTPUT_0"]
         np.testing.assert_allclose(got, expected(nchw.copy()), rtol=1e-3, atol=1e-4)
         manifest = Manifest.read(version / "manifest.json")
         assert manifest.preprocess is not None
         assert (manifest.preprocess.layout, manifest.preprocess.mean) == ("HWC", ())
 
     def test_raw_bytes_need_a_spec(self, run: Convert, small: str) -> None:
-        with pytest.raises(ConversionError, match="nobody says how a picture becomes the input"):
+        with pytest.raises(ConversionError, match="nobody says how an image becomes the input"):
             run(small, input="uint8-nhwc")
 
     def test_probabilities_and_the_best(self, run: Convert, small: str) -> None:
@@ -161,8 +161,8 @@ class TestEdges:
             answers(version, INPUT_0=sample)["OUTPUT_0"], answers(digits / "1", INPUT_0=sample)["OUTPUT_0"], rtol=1e-5
         )
 
-    def test_raw_bytes_for_what_is_no_picture(self, run: Convert) -> None:
-        with pytest.raises(ConversionError, match="the input is no FP32 picture"):
+    def test_raw_bytes_for_what_is_no_image(self, run: Convert) -> None:
+        with pytest.raises(ConversionError, match="the input is no FP32 image"):
             run(f"python:{MODULES}:pair", input="uint8-nhwc", preprocess=PREPROCESS)
 
     def test_nhwc(self, run: Convert, small: str) -> None:
@@ -199,7 +199,7 @@ class TestPlantedFaults:
         assert not list(store.rglob("model.onnx"))
 
     def plant(self, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
-        monkeypatch.setattr(convert_module, "OPTIMISATIONS", (fault, *pipeline.OPTIMISATIONS))
+        monkeypatch.setattr(convert_module, "OPTIMIZATIONS", (fault, *pipeline.OPTIMIZATIONS))
 
     def test_a_wrong_epsilon(self, run: Convert, small: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fault(model: onnx_ir.Model) -> None:

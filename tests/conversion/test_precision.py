@@ -15,19 +15,19 @@ from lowered import lower_version
 from onnx import TensorProto, helper
 from sklearn.datasets import load_digits
 
-from graphkiln_backend.engines.base import Step
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.precision import LowerPrecision, emulate
 from graphkiln_backend.proof.decision import decide, lower_bound
 from graphkiln_backend.proof.policy import BF16, INT8
 
-ONNX_RUNTIME = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
-OPENVINO = Step(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
+ONNX_RUNTIME = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+OPENVINO = SessionConfig(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def files(data: Mapping[str, np.ndarray], tmp_path: Path) -> dict[str, str]:
     return {name: str(tmp_path / f"{name}.npz") for name in ("calibration", "samples")}
 
 
-def accuracy(version: Path, step: Step, data: Mapping[str, np.ndarray]) -> float:
+def accuracy(version: Path, step: SessionConfig, data: Mapping[str, np.ndarray]) -> float:
     engine = OpenVinoEngine() if step.engine == "openvino" else OnnxRuntimeEngine()
     with engine.build(version / "model.onnx", step) as session:
         scores = session.run({"INPUT_0": data["pixels"][512:]})["OUTPUT_0"]
@@ -122,7 +122,7 @@ def test_int8_says_how_much_became_integer(run: Convert, digits: Path, files: di
 
 
 def test_int8_ends_can_stay(run: Convert, digits: Path, files: dict[str, str]) -> None:
-    version = run(str(digits / "1" / "model.onnx"), precision="int8", quantise_ends=False, **files)
+    version = run(str(digits / "1" / "model.onnx"), precision="int8", quantize_ends=False, **files)
     manifest = Manifest.read(version / "manifest.json")
     assert manifest.conversion is not None
     assert manifest.conversion.notes[0] == "3/5 products in int8"

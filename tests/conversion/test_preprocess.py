@@ -14,7 +14,7 @@ from PIL import Image
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.image import load_sample
+from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.sources.huggingface import spec_of as spec_of_processor
 from graphkiln_converters.sources.timm import spec_of as spec_of_timm
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -27,7 +27,7 @@ MODES = ("RGB", "L", "RGBA", "LA", "P", "CMYK", "1", "YCbCr")
 
 
 @st.composite
-def pictures(draw: st.DrawFn, modes: tuple[str, ...] = MODES) -> Image.Image:
+def images(draw: st.DrawFn, modes: tuple[str, ...] = MODES) -> Image.Image:
     width, height = draw(st.integers(1, 160)), draw(st.integers(1, 160))
     seed = draw(st.integers(0, 2**32 - 1))
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
@@ -41,13 +41,13 @@ def pictures(draw: st.DrawFn, modes: tuple[str, ...] = MODES) -> Image.Image:
 class TestTorchvision:
     @settings(max_examples=150, deadline=None)
     @given(
-        picture=pictures(),
+        image=images(),
         resize=st.none() | st.integers(1, 90) | st.tuples(st.integers(1, 90), st.integers(1, 90)),
         crop=st.none() | st.tuples(st.integers(1, 90), st.integers(1, 90)),
         interpolation=st.sampled_from(FILTERS),
     )
     def test_bytes_are_the_same_and_numbers_within_a_millionth(
-        self, picture: Image.Image, resize: Any, crop: Any, interpolation: Any
+        self, image: Image.Image, resize: Any, crop: Any, interpolation: Any
     ) -> None:
         transforms = import_torchvision().transforms
         mode = transforms.InterpolationMode(interpolation)
@@ -55,11 +55,11 @@ class TestTorchvision:
         steps += [transforms.CenterCrop(crop)] if crop else []
         geometry = transforms.Compose(steps)
         spec = Preprocess(resize=resize, crop=crop, interpolation=interpolation, dtype=DType.UINT8, layout="HWC")
-        expected = geometry(picture.convert("RGB"))
-        np.testing.assert_array_equal(load_sample(picture, spec), np.asarray(expected))
+        expected = geometry(image.convert("RGB"))
+        np.testing.assert_array_equal(load_sample(image, spec), np.asarray(expected))
         spec = Preprocess(resize=resize, crop=crop, interpolation=interpolation, mean=MEAN, std=STD)
         numbers = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])(expected)
-        np.testing.assert_allclose(load_sample(picture, spec), numbers.numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(load_sample(image, spec), numbers.numpy(), rtol=0, atol=1e-6)
 
     def test_the_weights_of_torchvision_say_it_themselves(self) -> None:
         """The spec of the torchvision source beside the transform that comes with the weights."""
@@ -69,8 +69,8 @@ class TestTorchvision:
         spec = open_source("torchvision:resnet18", SourceOptions()).preprocess
         assert spec is not None
         weights = torchvision.models.ResNet18_Weights.DEFAULT.transforms
-        picture = Image.effect_noise((333, 251), 90).convert("RGB")
-        np.testing.assert_allclose(load_sample(picture, spec), weights()(picture).numpy(), rtol=0, atol=1e-6)
+        image = Image.effect_noise((333, 251), 90).convert("RGB")
+        np.testing.assert_allclose(load_sample(image, spec), weights()(image).numpy(), rtol=0, atol=1e-6)
 
 
 class TestTimm:
@@ -103,9 +103,9 @@ class TestTimm:
             }
             transform: Any = create_transform(**options, is_training=False)
             for size in ((301, 203), (97, 160), (224, 224)):
-                picture = Image.effect_noise(size, 90).convert("RGB")
-                expected = transform(picture).numpy()
-                np.testing.assert_allclose(load_sample(picture, spec), expected, rtol=0, atol=1e-6, err_msg=str(facts))
+                image = Image.effect_noise(size, 90).convert("RGB")
+                expected = transform(image).numpy()
+                np.testing.assert_allclose(load_sample(image, spec), expected, rtol=0, atol=1e-6, err_msg=str(facts))
         assert claimed > 0.9 * len(found), f"{claimed} of {len(found)}"
 
     @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ class TestTransformers:
         processor = self.processor(tmp_path, kind, PROCESSORS[kind])
         spec = spec_of_processor(processor)
         assert spec is not None
-        # Sizes whose crops lie between pixels, and pictures that are smaller than the crop.
+        # Sizes whose crops lie between pixels, and images that are smaller than the crop.
         for size in ((301, 203), (203, 301), (227, 225), (226, 229), (50, 40), (224, 224)):
-            picture = Image.effect_noise(size, 90).convert("RGB")
-            expected = processor(picture, return_tensors="np")["pixel_values"][0]
-            np.testing.assert_allclose(load_sample(picture, spec), expected, rtol=0, atol=1e-6, err_msg=f"{size}")
+            image = Image.effect_noise(size, 90).convert("RGB")
+            expected = processor(image, return_tensors="np")["pixel_values"][0]
+            np.testing.assert_allclose(load_sample(image, spec), expected, rtol=0, atol=1e-6, err_msg=f"{size}")
 
     @pytest.mark.parametrize(
         ("kind", "facts"),

@@ -14,7 +14,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_backend.passes.pipeline import OPTIMISATIONS
+from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 from graphkiln_converters.pytorch import torch_model
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.training_step import TrainingStep
@@ -60,7 +60,7 @@ def step(module: nn.Module) -> TrainingStep:
 
 def exported(asked: TrainingStep, path: Path, feeds: dict[str, AnyArray]) -> tuple[AnyArray, dict[str, AnyArray]]:
     graph, names = asked.export()
-    run_passes(graph, OPTIMISATIONS)
+    run_passes(graph, OPTIMIZATIONS)
     save(graph, path)
     with OnnxRuntimeEngine().build_reference(path) as session:
         scores, *gradients = session.run(feeds).values()

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from graphkiln_backend.engines.device import gpus
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.engines.onnxruntime import CUDA, OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.cache import ArtifactCache
-from graphkiln_backend.lowering.lower import Lowered, Wanted, lower
-from graphkiln_backend.lowering.plan import Machine, plan
+from graphkiln_backend.lowering.plan import Resources, plan
+from graphkiln_backend.lowering.selection import Lowered, Wanted, lower
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_backend.passes.pipeline import OPTIMISATIONS
+from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_converters.sources.base import SourceOptions, open_source
 
@@ -37,7 +37,7 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """An exported architecture with the CPU's answers as golden samples."""
     graph = tmp_path_factory.mktemp("graphs") / "model.onnx"
     model = open_source(f"torchvision:{request.param}", SourceOptions()).export({})
-    run_passes(model, OPTIMISATIONS)
+    run_passes(model, OPTIMIZATIONS)
     save(model, graph)
     feeds = {"image": np.random.default_rng(0).normal(size=(4, 3, SIDE, SIDE)).astype(np.float32)}
     with OnnxRuntimeEngine().build_reference(graph) as session:
@@ -55,7 +55,7 @@ def lowered(version: ModelVersion, cache: ArtifactCache, request: pytest.Fixture
 
 
 def on_gpu(version: ModelVersion, settings: Settings, cache: ArtifactCache, device: str = "gpu:0") -> Lowered:
-    planned = plan(settings, Machine(device=device, cores=2, probe=probe), largest_batch=16)
+    planned = plan(settings, Resources(device=device, cores=2, probe=probe), largest_batch=16)
     return lower(version, planned, Wanted(artifacts=Artifacts(version, "fp32", cache), warm_sizes=(1, 16)))
 
 

@@ -52,11 +52,11 @@ def trained(pixels: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tens
     """The state of a network that knows the digits, in some seconds."""
     module = net()
     generator = torch.Generator().manual_seed(0)
-    optimiser = torch.optim.AdamW(module.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     for _ in range(25):
         for rows in torch.randperm(len(pixels), generator=generator).split(64):
             loss = nn.functional.cross_entropy(module(pixels[rows]), targets[rows])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return module.state_dict()

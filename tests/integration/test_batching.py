@@ -61,7 +61,7 @@ def test_requests_of_different_shapes_are_never_mixed_up(lookup: Server) -> None
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_one_bad_request_gets_its_error_and_its_neighbours_their_answers(lookup: Server) -> None:
+def test_one_bad_request_gets_its_error_and_its_neighbors_their_answers(lookup: Server) -> None:
     requests = [[[1]], [[10]], [[3]]]  # the table has ten entries
     first, bad, last = ask_together(lookup.url, requests)
     assert isinstance(bad, InvalidInput), bad

@@ -1,4 +1,4 @@
-"""From a picture to labelled answers: the library and the command, over HTTP and gRPC, against the real server."""
+"""From an image to labeled answers: the library and the command, over HTTP and gRPC, against the real server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image
 from running import Server, free_ports, run_command
 
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ModelNotFound
+from graphkiln_backend.images.decoding import load_sample
 from graphkiln_client import Client
-from graphkiln_client.image import load_sample
 
 pytestmark = pytest.mark.server
 
@@ -30,7 +30,7 @@ def samples(repository: Path) -> list[Path]:
     return sorted((repository / "docs" / "digits").glob("*.png"))
 
 
-def test_every_sample_digit_is_recognised(url: str, samples: list[Path]) -> None:
+def test_every_sample_digit_is_recognized(url: str, samples: list[Path]) -> None:
     assert {sample.stem for sample in samples} == set(LABELS)
     with Client(url) as client:
         model = client.model("digits")
@@ -60,7 +60,7 @@ def test_the_answer_is_the_one_of_the_graph_itself(url: str, samples: list[Path]
                 assert answer.score == pytest.approx(float(expected[0, answer.index]), abs=1e-5)
 
 
-def test_every_way_to_hand_over_a_picture_gives_the_same_answer(url: str, samples: list[Path]) -> None:
+def test_every_way_to_hand_over_a_image_gives_the_same_answer(url: str, samples: list[Path]) -> None:
     path = samples[0]
     image = Image.open(path)
     forms = [path, str(path), path.read_bytes(), image, np.asarray(image), np.asarray(image.convert("RGB"))]
@@ -70,11 +70,11 @@ def test_every_way_to_hand_over_a_picture_gives_the_same_answer(url: str, sample
     assert len(answers) == 1
 
 
-def test_many_pictures_come_back_in_order_with_errors_in_their_places(
+def test_many_images_come_back_in_order_with_errors_in_their_places(
     url: str, samples: list[Path], tmp_path: Path
 ) -> None:
     text = tmp_path / "text.png"
-    text.write_text("not a picture")
+    text.write_text("not an image")
     mixed = [*samples, text, *samples]
     with Client(url) as client:
         outcomes = list(client.model("digits").classify_many(mixed, on_error="return"))
@@ -126,7 +126,7 @@ class TestCommand:
         assert [Path(d["source"]).stem for d in documents] == [d["classifications"][0]["label"] for d in documents]
         assert all(len(document["classifications"]) == 2 for document in documents)
 
-    def test_one_bad_picture_is_reported_and_the_others_answered(
+    def test_one_bad_image_is_reported_and_the_others_answered(
         self, server: Server, samples: list[Path], tmp_path: Path
     ) -> None:
         truncated = tmp_path / "truncated.png"
@@ -141,7 +141,7 @@ class TestCommand:
         [
             (("nowhere.png", "--model", "digits"), "there is no file nowhere.png"),
             (("docs/digits", "--model", "nope"), "'nope' is not found"),
-            (("backend/graphkiln_backend/graph", "--model", "digits"), "holds no picture"),
+            (("backend/graphkiln_backend/graph", "--model", "digits"), "holds no image"),
             (("docs/digits", "--model", "digits", "--url", "ftp://x"), "use http://HOST:PORT"),
         ],
     )

@@ -34,7 +34,7 @@ SHARED = Path("/dev/shm")
 
 
 def heads(dtype: int = TensorProto.FLOAT) -> Any:
-    """`scores` [n, 3] and, per position, `map` [n, 2, 3]: of the first numbers of a picture [n, 4, 4, 3]."""
+    """`scores` [n, 3] and, per position, `map` [n, 2, 3]: of the first numbers of an image [n, 4, 4, 3]."""
     nodes = [
         helper.make_node("Cast", ["pixels"], ["numbers"], to=dtype),
         helper.make_node("Reshape", ["numbers", "flat"], ["row"]),
@@ -277,7 +277,7 @@ class TestDeadlines:
             asyncio.run(ask())
 
 
-def picture(*values: int) -> AnyArray:
+def image(*values: int) -> AnyArray:
     """Pixels whose first numbers are the values."""
     flat = np.zeros(48, np.uint8)
     flat[: len(values)] = values
@@ -287,7 +287,7 @@ def picture(*values: int) -> AnyArray:
 class TestClassify:
     def test_several_outputs_and_positions(self, url: str) -> None:
         with Client(url) as client:
-            result = client.model("heads").classify(picture(3, 9, 9, 1, 0, 2), top_k=2)
+            result = client.model("heads").classify(image(3, 9, 9, 1, 0, 2), top_k=2)
         assert [(a.label, a.score) for a in result.outputs["scores"]] == [("bee", 9), ("cat", 9)]
         assert result.top.label == "bee"
         placed = [(a.position, a.label, a.score) for a in result.outputs["map"]]
@@ -298,13 +298,13 @@ class TestClassify:
 
     def test_one_of_the_outputs(self, url: str) -> None:
         with Client(url) as client:
-            result = client.model("heads").classify(picture(1, 2), outputs=["map"])
+            result = client.model("heads").classify(image(1, 2), outputs=["map"])
             assert list(result.outputs) == ["map"]
             with pytest.raises(InvalidInput, match="has no output nope"):
-                client.model("heads").classify(picture(1), outputs=["nope"])
+                client.model("heads").classify(image(1), outputs=["nope"])
 
     def test_the_same_as_tritons_own_classification(self, running: Server) -> None:
-        pixels = picture(7, 200, 30)
+        pixels = image(7, 200, 30)
         with Client(running.url) as client:
             ours = client.model("heads").classify(pixels, top_k=3, outputs=["scores"]).classifications
         with tritonclient.http.InferenceServerClient(running.url.rpartition("/")[2]) as plain:
@@ -316,48 +316,48 @@ class TestClassify:
 
     def test_sixteen_bit_scores_are_ranked_and_labels_may_be_given(self, url: str) -> None:
         with Client(url) as client:
-            unnamed = client.model("heads16").classify(picture(1, 2, 3))
-            named = client.model("heads16", labels=("x", "y", "z")).classify(picture(1, 2, 3))
+            unnamed = client.model("heads16").classify(image(1, 2, 3))
+            named = client.model("heads16", labels=("x", "y", "z")).classify(image(1, 2, 3))
         assert [(a.index, a.label) for a in unnamed.classifications] == [(2, ""), (1, ""), (0, "")]
         assert named.top.label == "z"
 
     def test_softmax(self, url: str) -> None:
         with Client(url) as client:
-            result = client.model("heads").classify(picture(1, 2, 3), softmax=True, outputs=["scores"])
+            result = client.model("heads").classify(image(1, 2, 3), softmax=True, outputs=["scores"])
         expected = np.exp([3, 2, 1]) / np.exp([3, 2, 1]).sum()
         np.testing.assert_allclose([a.score for a in result.classifications], expected)
 
     def test_a_graph_that_ranks_itself_has_labels(self, url: str) -> None:
         with Client(url) as client:
             model = client.model("ranked")
-            several = list(model.classify_many([picture(3, 9, 5), picture(7, 1, 2)], batch_size=2))
+            several = list(model.classify_many([image(3, 9, 5), image(7, 1, 2)], batch_size=2))
             assert [[(a.label, a.index, a.score) for a in result.classifications] for result in several] == [
                 [("bee", 1, 9), ("cat", 2, 5)],
                 [("ant", 0, 7), ("cat", 2, 2)],
             ]
             assert list(several[0].outputs) == ["best"]
-            assert len(model.classify(picture(1, 2, 3), top_k=1).classifications) == 1
-            assert client.model("ranked", labels=("x", "y", "z")).classify(picture(9)).top.label == "x"
+            assert len(model.classify(image(1, 2, 3), top_k=1).classifications) == 1
+            assert client.model("ranked", labels=("x", "y", "z")).classify(image(9)).top.label == "x"
             with pytest.raises(InvalidInput, match="answers its best classes only"):
-                model.classify(picture(1), softmax=True)
-            assert model.infer({"pixels": picture(1, 2, 3)[np.newaxis]})["classes"].tolist() == [[2, 1]]
+                model.classify(image(1), softmax=True)
+            assert model.infer({"pixels": image(1, 2, 3)[np.newaxis]})["classes"].tolist() == [[2, 1]]
 
     def test_huge_top_k_gives_every_class(self, url: str) -> None:
         with Client(url) as client:
-            assert len(client.model("heads").classify(picture(1), top_k=10**9).outputs["scores"]) == 3
+            assert len(client.model("heads").classify(image(1), top_k=10**9).outputs["scores"]) == 3
 
     def test_top_k_of_nothing(self, url: str) -> None:
         with Client(url) as client, pytest.raises(InvalidInput, match="top_k must be at least 1"):
-            client.model("heads").classify(picture(1), top_k=0)
+            client.model("heads").classify(image(1), top_k=0)
 
     def test_a_preprocess_spec_of_ones_own(self, url: str) -> None:
         mine = Preprocess(dtype=DType.UINT8, layout="HWC", resize=(4, 4), color="BGR")
         with Client(url) as client:
-            answer = client.model("heads", preprocess=mine).classify(picture(1, 0, 5), top_k=1)
+            answer = client.model("heads", preprocess=mine).classify(image(1, 0, 5), top_k=1)
         assert answer.top.label == "ant"
 
     def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
-        from graphkiln_client.image import load_sample
+        from graphkiln_client.images import load_sample
 
         image = Image.new("RGB", (64, 64))
         numbers = load_sample(image, Preprocess(resize=(4, 4)))
@@ -373,14 +373,14 @@ def settled(model: Any) -> dict[str, Any]:
     return seen
 
 
-class TestManyPictures:
+class TestManyImages:
     def test_batches_are_sent_as_one_request(self, url: str) -> None:
         with Client(url) as client:
             model = client.model("heads")
-            model.classify(picture(1))  # labels are asked for once
+            model.classify(image(1))  # labels are asked for once
             before = settled(model)
-            pictures = [picture(index) for index in range(20)]
-            answers = list(model.classify_many(pictures, batch_size=16, concurrency=2, outputs=["scores"]))
+            images = [image(index) for index in range(20)]
+            answers = list(model.classify_many(images, batch_size=16, concurrency=2, outputs=["scores"]))
             after = settled(model)
         scores = [max(a.score for a in r.classifications) for r in answers if isinstance(r, Result)]
         assert scores == list(range(20))
@@ -389,7 +389,7 @@ class TestManyPictures:
         assert requests == 3, "8 at most, by the model's max_batch_size"
 
     def test_errors_stay_in_their_places_in_a_batch(self, url: str) -> None:
-        mixed: list[Any] = [picture(1), b"no picture", picture(2), np.zeros((0, 3), np.uint8), picture(3)]
+        mixed: list[Any] = [image(1), b"no image", image(2), np.zeros((0, 3), np.uint8), image(3)]
         done: list[int] = []
         with Client(url) as client:
             answers = list(
@@ -400,21 +400,21 @@ class TestManyPictures:
 
     def test_an_error_is_raised_where_it_is(self, url: str) -> None:
         with Client(url) as client:
-            answers = client.model("heads").classify_many([picture(1), b"", picture(2)])
+            answers = client.model("heads").classify_many([image(1), b"", image(2)])
             assert isinstance(next(answers), Result)
             with pytest.raises(InvalidInput):
                 next(answers)
 
-    def test_pictures_are_read_lazily(self, url: str) -> None:
+    def test_images_are_read_lazily(self, url: str) -> None:
         read: list[int] = []
 
-        def pictures() -> Iterator[AnyArray]:
+        def images() -> Iterator[AnyArray]:
             for index in range(1000):
                 read.append(index)
-                yield picture(index % 256)
+                yield image(index % 256)
 
         with Client(url) as client:
-            answers = client.model("heads").classify_many(pictures(), concurrency=2, batch_size=1)
+            answers = client.model("heads").classify_many(images(), concurrency=2, batch_size=1)
             next(answers)
             assert len(read) < 20
             answers.close()  # type: ignore[attr-defined]
@@ -422,11 +422,11 @@ class TestManyPictures:
     @pytest.mark.parametrize("option", [{"batch_size": 0}, {"concurrency": 0}])
     def test_less_than_one_at_a_time(self, url: str, option: dict[str, int]) -> None:
         with Client(url) as client, pytest.raises(InvalidInput, match="at least 1"):
-            list(client.model("heads").classify_many([picture(1)], **option))  # type: ignore[arg-type]
+            list(client.model("heads").classify_many([image(1)], **option))  # type: ignore[arg-type]
 
     def test_in_an_event_loop(self, url: str) -> None:
         async def ask() -> list[Any]:
-            mixed: list[Any] = [*(picture(index) for index in range(30)), b"no picture"]
+            mixed: list[Any] = [*(image(index) for index in range(30)), b"no image"]
             done: list[int] = []
             async with AsyncClient(url) as client:
                 many = client.model("heads").classify_many(
@@ -458,7 +458,7 @@ def test_a_client_is_shared_by_threads(url: str) -> None:
 
         def work(value: int) -> None:
             for _ in range(20):
-                answer = client.model("heads").classify(picture(value, value + 1), outputs=["scores"])
+                answer = client.model("heads").classify(image(value, value + 1), outputs=["scores"])
                 if answer.top.score != value + 1 or answer.top.label != "bee":
                     wrong.append(answer)
 

@@ -148,7 +148,7 @@ class TestData:
             np.testing.assert_array_equal(ask(client, "versions", version, x=[[1, 1, 1]])["y"], [[factor] * 3])
 
     def test_labels_are_found(self, zoo_server: Server) -> None:
-        assert config(zoo_server, "labelled")["output"][0]["label_filename"] == "labels.txt"
+        assert config(zoo_server, "labeled")["output"][0]["label_filename"] == "labels.txt"
 
     @pytest.mark.parametrize("model", ["openvino", "xrt"])
     def test_the_configuration_chooses_the_engine(self, client: Client, zoo_server: Server, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Lowering as users meet it: settings, errors that spare the neighbours, the cache between two starts, the commands."""
+"""Lowering as users meet it: settings, errors that spare the neighbors, the cache between two starts, the commands."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from graphkiln.story.digits import training_and_held_out
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.image import load_sample
+from graphkiln_backend.images.decoding import load_sample
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -90,7 +90,7 @@ class TestWholeStory:
     def test_every_step_of_the_chain_is_proven_and_measured(self, whole: tuple[dict[str, Any], Path]) -> None:
         steps = {step["key"]: step for step in whole[0]["steps"]}
         for key in CHAIN:
-            assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgement"])
+            assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgment"])
             assert steps[key]["per_second"] > 0
             assert steps[key]["p99_ms"] >= steps[key]["p50_ms"] > 0
             assert steps[key]["memory_mb"] > 10
@@ -101,13 +101,13 @@ class TestWholeStory:
 
     def test_answers_are_those_of_eager_pytorch_and_mostly_right(self, whole: tuple[dict[str, Any], Path]) -> None:
         for step in whole[0]["steps"]:
-            if judged := step["judgement"]:
+            if judged := step["judgment"]:
                 assert judged["passed"], step
                 assert judged["samples"] == 200
                 assert not judged["undecided"], step
                 assert judged["right"] > 0.9
                 assert judged["interval"][0] < judged["same"] / 200 <= judged["interval"][1]
-        steps = {step["key"]: step["judgement"] for step in whole[0]["steps"]}
+        steps = {step["key"]: step["judgment"] for step in whole[0]["steps"]}
         assert steps["eager"]["error"] == 0
         assert 0 < steps["reduced"]["error"] < 1e-5
         assert steps["int8"]["error"] > steps["mixed"]["error"] > 1e-4  # they really compute in fewer bits
@@ -140,7 +140,7 @@ class TestWholeStory:
     @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (scripts/test installs it as root on Debian)")
     @pytest.mark.parametrize("width", [1100, 390])
     def test_the_report_in_a_browser(self, whole: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
-        """Shown as a picture that is not empty; nothing is wider than the window, no text leaves its chart."""
+        """Shown as an image that is not empty; nothing is wider than the window, no text leaves its chart."""
         report = whole[1].read_text()
         shown = browse(report, tmp_path, width)
         measured = [step for step in whole[0]["steps"] if step["per_second"] is not None]
@@ -152,9 +152,9 @@ class TestWholeStory:
             "rows": len(measured) + 1,
             "title": f"{SOURCE}: the acceleration story",
         }
-        colours = Image.open(tmp_path / "shot.png").convert("RGB").getcolors(1 << 24)
-        assert colours is not None
-        assert len(colours) > 20
+        colors = Image.open(tmp_path / "shot.png").convert("RGB").getcolors(1 << 24)
+        assert colors is not None
+        assert len(colors) > 20
 
     def test_the_report_is_one_file(self, whole: tuple[dict[str, Any], Path]) -> None:
         report = whole[1].read_text()
@@ -188,7 +188,7 @@ frame.srcdoc = %s;
 
 
 def browse(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """Opens a page in a headless browser, in a frame of that width; says what is there and leaves a picture."""
+    """Opens a page in a headless browser, in a frame of that width; says what is there and leaves an image."""
     safe = json.dumps(page).replace("</", "<\\/")
     (folder / "harness.html").write_text(_HARNESS % (width, safe))
     (folder / "page.html").write_text(page)
@@ -219,7 +219,7 @@ class TestInterruption:
         )
         assert process.stderr
         for line in process.stderr:
-            if "pictures/s" in line:
+            if "images/s" in line:
                 process.send_signal(signal.SIGINT)
                 break
         printed, told = process.communicate(timeout=120)
@@ -233,7 +233,7 @@ class TestInterruption:
         done = run_story(tmp_path, weights, "--only", "reduced", "--resume", "--json", seconds=10)
         assert done.returncode == 0, done.stderr
         assert "proving" not in done.stderr  # what was proven is not proven again
-        assert done.stderr.count("pictures/s") == 10 - sum(kept.values())
+        assert done.stderr.count("images/s") == 10 - sum(kept.values())
         assert self.rounds(tmp_path) == {"eager": 5, "reduced": 5}
 
     @staticmethod
@@ -258,7 +258,7 @@ class TestInterruption:
         os.close(ours)
         assert process.wait(60) == 0, shown.decode()
         lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).splitlines()
-        assert any(re.search(r"^.?reduced +\S+ +0:00:0\d .*pictures/s", line.strip()) for line in lines), lines
+        assert any(re.search(r"^.?reduced +\S+ +0:00:0\d .*images/s", line.strip()) for line in lines), lines
 
     def test_there_is_nothing_to_resume(self, weights: Path, tmp_path: Path) -> None:
         done = run_story(tmp_path, weights, "--resume")
@@ -275,8 +275,8 @@ class TestGradient:
         assert done.returncode == 0, done.stderr
         steps = {step["key"]: step for step in json.loads(done.stdout)["steps"]}
         for key in ("static", "reduced", "parallel", "compiled", "served"):
-            assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgement"])
-            assert steps[key]["judgement"]["gradient_error"] is not None
+            assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgment"])
+            assert steps[key]["judgment"]["gradient_error"] is not None
 
 
 class TestWrongAnswers:
@@ -321,9 +321,9 @@ class TestMistakes:
                 2,
                 "unknown key 'preprocess.resise'",
             ),
-            (["--model", "torchvision:resnet18", "--samples", "no/pictures"], 2, "holds 0 JPEGs"),
+            (["--model", "torchvision:resnet18", "--samples", "no/images"], 2, "holds 0 JPEGs"),
             (["--model", "torchvision:resnet18", "--only", "reduced,nonsense"], 2, "there is no step 'nonsense'"),
-            (["--model", SOURCE, "--image-size", "32"], 2, "nobody says how a picture becomes the input"),
+            (["--model", SOURCE, "--image-size", "32"], 2, "nobody says how an image becomes the input"),
         ],
     )
     def test_are_told_in_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:

@@ -144,8 +144,8 @@ def build(store: Path) -> Path:
     add(store, "pair", sum_and_difference())
     optional = 'input { name: "x" } input { name: "bias" optional: true }'
     add(store, "optional", with_optional_bias(), optional)
-    add(store, "labelled", scale(("batch", 3)))
-    (store / "labelled" / "labels.txt").write_text("red\ngreen\nblue\n")
+    add(store, "labeled", scale(("batch", 3)))
+    (store / "labeled" / "labels.txt").write_text("red\ngreen\nblue\n")
     platform = 'platform: "onnxruntime_onnx" default_model_filename: "net.onnx"'
     folder = add(store, "platform", scale(("batch", 3)), platform)
     (folder / "model.onnx").rename(folder / "net.onnx")

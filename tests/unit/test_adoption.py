@@ -14,9 +14,9 @@ import psutil
 import pytest
 import saved_graphs
 
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.lowering.adoption import adopted, convert_apart
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.repository.version import read_version
 
 
@@ -46,40 +46,40 @@ def cache(tmp_path: Path) -> ArtifactCache:
 
 
 class TestAdopted:
-    def test_once_for_each_content(self, version: Path, tmp_path: Path) -> None:
-        convert, told = Conversions(), list[str]()
+    def test_once_for_each_content(self, version: Path, tmp_path: Path, logged: list[str]) -> None:
+        convert = Conversions()
         for _ in range(2):
             with ArtifactCache(tmp_path / "cache") as cache:
-                first = adopted(version, cache, told.append, convert)
+                first = adopted(version, cache, convert)
         (version / "model" / "a.weight" / "out").write_bytes(b"1235")
         with ArtifactCache(tmp_path / "cache") as cache:
-            other = adopted(version, cache, told.append, convert)
+            other = adopted(version, cache, convert)
             assert other != first
             assert (other / "model.onnx").read_text().endswith(" 2")
         assert convert.count == 2
-        assert told == [f"converting net 1, which OneFlow saved: once, into {tmp_path / 'cache'}"] * 2
+        assert logged == [f"converting net 1, which OneFlow saved: once, into {tmp_path / 'cache'}"] * 2
 
     def test_a_file_that_only_moved_is_another_content(self, version: Path, cache: ArtifactCache) -> None:
         convert = Conversions()
         with cache:
-            adopted(version, cache, lambda _: None, convert)
+            adopted(version, cache, convert)
             (version / "model" / "a.weight").rename(version / "model" / "b.weight")
-            adopted(version, cache, lambda _: None, convert)
+            adopted(version, cache, convert)
         assert convert.count == 2
 
     @pytest.mark.parametrize("file", ["model.onnx", "manifest.json"])
     def test_a_graph_of_ours_beside_it_goes_first(self, version: Path, cache: ArtifactCache, file: str) -> None:
         (version / file).write_text("{}")
         with cache:
-            assert adopted(version, cache, lambda _: None, Conversions()) == version
+            assert adopted(version, cache, Conversions()) == version
 
     def test_a_version_without_any_is_left_alone(self, tmp_path: Path, cache: ArtifactCache) -> None:
         with cache:
-            assert adopted(tmp_path, cache, lambda _: None, Conversions()) == tmp_path
+            assert adopted(tmp_path, cache, Conversions()) == tmp_path
 
     def test_a_failure_is_not_kept(self, version: Path, cache: ArtifactCache, tmp_path: Path) -> None:
         with cache, pytest.raises(ConversionError, match=r"line 1, column 9"):
-            adopted(version, cache, lambda _: None)
+            adopted(version, cache)
         assert list((tmp_path / "cache" / "entries").iterdir()) == []
         assert list((tmp_path / "cache" / "partial").iterdir()) == []
 

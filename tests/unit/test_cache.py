@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from graphkiln_backend.cache.artifact_cache import ArtifactCache, name_of
 from graphkiln_backend.graph.errors import CacheError, LoweringError
-from graphkiln_backend.lowering.cache import ArtifactCache, name_of
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}
 
@@ -80,15 +80,15 @@ HOW = ["flipped", "cut", "missing", "no entry", "half an entry", "foreign", "lea
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_damaged_or_foreign_entry_is_discarded_and_built_again(tmp_path: Path, how: str) -> None:
-    build, reports = Builder(), list[str]()
+def test_a_damaged_or_foreign_entry_is_discarded_and_built_again(tmp_path: Path, how: str, logged: list[str]) -> None:
+    build = Builder()
     fetch(tmp_path, build)
     damage(entry_of(tmp_path), how)
     with ArtifactCache(tmp_path) as cache:
         assert list(cache.faults()) == [entry_of(tmp_path)]
-    assert fetch(tmp_path, build, report=reports.append) == b"compiled"
+    assert fetch(tmp_path, build) == b"compiled"
     assert build.calls == 2
-    assert "discarded" in reports[0]
+    assert "discarded" in logged[0]
     with ArtifactCache(tmp_path) as cache:
         assert not cache.faults()
 
@@ -141,7 +141,7 @@ def test_a_runtime_that_fails_on_a_full_disk_is_told_apart(tmp_path: Path, monke
     def fail(_: Path) -> None:
         raise LoweringError("cannot save", attempts=())
 
-    monkeypatch.setattr("graphkiln_backend.lowering.cache.os.statvfs", lambda _: Full)
+    monkeypatch.setattr("graphkiln_backend.cache.artifact_cache.os.statvfs", lambda _: Full)
     with pytest.raises(CacheError, match="is full"):
         fetch(tmp_path, fail)
 

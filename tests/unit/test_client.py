@@ -1,4 +1,4 @@
-"""Pictures, results and the wire format, without a server."""
+"""Images, results and the wire format, without a server."""
 
 from __future__ import annotations
 

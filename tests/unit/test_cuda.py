@@ -10,15 +10,15 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from graphkiln_backend.engines import device
-from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines import hardware
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.cuda_graphs import CapturedRuns
 from graphkiln_backend.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda
 from graphkiln_backend.engines.profile import read_placement
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.lowering.settings import _CUDA_KEYS
 
-STEP = Step(engine="onnxruntime", device="gpu:1", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="onnxruntime", device="gpu:1", threads=1, spin=False, reason="test")
 
 
 class TestProvider:
@@ -76,20 +76,20 @@ def test_products_inside_a_fused_kernel_are_those_of_the_graph_that_ran_nowhere_
 class TestGpus:
     @pytest.fixture(autouse=True)
     def _forget(self) -> Iterator[None]:
-        device.gpus.cache_clear()
+        hardware.gpus.cache_clear()
         yield
-        device.gpus.cache_clear()
+        hardware.gpus.cache_clear()
 
     def test_are_read_from_the_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = tmp_path / "nvidia-smi"
         program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 580.65.06'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert device.identity("gpu:0") == "NVIDIA H100 80GB HBM3, compute capability 9.0, driver 580.65.06"
+        assert hardware.identity("gpu:0") == "NVIDIA H100 80GB HBM3, compute capability 9.0, driver 580.65.06"
         with pytest.raises(
             EngineUnavailable, match=r"there is no GPU 1 here; GPUs: gpu:0 \(NVIDIA H100.*instance_group"
         ):
-            device.gpu("gpu:1")
+            hardware.gpu("gpu:1")
 
     @pytest.mark.parametrize("text", ["", "#!/bin/sh\nexit 9\n"])
     def test_a_machine_without_a_driver_has_none(
@@ -99,9 +99,9 @@ class TestGpus:
             (tmp_path / "nvidia-smi").write_text(text)
             (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}")
-        assert device.gpus() == ()
+        assert hardware.gpus() == ()
         with pytest.raises(EngineUnavailable, match="GPUs: none"):
-            device.identity("gpu:0")
+            hardware.identity("gpu:0")
 
 
 class TestCapturedRuns:

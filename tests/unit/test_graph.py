@@ -185,11 +185,11 @@ class TestPreprocess:
 
     @pytest.mark.parametrize("layout", ["CHW", "HWC"])
     @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.UINT8])
-    def test_normalises_by_the_formula(self, layout: Any, dtype: DType) -> None:
+    def test_normalizes_by_the_formula(self, layout: Any, dtype: DType) -> None:
         pixels = np.random.default_rng(7).integers(0, 256, (5, 6, 3), np.uint8)
         scaled = dtype is not DType.UINT8
         mean, std = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)) if scaled else ((), ())
-        sample = Preprocess(layout=layout, dtype=dtype, mean=mean, std=std).normalise(pixels)
+        sample = Preprocess(layout=layout, dtype=dtype, mean=mean, std=std).normalize(pixels)
         expected = pixels.astype(np.float64)
         if scaled:
             expected = (expected / 255 - np.array(mean)) / np.array(std)

@@ -1,4 +1,4 @@
-"""Decoding, geometry and normalisation of pictures, against Pillow and torchvision."""
+"""Decoding, geometry and normalization of images, against Pillow and torchvision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.image import load_sample
+from graphkiln_client.images import load_sample
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -49,7 +49,7 @@ class TestImage:
         image = Image.fromarray(np.array([[0, 257, 32896, 65535]], np.uint16))
         np.testing.assert_array_equal(load_sample(image, RAW)[0, :, 0], [0, 1, 128, 255])
 
-    def test_exif_turns_the_picture_upright(self) -> None:
+    def test_exif_turns_the_image_upright(self) -> None:
         image = Image.new("RGB", (2, 1))
         image.putpixel((0, 0), (255, 0, 0))
         exif = Image.Exif()
@@ -63,7 +63,7 @@ class TestImage:
         np.testing.assert_array_equal(sample.ravel(), [3, 2, 1])
 
     @pytest.mark.parametrize(
-        ("picture", "words"),
+        ("image", "words"),
         [
             (b"", "not an image"),
             (b"GIF89a but not really", "cannot be decoded|not an image"),
@@ -75,9 +75,9 @@ class TestImage:
             (np.zeros((0, 4, 3), np.uint8), "expected uint8 pixels"),
         ],
     )
-    def test_what_is_no_picture(self, picture: Any, words: str) -> None:
+    def test_what_is_no_image(self, image: Any, words: str) -> None:
         with pytest.raises(InvalidInput, match=words):
-            load_sample(picture, RAW)
+            load_sample(image, RAW)
 
     def test_a_decompression_bomb_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
@@ -92,14 +92,14 @@ class TestImage:
         assert sample.shape == (32, 32, 3)
 
     @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
-    def test_of_an_animation_the_first_picture(self, kind: str) -> None:
+    def test_of_an_animation_the_first_image(self, kind: str) -> None:
         first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
         data = encoded(
             first, kind, save_all=True, append_images=[second], **({"lossless": True} if kind == "WEBP" else {})
         )
         np.testing.assert_array_equal(load_sample(data, RAW)[0, 0], [255, 0, 0])
 
-    def test_transparency_shows_the_colour_below(self) -> None:
+    def test_transparency_shows_the_color_below(self) -> None:
         """As torchvision does, which drops alpha; palettes with transparency, too."""
         image = Image.new("RGBA", (2, 2), (10, 20, 30, 0))
         np.testing.assert_array_equal(load_sample(encoded(image), RAW)[0, 0], [10, 20, 30])
@@ -141,7 +141,7 @@ class TestImage:
     @pytest.mark.filterwarnings("ignore")  # Pillow has words of its own about damaged tags
     @settings(max_examples=200, deadline=None)
     @given(kind=st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"]), data=st.data())
-    def test_damaged_pictures_give_our_error_or_pixels(self, kind: str, data: st.DataObject) -> None:
+    def test_damaged_images_give_our_error_or_pixels(self, kind: str, data: st.DataObject) -> None:
         whole = bytearray(encoded(Image.linear_gradient("L").resize((20, 20)).convert("RGB"), kind))
         for _ in range(data.draw(st.integers(1, 5))):
             whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -170,7 +170,7 @@ class TestUrls:
         authority.issue_cert("127.0.0.1").configure_cert(context)
         return context
 
-    def test_a_picture_from_the_web(self, authority: trustme.CA) -> None:
+    def test_a_image_from_the_web(self, authority: trustme.CA) -> None:
         image = Image.effect_noise((6, 4), 80).convert("RGB")
         moved = canned.http(b"", "302 Found", "Location: /there.png")
         with canned.CannedHttp([moved, canned.http(encoded(image))], context=self.context(authority)) as server:
@@ -183,7 +183,7 @@ class TestUrls:
             (canned.http(b"", "404 Not Found"), "answers 404"),
             (canned.http(b"", "302 Found", "Location: http://example.invalid/"), "leads to http"),
             (canned.http(b"", "302 Found", "Location: file:///etc/passwd"), "answers 302"),
-            (canned.http(b"no picture"), "not an image"),
+            (canned.http(b"no image"), "not an image"),
         ],
     )
     def test_what_goes_wrong(self, authority: trustme.CA, answer: bytes, words: str) -> None:

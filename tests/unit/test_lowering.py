@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from lowered import cpu, lower_version
 
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines import cores
-from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import engine_names, load_engine
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.lowering.plan import LoweringPlan, plan
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.config import config_text
 from graphkiln_backend.repository.version import read_version
 
-STEP = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ class TestLower:
 
     def test_says_what_every_attempt_came_to(self, digits: Path, cache: ArtifactCache) -> None:
         steps = (
-            Step(engine="nonesuch", device="cpu", threads=1, spin=False, reason="test"),
-            Step(engine="onnxruntime", device="gpu:7", threads=1, spin=False, reason="test"),
+            SessionConfig(engine="nonesuch", device="cpu", threads=1, spin=False, reason="test"),
+            SessionConfig(engine="onnxruntime", device="gpu:7", threads=1, spin=False, reason="test"),
         )
         with pytest.raises(LoweringError) as caught:
             lower_version(digits / "1", LoweringPlan(candidates=steps[:1], fallback=steps[1:]), cache)

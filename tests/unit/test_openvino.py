@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from lowered import cpu, lower_version
 
-from graphkiln_backend.engines.base import Step
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import OTHER_ENGINE
 
-STEP = Step(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
 
 
 def test_answers_as_onnx_runtime_does_in_fp32(digits: Path) -> None:

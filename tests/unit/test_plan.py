@@ -6,15 +6,15 @@ import pytest
 
 from graphkiln_backend.engines.base import Support
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.lowering.plan import LoweringPlan, Machine, best, plan
+from graphkiln_backend.lowering.plan import LoweringPlan, Resources, best, plan
 from graphkiln_backend.lowering.settings import Choice, Settings
 
 
-def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Machine:
+def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Resources:
     def probe(engine: str, _: str) -> Support:
         return Support(ok=engine != missing, reason="not installed")
 
-    return Machine(device=device, cores=cores, probe=probe, instances=instances)
+    return Resources(device=device, cores=cores, probe=probe, instances=instances)
 
 
 def engines(planned: LoweringPlan) -> list[str]:

@@ -14,17 +14,17 @@ import zoo
 from lowered import cpu, lower_version
 from onnx import helper
 
-from graphkiln_backend.engines.base import Placement, SessionTuning, Step
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.base import Placement, SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.lowering.plan import LoweringPlan, plan
 from graphkiln_backend.lowering.settings import Choice, Settings
 from graphkiln_backend.repository.onnx_file import read_precision
 
-ORT = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+ORT = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 OV = replace(ORT, engine="openvino")
 BF16 = replace(OV, precision="bf16")
 
@@ -67,14 +67,15 @@ class TestPrecisionAtLoad:
         with pytest.raises(LoweringError, match="no product ran in bf16"):
             lower_version(digits / "1", BF16, cache)
 
-    def test_the_lowered_graph_is_made_once_and_keeps_its_signature(self, digits: Path, cache: ArtifactCache) -> None:
-        building: list[str] = []
+    def test_the_lowered_graph_is_made_once_and_keeps_its_signature(
+        self, digits: Path, cache: ArtifactCache, logged: list[str]
+    ) -> None:
         for _ in range(2):
             try:
-                lower_version(digits / "1", BF16, cache, building=building.append).session.close()
+                lower_version(digits / "1", BF16, cache).session.close()
             except LoweringError:
                 assert not has_bf16()
-        assert sorted(building) == ["compiling for openvino on cpu in bf16", "lowering the graph to bf16"]
+        assert sorted(logged) == ["compiling for openvino on cpu in bf16", "lowering the graph to bf16"]
         (graph,) = (cache.folder / "entries").glob("graph-*/bf16-model.onnx")
         assert read_precision(graph) == "bf16"
         inputs = onnx.load(graph).graph.input
@@ -177,10 +178,17 @@ class TestAuto:
         ("slow", "fast", "kind"), [(ORT, OV, OnnxRuntimeSession), (OV, ORT, OpenVinoSession)], ids=["ort", "openvino"]
     )
     def test_the_fastest_candidate_serves(  # noqa: PLR0917 - fixtures and parameters
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, slow: Step, fast: Step, kind: type
+        self,
+        digits: Path,
+        cache: ArtifactCache,
+        monkeypatch: pytest.MonkeyPatch,
+        slow: SessionConfig,
+        fast: SessionConfig,
+        kind: type,
     ) -> None:
         monkeypatch.setattr(
-            "graphkiln_backend.lowering.lower._time_s", lambda session, *_: 2.0 if isinstance(session, kind) else 1.0
+            "graphkiln_backend.lowering.selection._time_s",
+            lambda session, *_: 2.0 if isinstance(session, kind) else 1.0,
         )
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
         lowered.session.close()
@@ -236,7 +244,7 @@ class TestAuto:
         def unexpected(*_: object) -> float:
             raise AssertionError("measured again")
 
-        monkeypatch.setattr("graphkiln_backend.lowering.lower._time_s", unexpected)
+        monkeypatch.setattr("graphkiln_backend.lowering.selection._time_s", unexpected)
         second = lower_version(digits / "1", both, cache)
         second.session.close()
         assert (second.step, second.slower) == (first.step, first.slower)
@@ -269,16 +277,15 @@ class TestAuto:
 class TestCompiled:
     @pytest.mark.parametrize("step", [ORT, OV], ids=["onnxruntime", "openvino"])
     def test_the_second_load_builds_nothing_and_answers_alike(
-        self, digits: Path, cache: ArtifactCache, step: Step
+        self, digits: Path, cache: ArtifactCache, step: SessionConfig, logged: list[str]
     ) -> None:
         feeds = {"INPUT_0": np.random.default_rng(1).normal(size=(3, 1, 32, 32)).astype(np.float32)}
-        building: list[str] = []
         answers = []
         for _ in range(2):
-            lowered = lower_version(digits / "1", step, cache, building=building.append)
+            lowered = lower_version(digits / "1", step, cache)
             with lowered.session as session:
                 answers.append(session.run(feeds)["OUTPUT_0"])
-        assert building == [f"compiling for {step}"]
+        assert logged == [f"compiling for {step}"]
         np.testing.assert_array_equal(answers[0], answers[1])
 
     def test_weights_in_a_folder_below_are_part_of_the_key(self, tmp_path: Path, cache: ArtifactCache) -> None:
@@ -301,7 +308,7 @@ class TestCompiled:
         graph = Path(shutil.copy(digits / "1" / "model.onnx", folder))
         compile_ = OnnxRuntimeEngine.compile
 
-        def slow(self: OnnxRuntimeEngine, path: Path, step: Step, target: Path) -> None:
+        def slow(self: OnnxRuntimeEngine, path: Path, step: SessionConfig, target: Path) -> None:
             compile_(self, path, step, target)
             graph.write_bytes(graph.read_bytes() + b"")
 
@@ -310,41 +317,46 @@ class TestCompiled:
             lower_version(folder, ORT, cache)
         assert not cache.entries()
 
-    def test_session_entries_are_part_of_the_key(self, digits: Path, cache: ArtifactCache) -> None:
-        building: list[str] = []
+    def test_session_entries_are_part_of_the_key(self, digits: Path, cache: ArtifactCache, logged: list[str]) -> None:
         for entries in ({}, {"session.disable_quant_qdq": "1"}):
             step = replace(ORT, tuning=SessionTuning(config_entries=entries))
-            lower_version(digits / "1", step, cache, building=building.append).session.close()
-        assert len(building) == 2
+            lower_version(digits / "1", step, cache).session.close()
+        assert len(logged) == 2
 
     @pytest.mark.parametrize(
         ("fact", "value"),
         [
-            ("graphkiln_backend.engines.device.identity", lambda _: "another processor"),
+            ("graphkiln_backend.engines.hardware.identity", lambda _: "another processor"),
             ("openvino.__version__", "1.0"),
         ],
         ids=["device", "version"],
     )
     def test_another_device_or_version_has_other_artifacts(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fact: str, value: object
+        self,
+        digits: Path,
+        cache: ArtifactCache,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        fact: str,
+        value: object,
+        logged: list[str],
     ) -> None:
-        building: list[str] = []
-        lower_version(digits / "1", OV, cache, building=building.append).session.close()
+        lower_version(digits / "1", OV, cache).session.close()
         monkeypatch.setattr(fact, value)
-        lower_version(digits / "1", OV, cache, building=building.append).session.close()
-        assert len(building) == 2
+        lower_version(digits / "1", OV, cache).session.close()
+        assert len(logged) == 2
 
-    def test_other_options_are_other_artifacts(self, digits: Path, cache: ArtifactCache) -> None:
-        building: list[str] = []
+    def test_other_options_are_other_artifacts(self, digits: Path, cache: ArtifactCache, logged: list[str]) -> None:
         for step in (OV, replace(OV, threads=2), replace(OV, streams=2)):
-            lower_version(digits / "1", step, cache, building=building.append).session.close()
-        assert len(building) == 3
+            lower_version(digits / "1", step, cache).session.close()
+        assert len(logged) == 3
 
-    def test_a_cache_that_vanishes_keeps_nothing_compiled(self, digits: Path, tmp_path: Path) -> None:
-        building: list[str] = []
+    def test_a_cache_that_vanishes_keeps_nothing_compiled(
+        self, digits: Path, tmp_path: Path, logged: list[str]
+    ) -> None:
         with ArtifactCache(tmp_path / "c", lasting=False) as cache:
-            lower_version(digits / "1", OV, cache, building=building.append).session.close()
-        assert building == []
+            lower_version(digits / "1", OV, cache).session.close()
+        assert logged == []
 
 
 TOY = """
@@ -362,7 +374,7 @@ def test_a_third_party_adds_an_engine_by_entry_point(
     facts = tmp_path / "toy-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[graphkiln_backend.engines]\ntoy = toy_engine:ToyEngine\n")
+    (facts / "entry_points.txt").write_text("[graphkiln.engines]\ntoy = toy_engine:ToyEngine\n")
     (tmp_path / "toy_engine.py").write_text(TOY)
     monkeypatch.syspath_prepend(str(tmp_path))
     lowered = lower_version(digits / "1", plan(Settings(engine="toy"), cpu()), cache)

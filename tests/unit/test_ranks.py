@@ -55,7 +55,7 @@ class TestProof:
             prove(REFERENCE, found, INT8, batch_sizes=(1,), ranking=RANKING)
 
     def test_decisions_are_judged(self) -> None:
-        """Scores within the limit of int8; of three pictures that were nearly undecided, the best class is another."""
+        """Scores within the limit of int8; of three images that were nearly undecided, the best class is another."""
         best = np.arange(40) % 5
         scores = np.tile(np.array([[10.0, 0.0, -9.0]], np.float32), (40, 1))
         scores[:3, 1] = 9.9

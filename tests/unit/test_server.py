@@ -15,8 +15,8 @@ from graphkiln_backend.server import installation as finding
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation, find_installation
 from graphkiln_backend.server.launch import command_line
-from graphkiln_backend.server.runfolder import RunFolder
-from graphkiln_backend.server.sharedmemory import SharedMemoryPlan, plan_shared_memory
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.shared_memory import SharedMemoryPlan, plan_shared_memory
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, read_counters, read_statuses
 
 KNOWN = {

@@ -1,4 +1,4 @@
-"""Every key of an unmodified repository's configuration: honoured, or refused with a reason."""
+"""Every key of an unmodified repository's configuration: honored, or refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story's figures: segments, factors, judgements, what is kept on disk, commands, and the page."""
+"""The story's figures: segments, factors, judgments, what is kept on disk, commands, and the page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from graphkiln.cli.main import app
-from graphkiln.story.judging import Judgement, judge, judge_parameter_gradients
+from graphkiln.story.images import choose
+from graphkiln.story.judging import Judgment, judge, judge_parameter_gradients
 from graphkiln.story.measuring import run_segment
 from graphkiln.story.page import factor_chart, latency_chart, page
-from graphkiln.story.pictures import choose
 from graphkiln.story.requests import Machine, Request
 from graphkiln.story.results import Record, Round, Seen, document, rows
 from graphkiln.story.tables import show
@@ -50,8 +50,8 @@ def request(**facts: Any) -> Request:
     )
 
 
-def judgement(*, passed: bool = True, **facts: Any) -> Judgement:
-    return Judgement(
+def judgment(*, passed: bool = True, **facts: Any) -> Judgment:
+    return Judgment(
         **{"verdict": "fp32: PASS", "error": 1e-6, "limit": 1e-4, "difference": 1e-6, "samples": 200, "same": 200,
            "interval": (0.98, 1.0), "passed": passed, **facts}
     )  # fmt: skip
@@ -62,7 +62,7 @@ def seen(*rates: float, passed: bool = True) -> Seen:
         Round(number=number, per_second=rate, latencies_ms=(1e3 / rate,) * 3, cores=1.5, memory_mb=100.0)
         for number, rate in enumerate(rates)
     )
-    return Seen(judgement=judgement(passed=passed), rounds=found)
+    return Seen(judgment=judgment(passed=passed), rounds=found)
 
 
 CHAIN = (
@@ -83,12 +83,12 @@ def told(**ways: Seen) -> dict[str, Any]:
 class TestSegments:
     def test_one_caller_is_busy_all_the_time(self) -> None:
         found = run_segment(lambda _: time.sleep(0.01), 1, JPEGS, 0.1)
-        assert found.per_second == pytest.approx(found.pictures / found.seconds)
-        assert len(found.latencies_ms) == found.pictures
+        assert found.per_second == pytest.approx(found.images / found.seconds)
+        assert len(found.latencies_ms) == found.images
         assert min(found.latencies_ms) >= 10
 
-    def test_a_slow_picture_is_answered_although_the_time_is_over(self) -> None:
-        assert run_segment(lambda _: time.sleep(0.05), 1, JPEGS, 0.001).pictures == 1
+    def test_a_slow_image_is_answered_although_the_time_is_over(self) -> None:
+        assert run_segment(lambda _: time.sleep(0.05), 1, JPEGS, 0.001).images == 1
 
     def test_batches_count_from_answer_to_answer(self) -> None:
         """A stand-in for a server that answers all who wait at every tick; filling and emptying must not count."""
@@ -102,7 +102,7 @@ class TestSegments:
         found = run_segment(ask, 4, JPEGS, 0.92)
         assert found.per_second == pytest.approx(80, rel=0.3)
 
-    def test_pictures_are_taken_in_turn(self) -> None:
+    def test_images_are_taken_in_turn(self) -> None:
         taken: list[bytes] = []
 
         def ask(jpeg: bytes) -> None:
@@ -177,10 +177,10 @@ class TestRecord:
 
 
 class TestFaults:
-    def test_a_picture_that_is_cut_short_is_named(self, repository: Path, tmp_path: Path) -> None:
+    def test_a_image_that_is_cut_short_is_named(self, repository: Path, tmp_path: Path) -> None:
         for number in range(5):
-            picture = Image.open(repository / "docs" / "digits" / "seven.png").convert("RGB")
-            picture.save(tmp_path / f"{number}.jpg")
+            image = Image.open(repository / "docs" / "digits" / "seven.png").convert("RGB")
+            image.save(tmp_path / f"{number}.jpg")
         (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:-200])
         with pytest.raises(InvalidInput, match=r"3\.jpg cannot be decoded"):
             choose(tmp_path, 10)
@@ -200,7 +200,7 @@ class TestJudging:
     reference = np.random.default_rng(0).normal(0, 1, (50, 10)) + 8 * np.eye(10)[np.arange(50) % 10]
     targets = np.arange(50) % 10
 
-    def judged(self, found: Answers, **facts: Any) -> Judgement:
+    def judged(self, found: Answers, **facts: Any) -> Judgment:
         usual = {"limits": OTHER_ENGINE, "noise": 0, "targets": None}
         return judge(Answers(scores=self.reference), found, **{**usual, **facts})
 
@@ -214,7 +214,7 @@ class TestJudging:
         assert not self.judged(Answers(scores=self.reference * 1.01)).passed
 
     def flipped(self, count: int) -> Answers:
-        """So many pictures decided otherwise, by a hair."""
+        """So many images decided otherwise, by a hair."""
         scores = self.reference.copy()
         for row in range(count):
             best = scores[row].argmax()
@@ -261,12 +261,12 @@ class TestJudging:
 
     def test_gradients_by_parameters(self) -> None:
         row = np.random.default_rng(2).normal(size=1000)
-        good = judge_parameter_gradients(judgement(), row, row * (1 + 1e-6), 0.0)
+        good = judge_parameter_gradients(judgment(), row, row * (1 + 1e-6), 0.0)
         assert good.passed
         assert good.gradient_error == pytest.approx(1e-6, rel=1e-2)
-        assert not judge_parameter_gradients(judgement(), row, row[::-1].copy(), 0.0).passed
-        assert not judge_parameter_gradients(judgement(), row, row * 1.001, 1e-5).passed
-        assert judge_parameter_gradients(judgement(), row, row * 1.001, 1e-3).passed  # fp32 knows no better
+        assert not judge_parameter_gradients(judgment(), row, row[::-1].copy(), 0.0).passed
+        assert not judge_parameter_gradients(judgment(), row, row * 1.001, 1e-5).passed
+        assert judge_parameter_gradients(judgment(), row, row * 1.001, 1e-3).passed  # fp32 knows no better
 
 
 class TestWays:
@@ -296,16 +296,16 @@ class TestWays:
                     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
                     assert all(flag in known[verb] for flag in flags if flag != "--set"), line
 
-    def test_int8_is_calibrated_on_other_pictures(self) -> None:
+    def test_int8_is_calibrated_on_other_images(self) -> None:
         options = convert_options(last_ways("int8")[0].model, request(), CPU, "")  # type: ignore[arg-type]
         assert options["calibration"] != options["samples"]
 
-    def test_a_folder_of_too_few_pictures(self, tmp_path: Path) -> None:
+    def test_a_folder_of_too_few_images(self, tmp_path: Path) -> None:
         (tmp_path / "one.jpg").write_bytes(b"")
         with pytest.raises(InvalidInput, match="holds 1 JPEGs, at least 4"):
             choose(tmp_path, 10)
 
-    def test_own_pictures_are_proven_on_some_and_calibrated_on_others(self, tmp_path: Path) -> None:
+    def test_own_images_are_proven_on_some_and_calibrated_on_others(self, tmp_path: Path) -> None:
         for number in range(10):
             Image.new("L", (8, 8), 20 * number).save(tmp_path / f"{number}.jpg")
         chosen = choose(tmp_path, 10)
@@ -335,7 +335,7 @@ class TestPage:
         assert static["source"] == pytest.approx(static["x"] + static["width"])  # it has the source's own factor
 
     @given(st.lists(st.floats(1e-2, 1e6), min_size=4, max_size=4))
-    def test_everything_is_inside_the_picture(self, rates: list[float]) -> None:
+    def test_everything_is_inside_the_image(self, rates: list[float]) -> None:
         steps = told(**{way.key: seen(rate) for way, rate in zip(CHAIN, rates, strict=True)})["steps"]
         chart = factor_chart(steps)
         for bar in chart["bars"]:
@@ -353,7 +353,7 @@ class TestPage:
         assert "<script>" not in page({**self.whole, "facts": facts})
 
     def test_half_a_story_has_a_page_and_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
-        half = told(eager=seen(1.0), static=Seen(judgement=judgement(passed=False)), reduced=Seen(refused="no <room>"))
+        half = told(eager=seen(1.0), static=Seen(judgment=judgment(passed=False)), reduced=Seen(refused="no <room>"))
         assert "no &lt;room&gt;" in page(half)
         show(half)
         assert "no <room>" in capsys.readouterr().out
@@ -363,7 +363,7 @@ class TestPage:
         monkeypatch.setenv("COLUMNS", "80")
         ways = (*first_ways(CPU), *last_ways("int8"))
         each = Seen(
-            judgement=judgement(interval=(0.982, 0.9999), right=0.935),
+            judgment=judgment(interval=(0.982, 0.9999), right=0.935),
             rounds=(Round(number=0, per_second=1234.5, latencies_ms=(12345.6,), cores=16.1, memory_mb=12345.0),),
         )
         facts = {**self.whole["facts"], "machine": "Some(R) Processor, 2 cores"}

@@ -12,19 +12,14 @@ import zoo
 from lowered import lower_version
 from onnx import helper
 
-from graphkiln_backend.engines.base import Step
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
-from graphkiln_backend.lowering.cache import ArtifactCache
-from graphkiln_backend.lowering.lower import Lowered
+from graphkiln_backend.lowering.selection import Lowered
 from graphkiln_backend.passes.outputs import keep_outputs
 
 GOOD = np.array([[0, 1]], np.int64)
 BAD = np.array([[7, 7]], np.int64)
-
-
-@pytest.fixture
-def reports() -> list[str]:
-    return []
 
 
 @pytest.fixture
@@ -33,14 +28,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lowered(folder: Path, reports: list[str], cache: ArtifactCache) -> Iterator[Lowered]:
-    step = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
-    lowered = lower_version(folder, step, cache, report=reports.append)
+def lowered(folder: Path, cache: ArtifactCache) -> Iterator[Lowered]:
+    step = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+    lowered = lower_version(folder, step, cache)
     with lowered.session:
         yield lowered
 
 
-def test_the_part_that_is_asked_for_is_computed_alone(lowered: Lowered, reports: list[str]) -> None:
+def test_the_part_that_is_asked_for_is_computed_alone(lowered: Lowered, logged: list[str]) -> None:
     session = lowered.session
     with pytest.raises(SignatureError):
         session.run({"x": BAD}, ["good"])  # the whole graph answers, and computes the other output, too
@@ -48,27 +43,27 @@ def test_the_part_that_is_asked_for_is_computed_alone(lowered: Lowered, reports:
     np.testing.assert_array_equal(session.run({"x": BAD}, ["good"])["good"], BAD + 1)
     np.testing.assert_array_equal(session.run({"x": GOOD}, ["fragile"])["fragile"], GOOD)
     np.testing.assert_array_equal(session.run({"x": GOOD})["good"], GOOD + 1)
-    assert reports[0] == "output good alone: a graph of that part answers"
+    assert logged[0] == "output good alone: a graph of that part answers"
 
 
-def test_a_file_that_was_replaced_is_not_read_again(lowered: Lowered, folder: Path, reports: list[str]) -> None:
+def test_a_file_that_was_replaced_is_not_read_again(lowered: Lowered, folder: Path, logged: list[str]) -> None:
     (folder / "model.onnx").write_bytes(zoo.sum_and_difference().SerializeToString())
     session = lowered.session
     for _ in range(2):
         np.testing.assert_array_equal(session.run({"x": GOOD}, ["good"])["good"], GOOD + 1)
         session.settle()  # type: ignore[attr-defined]
-    assert "no graph for output good alone" in reports[0]
+    assert "no graph for output good alone" in logged[0]
 
 
-def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, reports: list[str], cache: ArtifactCache) -> None:
+def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str], cache: ArtifactCache) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["y"]), *(helper.make_node("Neg", [a], [b]) for a, b in CHAIN)]
     outputs = [zoo.value("y", ("batch", 2)), zoo.value("y30", ("batch", 2))]
     folder = zoo.add(tmp_path, "chain", zoo.model(nodes, [zoo.value("x", ("batch", 2))], outputs))
-    step = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
-    lowered = lower_version(folder, step, cache, report=reports.append)
+    step = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+    lowered = lower_version(folder, step, cache)
     with lowered.session as session:
         session.run({"x": np.ones((1, 2), np.float32)}, ["y30"])
-    assert reports == ["output y30 alone: the whole graph answers"]
+    assert logged[-1:] == ["output y30 alone: the whole graph answers"]
 
 
 CHAIN = [("y" if number == 1 else f"y{number - 1}", f"y{number}") for number in range(1, 31)]

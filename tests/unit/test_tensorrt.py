@@ -10,14 +10,14 @@ import pytest
 import zoo
 
 from graphkiln_backend.engines import onnxruntime as runtime
-from graphkiln_backend.engines.base import Step
-from graphkiln_backend.engines.device import Gpu
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.hardware import Gpu
 from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _options
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.lowering.settings import _TENSORRT_KEYS
 from graphkiln_backend.repository.onnx_file import read_signature
 
-STEP = Step(engine="tensorrt", device="gpu:1", threads=1, spin=False, reason="test", largest_batch=16)
+STEP = SessionConfig(engine="tensorrt", device="gpu:1", threads=1, spin=False, reason="test", largest_batch=16)
 NAMES = Path(__file__).with_name("tensorrt_options.txt")
 
 

@@ -127,7 +127,7 @@ class TestReshapes:
     def test_any_transpose_between_two_reshapes(
         self, batch: int, sizes: list[int], order: list[int], joined: int
     ) -> None:
-        """Two neighbouring axes are joined after a transpose, and taken apart again."""
+        """Two neighboring axes are joined after a transpose, and taken apart again."""
         if batch == 1:  # which of several axes of size 1 it is, no shape can tell
             sizes = [max(size, 2) for size in sizes]
         shape = [batch, *sizes]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln_backend.engines.base import Step
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.lowering.warmup import batch_sizes, made_up_feeds, repeated, warm_up
+from graphkiln_backend.lowering.warmup import batch_sizes, repeated, synthetic_feeds, warm_up
 from graphkiln_backend.repository.version import read_version
 
-STEP = Step(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_samples_are_repeated_in_order() -> None:
 def test_made_up_feeds_fit_the_signature(digits: Path) -> None:
     manifest = read_version(digits / "1").manifest
     assert manifest
-    manifest.signature.check(made_up_feeds(manifest.signature, 5))
+    manifest.signature.check(synthetic_feeds(manifest.signature, 5))

@@ -27,7 +27,7 @@ class SessionTuning:
     """How a runtime runs a graph; none of it changes an answer.
 
     Attributes:
-        graph_level: Graph optimisations at load.
+        graph_level: Graph optimizations at load.
         parallel: Whether independent operators run at the same time.
         inter_threads: Threads for that; 0 for the runtime's default.
         memory_arena: Whether freed memory is kept for the next run.
@@ -46,7 +46,7 @@ class SessionTuning:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class SessionConfig:
     """One way to run a graph.
 
     Attributes:
@@ -158,14 +158,14 @@ class Engine(Protocol):
         """Whether this engine can run on the device, without building anything."""
         ...
 
-    def identity(self, step: Step) -> Mapping[str, str]:
+    def identity(self, step: SessionConfig) -> Mapping[str, str]:
         """Everything that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
 
         Empty when the engine compiles nothing that is worth keeping for such a step.
         """
         ...
 
-    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
         """Writes into an empty folder what `build` can start from.
 
         Raises:
@@ -173,7 +173,7 @@ class Engine(Protocol):
         """
         ...
 
-    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> Session:
+    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> Session:
         """Loads a graph file.
 
         Args:

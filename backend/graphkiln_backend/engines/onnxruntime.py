@@ -21,11 +21,11 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from graphkiln_backend.engines.base import GraphLevel, Placement, Step, Support
+from graphkiln_backend.engines.base import GraphLevel, Placement, SessionConfig, Support
 from graphkiln_backend.engines.cuda_graphs import NOT_RECORDED, CapturedRuns
-from graphkiln_backend.engines.device import gpu
+from graphkiln_backend.engines.hardware import gpu
 from graphkiln_backend.engines.profile import read_placement
-from graphkiln_backend.engines.shared_graph import WEIGHTS, SharedGraph
+from graphkiln_backend.engines.shared_weights import WEIGHTS, SharedWeights
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import EngineUnavailable, ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
@@ -66,14 +66,14 @@ class OnnxRuntimeEngine:
         """Says yes to the CPU, and to a GPU that is there and that this build of ONNX Runtime has a provider for."""
         return Support(ok=True) if device == "cpu" else gpu_support(CUDA, device)
 
-    def identity(self, step: Step) -> Mapping[str, str]:
-        """See `engines.base.Engine.identity`. Only optimised graphs for the CPU are kept."""
+    def identity(self, step: SessionConfig) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are kept."""
         if step.device != "cpu" or step.tuning.graph_level == "off":
             return {}
         return {"onnxruntime": onnxruntime.__version__, "tuning": str(step.tuning)}
 
-    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
-        """Writes the optimised graph, its weights beside it so that they are mapped and not copied.
+    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
+        """Writes the optimized graph, its weights beside it so that they are mapped and not copied.
 
         At most at the level `extended`: what comes after it is made for one processor, and done at load.
 
@@ -81,9 +81,9 @@ class OnnxRuntimeEngine:
             LoweringError: As `build`.
         """
         options = session_options(replace(step, tuning=replace(step.tuning, graph_level=_kept_level(step))))
-        _save_optimised(graph_path, options, folder / _COMPILED)
+        _save_optimized(graph_path, options, folder / _COMPILED)
 
-    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OnnxRuntimeSession:
+    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
         """Loads a graph with the step's threads.
 
         Raises:
@@ -99,11 +99,11 @@ class OnnxRuntimeEngine:
             captured = partial(CapturedRuns, device_id=int(provider[1]["device_id"])) if recorded else None
             return load(source, options, [provider], shrink=shrink, captured=captured)
         shared = _share(step.shared_folder, source, step)
-        options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimised already
+        options.graph_optimization_level = _LEVELS["off"]  # the shared copy is optimized already
         return load(shared.path, options, [provider], shrink=shrink, on_close=shared.close)
 
     def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
-        """Loads a graph as the reference of the numeric policy: CPU, every graph optimisation off.
+        """Loads a graph as the reference of the numeric policy: CPU, every graph optimization off.
 
         Raises:
             LoweringError: As `build`.
@@ -218,7 +218,7 @@ def gpu_support(provider: str, device: str) -> Support:
     return Support(ok=True)
 
 
-def session_options(step: Step) -> onnxruntime.SessionOptions:
+def session_options(step: SessionConfig) -> onnxruntime.SessionOptions:
     """ONNX Runtime's options for a step."""
     tuning = step.tuning
     options = onnxruntime.SessionOptions()
@@ -236,18 +236,18 @@ def session_options(step: Step) -> onnxruntime.SessionOptions:
     return options
 
 
-def _kept_level(step: Step) -> GraphLevel:
+def _kept_level(step: SessionConfig) -> GraphLevel:
     return "extended" if step.tuning.graph_level == "all" else step.tuning.graph_level
 
 
-def _save_optimised(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
+def _save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     load(graph_path, options, [(CPU, {})]).close()
 
 
-def cpu_or_cuda(step: Step) -> Provider:
+def cpu_or_cuda(step: SessionConfig) -> Provider:
     """The provider of a step, with its options.
 
     Source: ONNX Runtime, "CUDA Execution Provider" (configuration options).
@@ -262,8 +262,8 @@ def cpu_or_cuda(step: Step) -> Provider:
     return CUDA, {**options, **step.options}
 
 
-def _share(folder: Path, graph_path: Path, step: Step) -> SharedGraph:
-    """Saves the optimised graph with its repacked weights, once for all instances.
+def _share(folder: Path, graph_path: Path, step: SessionConfig) -> SharedWeights:
+    """Saves the optimized graph with its repacked weights, once for all instances.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph, or the copy cannot be written.
@@ -272,10 +272,10 @@ def _share(folder: Path, graph_path: Path, step: Step) -> SharedGraph:
     def save(path: Path) -> None:
         options = session_options(step)
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-        _save_optimised(graph_path, options, path)
+        _save_optimized(graph_path, options, path)
 
     try:
-        return SharedGraph(folder, graph_path, f"{onnxruntime.__version__}|{step.tuning}", save)
+        return SharedWeights(folder, graph_path, f"{onnxruntime.__version__}|{step.tuning}", save)
     except OSError as error:
         raise LoweringError(
             f"cannot share the weights of {graph_path} between instances",

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 import openvino
 
-from graphkiln_backend.engines.base import Placement, Step, Support
+from graphkiln_backend.engines.base import Placement, SessionConfig, Support
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
@@ -39,11 +39,11 @@ class OpenVinoEngine:
             return Support(ok=True)
         return Support(ok=False, reason=f"openvino serves {', '.join(_DEVICES)}, not {device}")
 
-    def identity(self, step: Step) -> Mapping[str, str]:
+    def identity(self, step: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
         return {"openvino": openvino.__version__, "options": str(sorted(_options(step).items()))}
 
-    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
         """Writes the compiled model as OpenVINO exports it.
 
         Raises:
@@ -52,7 +52,7 @@ class OpenVinoEngine:
         blob = _compile(graph_path, step).export_model()
         (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
 
-    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OpenVinoSession:
+    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> OpenVinoSession:
         """Compiles a graph with the step's threads, or loads what was compiled.
 
         Raises:
@@ -162,7 +162,7 @@ class OpenVinoSession:
         self.close()
 
 
-def _compile(graph_path: Path, step: Step) -> openvino.CompiledModel:
+def _compile(graph_path: Path, step: SessionConfig) -> openvino.CompiledModel:
     try:
         core = openvino.Core()
         return core.compile_model(core.read_model(str(graph_path)), _DEVICES[step.device], _options(step))
@@ -170,14 +170,14 @@ def _compile(graph_path: Path, step: Step) -> openvino.CompiledModel:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
 
 
-def _import(blob: Path, step: Step) -> openvino.CompiledModel:
+def _import(blob: Path, step: SessionConfig) -> openvino.CompiledModel:
     try:
         return openvino.Core().import_model(blob.read_bytes(), _DEVICES[step.device], _options(step))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load what it compiled, {blob}", attempts=(str(error),)) from error
 
 
-def _options(step: Step) -> dict[str, Any]:
+def _options(step: SessionConfig) -> dict[str, Any]:
     """OpenVINO's properties for a step.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Static int8 quantisation by ONNX Runtime's own quantizer, and what really became integer.
+"""Static int8 quantization by ONNX Runtime's own quantizer, and what really became integer.
 
 Activations are QUInt8 and weights QInt8 per channel: with QInt8 activations the x86 kernels leave convolutions in
 float.
@@ -35,18 +35,18 @@ _FLOAT = {"Conv", "FusedConv", "MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Quantisation:
-    """How a graph is quantised.
+class Quantization:
+    """How a graph is quantized.
 
     Attributes:
         method: How ranges are found from the samples.
-        quantise_bias: Whether biases become INT32.
+        quantize_bias: Whether biases become INT32.
         keep: Names of nodes that stay fp32.
         batch: Samples to run at once.
     """
 
     method: Method = "minmax"
-    quantise_bias: bool = True
+    quantize_bias: bool = True
     keep: tuple[str, ...] = ()
     batch: int = 8
 
@@ -62,7 +62,7 @@ class Coverage:
         return f"{self.integer}/{self.products} products in int8"
 
 
-def quantise(graph: Path, samples: Mapping[str, AnyArray], how: Quantisation, target: Path) -> Coverage:
+def quantize(graph: Path, samples: Mapping[str, AnyArray], how: Quantization, target: Path) -> Coverage:
     """Writes a QDQ graph.
 
     Args:
@@ -72,7 +72,7 @@ def quantise(graph: Path, samples: Mapping[str, AnyArray], how: Quantisation, ta
         target: Where to write.
 
     Raises:
-        LoweringError: The graph cannot be quantised.
+        LoweringError: The graph cannot be quantized.
     """
     logging.getLogger().setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
@@ -95,23 +95,23 @@ def quantise(graph: Path, samples: Mapping[str, AnyArray], how: Quantisation, ta
                 nodes_to_exclude=list(how.keep),
                 calibrate_method=_METHODS[how.method],
                 # One batch at a time: without it every value of every layer of all samples is held at once.
-                extra_options={"QuantizeBias": how.quantise_bias, "CalibStridedMinMax": 1},
+                extra_options={"QuantizeBias": how.quantize_bias, "CalibStridedMinMax": 1},
             )
     except Exception as error:  # the quantizer raises whatever it meets
-        raise LoweringError(f"cannot quantise {graph}", attempts=(f"{type(error).__name__}: {error}",)) from error
+        raise LoweringError(f"cannot quantize {graph}", attempts=(f"{type(error).__name__}: {error}",)) from error
     return coverage(target)
 
 
 def coverage(graph: Path) -> Coverage:
     """Counts the products of a graph as ONNX Runtime runs it."""
     with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder:
-        optimised = Path(folder) / "optimised.onnx"
+        optimized = Path(folder) / "optimised.onnx"
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.optimized_model_filepath = str(optimised)
+        options.optimized_model_filepath = str(optimized)
         onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-        operators = Counter(node.op_type for node in onnx.load(optimised, load_external_data=False).graph.node)
+        operators = Counter(node.op_type for node in onnx.load(optimized, load_external_data=False).graph.node)
     integer = sum(operators[name] for name in _INTEGER)
     return Coverage(integer=integer, products=integer + sum(operators[name] for name in _FLOAT))
 

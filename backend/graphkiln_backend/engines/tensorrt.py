@@ -17,7 +17,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from graphkiln_backend.engines.base import Step, Support
+from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, gpu_support, load, session_options
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
@@ -54,13 +54,13 @@ class TensorRtEngine:
             )
         return support
 
-    def identity(self, step: Step) -> Mapping[str, str]:
+    def identity(self, step: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
         options = sorted(_options(step, None, None).items())
         facts = {"onnxruntime": onnxruntime.__version__, "tensorrt": _version(), "options": str(options)}
         return {**facts, "largest batch": str(step.largest_batch)}
 
-    def compile(self, graph_path: Path, step: Step, folder: Path) -> None:
+    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
         """Lets TensorRT build its engines and timings for the profile.
 
         Raises:
@@ -68,7 +68,7 @@ class TensorRtEngine:
         """
         self.build(graph_path, step, folder).close()
 
-    def build(self, graph_path: Path, step: Step, compiled: Path | None = None) -> OnnxRuntimeSession:
+    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
         """Loads a graph; what TensorRT does not take runs on CUDA, and is counted.
 
         Raises:
@@ -83,7 +83,7 @@ class TensorRtEngine:
         return load(graph_path, session_options(step), [(PROVIDER, options), on_cuda], fused=fused)
 
 
-def _options(step: Step, signature: Signature | None, folder: Path | None) -> dict[str, str]:
+def _options(step: SessionConfig, signature: Signature | None, folder: Path | None) -> dict[str, str]:
     """The provider's options for a step.
 
     Args:
@@ -114,7 +114,7 @@ def _options(step: Step, signature: Signature | None, folder: Path | None) -> di
 
 
 def _profiles(signature: Signature, largest_batch: int) -> dict[str, str]:
-    """The shapes between which an engine must work: batches of 1 up to the largest, for which it is optimised."""
+    """The shapes between which an engine must work: batches of 1 up to the largest, for which it is optimized."""
     dynamic = [spec for spec in signature.inputs if any(isinstance(dim, str) for dim in spec.shape)]
     if not dynamic:
         return {}

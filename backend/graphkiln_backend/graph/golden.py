@@ -22,7 +22,7 @@ class GoldenSamples:
     Attributes:
         inputs: What to feed.
         source_outputs: What the source model answered (fp32).
-        graph_outputs: What the saved graph itself answered when it was made (ONNX Runtime CPU, optimisations off).
+        graph_outputs: What the saved graph itself answered when it was made (ONNX Runtime CPU, optimizations off).
     """
 
     inputs: Mapping[str, AnyArray]

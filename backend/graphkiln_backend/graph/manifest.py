@@ -111,7 +111,7 @@ class Manifest:
         graph_file: The graph's file name, beside the manifest.
         sha256: Of the graph file, hexadecimal.
         signature: Inputs and outputs.
-        preprocess: How a picture becomes the first input, or None.
+        preprocess: How an image becomes the first input, or None.
         labels: Name of the labels file in the model's folder, or None.
         provenance: Where the graph came from.
         verification: The steps that were proven.

@@ -1,7 +1,7 @@
-"""How a picture becomes an input tensor: the spec, and its numpy part.
+"""How an image becomes an input tensor: the spec, and its numpy part.
 
 Written by converters, published by the server in `config.pbtxt`, executed by the client. Decoding and resizing
-need Pillow and live in `graphkiln_client.image`; geometry and normalisation are here, once.
+need Pillow and live in `graphkiln_backend.images`; geometry and normalization are here, once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocess:
-    """From a decoded picture to one sample of an input tensor.
+    """From a decoded image to one sample of an input tensor.
 
-    The steps, in order: convert to `color`; resize; centre-crop; for float dtypes scale to 0..1, subtract `mean`
+    The steps, in order: convert to `color`; resize; center-crop; for float dtypes scale to 0..1, subtract `mean`
     and divide by `std`, per channel; arrange as `layout`.
 
     Attributes:
         resize: Length of the shorter side in pixels (aspect ratio kept), or exact `(height, width)`, or None.
-        crop: `(height, width)` of the centre crop, or None. A smaller picture is padded with black.
+        crop: `(height, width)` of the center crop, or None. A smaller image is padded with black.
         interpolation: Filter of the resize; all but nearest are antialiased.
         crop_rounding: Where an odd number of pixels is cut off or added: `half-even` as torchvision and timm do, `down`
             as transformers does. They differ by one pixel for every fourth size.
@@ -85,11 +85,11 @@ class Preprocess:
 
     @property
     def channels(self) -> int:
-        """Number of colour channels."""
+        """Number of color channels."""
         return 1 if self.color == "L" else 3
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Size `(height, width)` in pixels after the resize of a picture of that size.
+        """Size `(height, width)` in pixels after the resize of an image of that size.
 
         Source: `torchvision.transforms.functional._compute_resized_output_size` (the longer side is truncated).
         """
@@ -102,7 +102,7 @@ class Preprocess:
         return int(self.resize * height / width), self.resize
 
     def cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Centre-crop box `(left, top, right, bottom)` in pixels; negative or outside where padding is needed.
+        """Center-crop box `(left, top, right, bottom)` in pixels; negative or outside where padding is needed.
 
         Source: `torchvision.transforms.functional.center_crop` (rounds half to even; pads before it crops);
         `transformers.image_transforms.center_crop` (rounds down in both cases).
@@ -114,11 +114,11 @@ class Preprocess:
         top, left = offset(height, crop_height), offset(width, crop_width)
         return left, top, left + crop_width, top + crop_height
 
-    def normalise(self, image_hwc: npt.NDArray[np.uint8]) -> AnyArray:
+    def normalize(self, image_hwc: npt.NDArray[np.uint8]) -> AnyArray:
         """Turns pixels into one sample.
 
         Args:
-            image_hwc: uint8 `[height, width, channels]` in this spec's colour order.
+            image_hwc: uint8 `[height, width, channels]` in this spec's color order.
 
         Returns:
             `[channels, height, width]` or `[height, width, channels]`, contiguous, of this spec's dtype.

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Placement, Session, Step
+from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.warmup import made_up_feeds, repeated
+from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln_backend.repository.version import ModelVersion
@@ -42,13 +42,13 @@ def read_placement(session: Session, golden: GoldenSamples | None) -> Placement 
     if golden:
         return session.placement(golden.inputs)
     try:
-        return session.placement(made_up_feeds(session.signature))
+        return session.placement(synthetic_feeds(session.signature))
     except (ExecutionError, SignatureError):
         # Without golden samples nobody knows which sizes of the varying dimensions make sense.
         return None
 
 
-def check_placement(step: Step, placement: Placement | None, saved: str) -> tuple[str, ...]:
+def check_placement(step: SessionConfig, placement: Placement | None, saved: str) -> tuple[str, ...]:
     """Holds what ran to what was asked for; returns what a person should know.
 
     Raises:
@@ -79,7 +79,7 @@ def check_placement(step: Step, placement: Placement | None, saved: str) -> tupl
     return ()
 
 
-def limits_of(saved: str, step: Step) -> Limits:
+def limits_of(saved: str, step: SessionConfig) -> Limits:
     """Against the saved graph's own answers: tight for an as-saved session, the precision's row for a lowered one."""
     lowered = step.precision in BY_PRECISION and step.precision != saved
     limits = BY_PRECISION[step.precision] if lowered else REPLAY[saved]

@@ -8,6 +8,7 @@ The conversion is that of `graphkiln convert oneflow:DIR`, with its proof; the e
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -18,11 +19,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
 
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.repository.version import oneflow_graph
+
+_log = logging.getLogger("graphkiln.lowering")
 
 _KIND = "oneflow"
 _LIBRARIES = ("graphkiln", "onnx-ir", "onnxscript", "onnxruntime")
@@ -33,13 +35,12 @@ Conversion = Callable[[Path, Path], None]
 """What OneFlow wrote, and the empty folder of the version that is made of it."""
 
 
-def adopted(version: Path, cache: ArtifactCache, say: Callable[[str], None], convert: Conversion | None = None) -> Path:
+def adopted(version: Path, cache: ArtifactCache, convert: Conversion | None = None) -> Path:
     """The folder that holds a version's graph: its own, or the cache's where OneFlow saved it.
 
     Args:
         version: The version folder; never written to.
         cache: Where conversions are kept.
-        say: Told in one line when a graph is converted.
         convert: How; `convert_here` when None.
 
     Raises:
@@ -53,7 +54,9 @@ def adopted(version: Path, cache: ArtifactCache, say: Callable[[str], None], con
     key = {"content": _content(saved), **{name: version_of(name) for name in _LIBRARIES}}
 
     def build(folder: Path) -> None:
-        say(f"converting {version.parent.name} {version.name}, which OneFlow saved: once, into {cache.folder}")
+        _log.info(
+            "converting %s %s, which OneFlow saved: once, into %s", version.parent.name, version.name, cache.folder
+        )
         (convert or convert_here)(saved, folder)
 
     return cache.get(_KIND, f"{version.parent.name} {version.name}", key, build)
@@ -116,13 +119,9 @@ def convert_here(saved: Path, target: Path) -> None:
     with TemporaryDirectory(prefix="graphkiln-") as temporary:
         recipe = Recipe(source=f"oneflow:{saved}", name="adopted", model_store=Path(temporary), version=1)
         command = f"graphkiln convert oneflow:{saved} --name NAME"
-        folder = convert(recipe, command=command, load_picture=_no_pictures, say=lambda _: None)
+        folder = convert(recipe, command=command)
         for file in folder.iterdir():
             shutil.move(file, target / file.name)
-
-
-def _no_pictures(*_: object) -> NoReturn:
-    raise ConversionError("no pictures are read for a graph of OneFlow")  # its recipe names no samples
 
 
 def _content(saved: Path) -> str:

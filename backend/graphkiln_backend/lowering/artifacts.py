@@ -7,26 +7,29 @@ that instances share them: compiling for it would be work for nothing.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal, cast
 
-from graphkiln_backend.engines import device
-from graphkiln_backend.engines.base import Engine, Session, Step
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines import hardware
+from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.lowering.cache import ArtifactCache
 from graphkiln_backend.repository.onnx_file import read_precision
 from graphkiln_backend.repository.version import ModelVersion
+
+_log = logging.getLogger("graphkiln.lowering")
 
 _GRAPH = "model.onnx"
 _MEASURED = "measured.json"
 _AMP: Literal["O2"] = "O2"
-"""Normalisations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
+"""Normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
 _LOWERED = ("fp16", "bf16")
 
 
@@ -45,7 +48,6 @@ class Artifacts:
         version: The version.
         saved: Precision that its graph was saved in.
         cache: Where artifacts are kept.
-        report: Told in one line what is built.
     """
 
     def __init__(
@@ -53,16 +55,14 @@ class Artifacts:
         version: ModelVersion,
         saved: str,
         cache: ArtifactCache,
-        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.saved = saved
         self._version = version
         self._cache = cache
-        self._report = report
         self._content: dict[str, str] = {}
         self._stamp = version.stamp()
 
-    def graph(self, step: Step) -> Path:
+    def graph(self, step: SessionConfig) -> Path:
         """The graph that a step runs: the saved one, or one that the passes lowered.
 
         Raises:
@@ -75,7 +75,7 @@ class Artifacts:
         key = self._graph_key(step)
         return self._cache.get("graph", self._model, key, lambda folder: self._lower(step, folder / name)) / name
 
-    def compiled(self, engine: Engine, step: Step) -> Path | None:
+    def compiled(self, engine: Engine, step: SessionConfig) -> Path | None:
         """What the engine compiled for a step, or None where nothing is kept.
 
         Raises:
@@ -85,16 +85,16 @@ class Artifacts:
         identity = engine.identity(step)
         if not self._cache.lasting or not identity:
             return None
-        key = {**self._graph_key(step), **identity, "device": device.identity(step.device)}
+        key = {**self._graph_key(step), **identity, "device": hardware.identity(step.device)}
 
         def build(folder: Path) -> None:
-            self._report(f"compiling for {step}")
+            _log.info("compiling for %s", step)
             engine.compile(self.graph(step), step, folder)
             self.check_unchanged()
 
         return self._cache.get(step.engine, self._model, key, build)
 
-    def load(self, engine: Engine, step: Step) -> Session:
+    def load(self, engine: Engine, step: SessionConfig) -> Session:
         """A session from what was compiled where that is kept, else from the graph.
 
         Raises:
@@ -103,7 +103,9 @@ class Artifacts:
         compiled = self.compiled(engine, step)
         return engine.build(self.graph(step), step, compiled)
 
-    def measured(self, steps: Sequence[Step], asked: Mapping[str, str], measure: Callable[[], Measured]) -> Measured:
+    def measured(
+        self, steps: Sequence[SessionConfig], asked: Mapping[str, str], measure: Callable[[], Measured]
+    ) -> Measured:
         """What a comparison of candidates came to, on this machine and for these engines; made when it is not known.
 
         Args:
@@ -115,7 +117,7 @@ class Artifacts:
             CacheError: It is not in the cache and cannot be written.
             LoweringError: No candidate works.
         """
-        key = {**asked, "device": device.identity(steps[0].device)}
+        key = {**asked, "device": hardware.identity(steps[0].device)}
         for step in steps:
             settings = str(replace(step, reason="", shared_folder=None))
             parts = {**self._graph_key(step), **load_engine(step.engine).identity(step), "step": settings}
@@ -132,10 +134,10 @@ class Artifacts:
         folder = self._version.graph_path.parent
         return f"{folder.parent.name}/{folder.name}"
 
-    def _lowers(self, step: Step) -> bool:
+    def _lowers(self, step: SessionConfig) -> bool:
         return step.precision in _LOWERED and step.precision != self.saved
 
-    def _graph_key(self, step: Step) -> dict[str, str]:
+    def _graph_key(self, step: SessionConfig) -> dict[str, str]:
         """The graph, its weights, and how it is lowered."""
         self._content = self._content or _content(self._version)
         if not self._lowers(step):
@@ -147,13 +149,13 @@ class Artifacts:
             **{name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")},
         }
 
-    def _lower(self, step: Step, target: Path) -> None:
+    def _lower(self, step: SessionConfig, target: Path) -> None:
         # Passes bring onnx_ir, onnxscript and sympy: over a second of imports, which most starts need not pay.
         from graphkiln_backend.passes.base import run_passes
         from graphkiln_backend.passes.graph_file import load, save
         from graphkiln_backend.passes.precision import LowerPrecision
 
-        self._report(f"lowering the graph to {step.precision}")
+        _log.info("lowering the graph to %s", step.precision)
         model = load(self._version.graph_path)
         run_passes(model, [LowerPrecision(cast('Literal["fp16", "bf16"]', step.precision), _AMP)])
         save(model, target)

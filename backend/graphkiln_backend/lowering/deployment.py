@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
-from graphkiln_backend.lowering.cache import ArtifactCache
-from graphkiln_backend.lowering.lower import Lowered, Wanted, lower
-from graphkiln_backend.lowering.plan import LoweringPlan, Machine, plan
+from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
+from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
 from graphkiln_backend.lowering.settings import Override, Settings
 from graphkiln_backend.lowering.warmup import batch_sizes
 from graphkiln_backend.repository.version import ModelVersion, read_version
@@ -36,7 +36,7 @@ class Deployment:
 
     @classmethod
     def read(
-        cls, folder: Path, config: Mapping[str, Any], machine: Machine, overrides: Sequence[Override] = ()
+        cls, folder: Path, config: Mapping[str, Any], machine: Resources, overrides: Sequence[Override] = ()
     ) -> Deployment:
         """Reads a version and plans it.
 
@@ -62,26 +62,23 @@ class Deployment:
             warm_sizes=sizes,
         )
 
-    def lower(self, cache: ArtifactCache, *, report: Callable[[str], None], building: Callable[[str], None]) -> Lowered:
+    def lower(self, cache: ArtifactCache) -> Lowered:
         """Builds, proves and warms the session that will answer.
 
         Args:
             cache: Where artifacts are kept.
-            report: Told, later and from another thread, what came of a part of the outputs.
-            building: Told what is built and not found in the cache.
 
         Raises:
             LoweringError: No step worked.
         """
-        artifacts = Artifacts(self.version, self.saved, cache, building)
+        artifacts = Artifacts(self.version, self.saved, cache)
         return lower(
             self.version,
             self.plan,
-            Wanted(
+            Requirements(
                 artifacts=artifacts,
                 warm_sizes=self.warm_sizes,
                 self_test=self.settings.self_test,
-                report=report,
             ),
         )
 

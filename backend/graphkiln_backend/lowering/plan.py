@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.engines.base import Step, Support
+from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.lowering.settings import AUTO, Choice, Settings
 
@@ -29,7 +29,7 @@ _RECOMMENDED = "on a CPU, bf16 is the precision that pays: precision: bf16 with 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class Resources:
     """What a plan depends on beside the settings.
 
     Attributes:
@@ -57,12 +57,12 @@ class LoweringPlan:
         rejected: One line per choice that was not taken, with the reason.
     """
 
-    candidates: tuple[Step, ...]
-    fallback: tuple[Step, ...] = ()
+    candidates: tuple[SessionConfig, ...]
+    fallback: tuple[SessionConfig, ...] = ()
     rejected: tuple[str, ...] = ()
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[SessionConfig, ...]:
         """All steps in the order in which they are tried."""
         return (*self.candidates, *self.fallback)
 
@@ -72,7 +72,7 @@ class LoweringPlan:
         return "\n".join((*lines, *(f"rejected: {line}" for line in self.rejected)))
 
 
-def plan(settings: Settings, machine: Machine, *, saved: str = "fp32", largest_batch: int = 1) -> LoweringPlan:
+def plan(settings: Settings, machine: Resources, *, saved: str = "fp32", largest_batch: int = 1) -> LoweringPlan:
     """Plans a saved graph.
 
     Args:
@@ -92,7 +92,7 @@ def plan(settings: Settings, machine: Machine, *, saved: str = "fp32", largest_b
         if reason := _unheeded(choice.engine, settings):
             raise LoweringError(f"{choice} cannot do what is asked", attempts=(reason,))
 
-    def step(choice: Choice, why: str) -> Step:
+    def step(choice: Choice, why: str) -> SessionConfig:
         return _step(choice, why, settings, machine, largest_batch)
 
     asked = settings.origins.get("engine", "")
@@ -105,7 +105,7 @@ def plan(settings: Settings, machine: Machine, *, saved: str = "fp32", largest_b
 
 
 def _choices(
-    settings: Settings, machine: Machine, kind: str, computed: str
+    settings: Settings, machine: Resources, kind: str, computed: str
 ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
     """The engines that may serve, and one line for each that may not."""
     unable = {name: _CANNOT[kind, name, computed] for name in _CANDIDATES[kind] if (kind, name, computed) in _CANNOT}
@@ -167,9 +167,9 @@ def _check_precision(choice: Choice, saved: str, kind: str) -> None:
         raise LoweringError(f"{choice} cannot serve this graph", attempts=(refused,), hint=hint)
 
 
-def _step(choice: Choice, why: str, settings: Settings, machine: Machine, largest_batch: int) -> Step:
+def _step(choice: Choice, why: str, settings: Settings, machine: Resources, largest_batch: int) -> SessionConfig:
     shared = f"{machine.cores} cores shared by {machine.instances} instance{'s' if machine.instances > 1 else ''}"
-    return Step(
+    return SessionConfig(
         engine=choice.engine,
         device=machine.device,
         threads=settings.threads or max(1, machine.cores // machine.instances),
@@ -188,7 +188,7 @@ def _step(choice: Choice, why: str, settings: Settings, machine: Machine, larges
     )
 
 
-def _line(number: int, step: Step) -> str:
+def _line(number: int, step: SessionConfig) -> str:
     facts = [f"{step.threads} threads", f"idle threads {'spin' if step.spin else 'sleep'}"]
     facts += [f"layout {step.layout}"] if step.layout else []
     facts += [f"{step.conv_search} search for convolutions"] if step.conv_search else []

@@ -1,4 +1,4 @@
-"""What a model's configuration asks for, as one typed object: every key is honoured or refused with a reason.
+"""What a model's configuration asks for, as one typed object: every key is honored or refused with a reason.
 
 The vocabulary is graphkiln's own (`engine`, `precision`, ...), that of Triton's C++ `onnxruntime` backend and that of
 oneflow-serving, so that their repositories work unchanged. Theirs ignore what they do not know; here an unknown key is
@@ -91,7 +91,7 @@ class Settings:
     Attributes:
         engine: Name of an engine, or `auto`.
         precision: Element type that convolutions and matrix products must be computed in.
-        layout: `nchw` or `nhwc`: the order in which a GPU keeps pictures.
+        layout: `nchw` or `nhwc`: the order in which a GPU keeps images.
         conv_search: How cuDNN searches for convolution kernels.
         threads: Threads inside one operator.
         streams: Parts of a batch that are computed side by side.

@@ -7,6 +7,7 @@ is answered by the whole graph, while a graph of that part is built beside it; l
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from graphkiln_backend.engines.base import Engine, Placement, Session, Step
+from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.signature import Signature
+
+_log = logging.getLogger("graphkiln.lowering")
 
 _WORTH_DROPPING = 0.05
 """Share of the nodes that a part must save before it is worth holding its weights again."""
@@ -32,18 +35,15 @@ class SubsetSession:
     Args:
         whole: The session of the whole graph; owned.
         build: Builds and proves the session of some outputs, or None where the part is hardly smaller than the whole.
-        report: Told in one line what came of a part.
     """
 
     def __init__(
         self,
         whole: Session,
         build: Callable[[tuple[str, ...]], Session | None],
-        report: Callable[[str], None],
     ) -> None:
         self._whole = whole
         self._build = build
-        self._report = report
         self._parts: dict[tuple[str, ...], Session] = {tuple(spec.name for spec in whole.signature.outputs): whole}
         self._builder: threading.Thread | None = None
 
@@ -97,10 +97,10 @@ class SubsetSession:
         try:
             part = self._build(names)
         except (GraphkilnError, OSError) as error:
-            self._report(f"no graph for {what} alone: {error}")
+            _log.warning("no graph for %s alone: %s", what, error)
             part = None
         else:
-            self._report(f"{what} alone: " + ("a graph of that part answers" if part else "the whole graph answers"))
+            _log.info("%s alone: %s answers", what, "a graph of that part" if part else "the whole graph")
         self._parts[names] = part or self._whole
 
 
@@ -109,7 +109,7 @@ def build_part(
     *,
     engine: Engine,
     graph: Path,
-    step: Step,
+    step: SessionConfig,
     prove: Callable[[Session, tuple[str, ...]], None],
     check_unchanged: Callable[[], None],
 ) -> Session | None:

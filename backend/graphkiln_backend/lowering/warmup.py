@@ -43,7 +43,7 @@ def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | No
         Empty, or why warming stopped: made-up inputs need not make sense to a graph, which is no fault of it.
     """
     for size in sizes:
-        feeds = repeated(golden.inputs, size) if golden else made_up_feeds(session.signature, size)
+        feeds = repeated(golden.inputs, size) if golden else synthetic_feeds(session.signature, size)
         try:
             for _ in range(_RUNS - (already and size == max(sizes))):
                 session.run(feeds)
@@ -59,7 +59,7 @@ def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
     return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
 
 
-def made_up_feeds(signature: Signature, batch: int = 1) -> dict[str, AnyArray]:
+def synthetic_feeds(signature: Signature, batch: int = 1) -> dict[str, AnyArray]:
     """Zeros (empty texts) for every input: `batch` rows where the first dimension varies, 1 for other varying ones."""
     feeds: dict[str, AnyArray] = {}
     for spec in signature.inputs:

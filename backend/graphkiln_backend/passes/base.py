@@ -127,7 +127,7 @@ def _tidy(model: onnx_ir.Model) -> None:
 
 def _check(model: onnx_ir.Model, name: str) -> None:
     if weight_bytes(model) > _PROTOBUF_LIMIT // 2:
-        return  # cannot be serialised in memory; the runtime will check it
+        return  # cannot be serialized in memory; the runtime will check it
     try:
         onnx.checker.check_model(onnx_ir.to_proto(model))
     except onnx.checker.ValidationError as error:

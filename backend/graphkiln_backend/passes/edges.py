@@ -69,7 +69,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class Nhwc:
-    """Takes and gives pictures as `[batch, height, width, channels]`.
+    """Takes and gives images as `[batch, height, width, channels]`.
 
     Attributes:
         inputs: Whether inputs of rank 4 are turned.
@@ -79,7 +79,7 @@ class Nhwc:
     inputs: bool
     outputs: bool
     name: str = "nhwc"
-    summary: str = "pictures in and out as [batch, height, width, channels]"
+    summary: str = "images in and out as [batch, height, width, channels]"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """A tensor of rank 4 at the edge."""

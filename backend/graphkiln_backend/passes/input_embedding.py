@@ -1,4 +1,4 @@
-"""Input embedding: raw picture bytes go in, cast, normalisation and layout happen inside the graph.
+"""Input embedding: raw image bytes go in, cast, normalization and layout happen inside the graph.
 
 A quarter of the bytes on the wire, and no arithmetic in the client.
 """
@@ -20,7 +20,7 @@ _NHWC_TO_NCHW = (0, 3, 1, 2)
 
 @dataclass(frozen=True)
 class EmbedPreprocess:
-    """Takes uint8 `[batch, height, width, channels]` pixels instead of normalised `[batch, channels, height, width]`.
+    """Takes uint8 `[batch, height, width, channels]` pixels instead of normalized `[batch, channels, height, width]`.
 
     Attributes:
         preprocess: What the graph asks of its client so far.
@@ -28,18 +28,18 @@ class EmbedPreprocess:
 
     preprocess: Preprocess
     name: str = "input-uint8-nhwc"
-    summary: str = "raw picture bytes in; cast, normalise and layout inside"
+    summary: str = "raw image bytes in; cast, normalize and layout inside"
 
     @property
     def remaining(self) -> Preprocess:
-        """What is left for the client: geometry and colour."""
+        """What is left for the client: geometry and color."""
         return replace(self.preprocess, mean=(), std=(), layout="HWC", dtype=DType.UINT8)
 
     def requires(self, model: onnx_ir.Model) -> str:
         """One input, of rank 4 and floating-point."""
         value = model.graph.inputs[0]
         fits = len(model.graph.inputs) == 1 and value.shape is not None and len(value.shape) == 4
-        return "" if fits and value.dtype == onnx_ir.DataType.FLOAT else "the input is no FP32 picture"
+        return "" if fits and value.dtype == onnx_ir.DataType.FLOAT else "the input is no FP32 image"
 
     def __call__(self, model: onnx_ir.Model) -> None:
         """Cast, subtract 255 * mean, divide by 255 * std, transpose."""
@@ -63,10 +63,10 @@ class EmbedPreprocess:
         return "" if model.graph.inputs[0].dtype == onnx_ir.DataType.UINT8 else "the input does not take bytes"
 
     def to_source(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """The client's own normalisation, picture by picture."""
+        """The client's own normalization, image by image."""
         return {
-            name: np.stack([self.preprocess.normalise(picture.astype(np.uint8)) for picture in pictures])
-            for name, pictures in feeds.items()
+            name: np.stack([self.preprocess.normalize(image.astype(np.uint8)) for image in images])
+            for name, images in feeds.items()
         }
 
     def from_source(self, outputs: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

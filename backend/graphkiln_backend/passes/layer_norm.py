@@ -41,10 +41,10 @@ class _Scaled(RewriteRuleClassBase):
     """`(x - mean) * (1 / sqrt(mean((x - mean)^2) + epsilon)) * scale`, or the same with a division."""
 
     def pattern(self, op: Any, x: Any, epsilon: Any, scale: Any) -> Any:
-        centred = op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
-        square = OrValue([op.Mul(centred, centred), op.Pow(centred, 2)])
+        centered = op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
+        square = OrValue([op.Mul(centered, centered), op.Pow(centered, 2)])
         deviation = op.Sqrt(op.Add(op.ReduceMean(square, [-1], keepdims=1), epsilon))
-        return op.Mul(OrValue([op.Mul(centred, op.Reciprocal(deviation)), op.Div(centred, deviation)]), scale)
+        return op.Mul(OrValue([op.Mul(centered, op.Reciprocal(deviation)), op.Div(centered, deviation)]), scale)
 
     def check(self, op: Any, x: Any, epsilon: Any, scale: Any, **_: Any) -> MatchResult:  # noqa: ARG002
         result = MatchResult()

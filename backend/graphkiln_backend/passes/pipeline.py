@@ -20,7 +20,7 @@ from graphkiln_backend.passes.layer_norm import FuseLayerNorm
 from graphkiln_backend.passes.outputs import PruneOutputs
 from graphkiln_backend.passes.padding import PadIntoConv
 
-OPTIMISATIONS: tuple[Pass, ...] = (
+OPTIMIZATIONS: tuple[Pass, ...] = (
     FoldConstants(),
     CleanUp(),
     FuseLayerNorm(),
@@ -48,10 +48,10 @@ def edge_passes(
         model: The graph, with the source's names.
         outputs: Outputs to keep; empty for all.
         keep_names: Keep the source's names instead of `INPUT_<i>` and `OUTPUT_<i>`.
-        preprocess: Embed this normalisation; None for not.
+        preprocess: Embed this normalization; None for not.
         softmax: Answer probabilities.
         top_k: Answer so many best scores; 0 for all.
-        nhwc: Turn pictures and feature maps.
+        nhwc: Turn images and feature maps.
     """
     passes: list[Pass] = []
     names = [str(value.name) for value in model.graph.outputs]

@@ -32,7 +32,7 @@ _STATISTICS = frozenset(
         *("ReduceProd", "Sqrt", "Reciprocal"),
     }
 )
-"""Normalisations, reductions, and what belongs to them: the deny list of O1 and O2."""
+"""Normalizations, reductions, and what belongs to them: the deny list of O1 and O2."""
 
 _NEVER = frozenset(
     {
@@ -57,7 +57,7 @@ class LowerPrecision:
 
     Attributes:
         target: Element type of the lowered nodes.
-        amp: O0 nothing; O1 products only; O2 all but normalisations and reductions; O3 all that can be.
+        amp: O0 nothing; O1 products only; O2 all but normalizations and reductions; O3 all that can be.
         keep: Patterns (`*`, `?`) of names or operator types of nodes that stay fp32.
         keep_nodes: Names of further nodes that stay fp32.
         edges: Whether the graph's inputs and outputs take the type, too.

@@ -13,7 +13,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
-_QUANTISED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+_QUANTIZED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
 _PRECISIONS: dict[int, str] = {
@@ -34,22 +34,22 @@ def read_signature(path: Path) -> Signature:
     if not graph.output:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
     _check_external_data(graph, path)
-    initialised = {tensor.name for tensor in graph.initializer}
+    initialized = {tensor.name for tensor in graph.initializer}
     return Signature(
-        inputs=tuple(_spec(value, path) for value in graph.input if value.name not in initialised),
+        inputs=tuple(_spec(value, path) for value in graph.input if value.name not in initialized),
         outputs=tuple(_spec(value, path) for value in graph.output),
-        optional_inputs=tuple(_spec(value, path) for value in graph.input if value.name in initialised),
+        optional_inputs=tuple(_spec(value, path) for value in graph.input if value.name in initialized),
     )
 
 
 def read_precision(path: Path) -> str:
-    """The element type that a graph keeps most of its weights in: fp32, fp16, bf16, or int8 where it is quantised.
+    """The element type that a graph keeps most of its weights in: fp32, fp16, bf16, or int8 where it is quantized.
 
     Raises:
         RepositoryError: The file is damaged.
     """
     graph = _read(path)
-    if any(node.op_type in _QUANTISED for node in graph.node):
+    if any(node.op_type in _QUANTIZED for node in graph.node):
         return "int8"
     elements: Counter[str] = Counter()
     for tensor in graph.initializer:

@@ -17,7 +17,7 @@ _OURS = ("backend-directory",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoint:
+class ListenAddress:
     """An address that the server will listen on."""
 
     protocol: str
@@ -83,7 +83,7 @@ class TritonFlags:
         backends = Path(values["backend-directory"]) if "backend-directory" in values else None
         return cls(arguments=tuple(kept), values=values, stores=tuple(stores), backends=backends)
 
-    def endpoint(self, name: str) -> Endpoint | None:
+    def endpoint(self, name: str) -> ListenAddress | None:
         """Where `http`, `grpc` or `metrics` will listen, or None when it is switched off.
 
         Raises:
@@ -98,9 +98,9 @@ class TritonFlags:
                 f"--{name}-port must be a port number, got '{text}'", hint=f"--{name}-port={default}"
             )
         fallback = self.values.get("http-address", "0.0.0.0") if name == "metrics" else "0.0.0.0"  # noqa: S104
-        return Endpoint(protocol=protocol, host=self.values.get(f"{name}-address", fallback), port=int(text))
+        return ListenAddress(protocol=protocol, host=self.values.get(f"{name}-address", fallback), port=int(text))
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[ListenAddress]:
         """All addresses that the server will listen on."""
         found = (self.endpoint(name) for name, _, _ in _DEFAULTS)
         return [endpoint for endpoint in found if endpoint]
@@ -128,7 +128,7 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
         )
 
 
-def _check_free(name: str, endpoint: Endpoint) -> None:
+def _check_free(name: str, endpoint: ListenAddress) -> None:
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from graphkiln_backend.cache.artifact_cache import CacheSettings
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.adoption import adopted, convert_apart
-from graphkiln_backend.lowering.cache import CacheSettings
 from graphkiln_backend.repository.overlay import build_overlay
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.runfolder import RunFolder
-from graphkiln_backend.server.sharedmemory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.triton.environment import Overrides, to_environment
+
+_log = logging.getLogger("graphkiln.server")
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
@@ -55,12 +58,11 @@ class Launch:
     cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
 
-    def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> list[str]:
+    def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
 
         Args:
             folder: Of this run.
-            say: Told what is converted, and when Triton must complete configurations itself, which is slower.
 
         Returns:
             The command line for `start`.
@@ -69,7 +71,7 @@ class Launch:
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         stores = folder.link_stores(self.stores)
-        mirrors = self._mirrors(stores, folder, ours, say) if self._may_complete() else None
+        mirrors = self._mirrors(stores, folder, ours) if self._may_complete() else None
         memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
         return command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
 
@@ -83,16 +85,14 @@ class Launch:
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
         )
 
-    def _mirrors(
-        self, stores: Sequence[Path], folder: RunFolder, ours: frozenset[str], say: Callable[[str], None]
-    ) -> list[Path] | None:
+    def _mirrors(self, stores: Sequence[Path], folder: RunFolder, ours: frozenset[str]) -> list[Path] | None:
         """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
         try:
-            with self.cache.open(folder.shared / "artifacts", say) as cache:
-                adopt = partial(adopted, cache=cache, say=say, convert=convert_apart)
+            with self.cache.open(folder.shared / "artifacts") as cache:
+                adopt = partial(adopted, cache=cache, convert=convert_apart)
                 return build_overlay(stores, folder.overlay, ours, adopt)
         except (GraphkilnError, OSError) as error:
-            say(f"Triton completes the configurations itself, which takes longer: {error}")
+            _log.warning("Triton completes the configurations itself, which takes longer: %s", error)
             return None
 
     def _may_complete(self) -> bool:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.server.flags import Endpoint
+from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.triton.instance_status import InstanceStatus, read_statuses
 
 _TIMEOUT_S = 2.0
@@ -32,7 +32,7 @@ class ModelState:
     status: InstanceStatus | None
 
 
-def model_states(http_endpoint: Endpoint, instances: Path) -> list[ModelState]:
+def model_states(http_endpoint: ListenAddress, instances: Path) -> list[ModelState]:
     """Every model version that the server knows, with our backend's status.
 
     Raises:
@@ -51,7 +51,7 @@ def model_states(http_endpoint: Endpoint, instances: Path) -> list[ModelState]:
     ]
 
 
-def _post(endpoint: Endpoint, path: str) -> bytes:
+def _post(endpoint: ListenAddress, path: str) -> bytes:
     connection = http.client.HTTPConnection(*endpoint.local_address, timeout=_TIMEOUT_S)
     try:
         connection.request("POST", path, headers={"Connection": "close"})

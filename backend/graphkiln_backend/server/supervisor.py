@@ -12,6 +12,7 @@ it as not ready; it answers every request with an error, for ever. A stand-in an
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -26,9 +27,11 @@ import psutil
 
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.probe import ModelState, model_states
-from graphkiln_backend.server.runfolder import RunFolder
-from graphkiln_backend.server.standin import StandIn
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.unavailable import UnavailableListener
 from graphkiln_backend.triton.instance_status import read_counters, read_statuses
+
+_log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
 _WATCH_S = 1.0
@@ -49,15 +52,11 @@ class Supervisor:
     Args:
         launch: What to start.
         on_live: Called with the state of every model, each time that a server has started.
-        say: Called with one line at each event that a user should know of.
     """
 
-    def __init__(
-        self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, launch: Launch, *, on_live: Callable[[list[ModelState]], None]) -> None:
         self._launch = launch
         self._on_live = on_live
-        self._say = say
         self._http = launch.flags.endpoint("http")
         self._stop_signals = 0
         self._interruptible = False
@@ -89,9 +88,9 @@ class Supervisor:
         """The server's command line; None when it was told to stop before there was one."""
         self._interruptible = True
         try:
-            return self._launch.prepare(folder, self._say)
+            return self._launch.prepare(folder)
         except _StoppedEarly:
-            self._say("stopped before the server was started")
+            _log.info("stopped before the server was started")
             return None
         finally:
             self._interruptible = False
@@ -115,15 +114,15 @@ class Supervisor:
     def _give_up_or_restart(self, dead: str) -> int | None:
         now = time.monotonic()
         if len(self._deaths) == _RESTARTS and now - self._deaths[0] < _RESTARTS_WITHIN_S:
-            self._say(f"{dead} died, the {_RESTARTS + 1}th death within {_RESTARTS_WITHIN_S:.0f} s: giving up")
+            _log.error("%s died, the %dth death within %.0f s: giving up", dead, _RESTARTS + 1, _RESTARTS_WITHIN_S)
             return 1
         self._deaths.append(now)
-        self._say(f"{dead} died: restarting the server")
+        _log.warning("%s died: restarting the server", dead)
         if self._http:
             try:
-                self._stand_in.enter_context(StandIn(self._http))
+                self._stand_in.enter_context(UnavailableListener(self._http))
             except OSError as error:  # the user's own --reuse-http-port=false
-                self._say(f"until then the HTTP port refuses connections instead of answering 503: {error}")
+                _log.warning("until then the HTTP port refuses connections instead of answering 503: %s", error)
         return None
 
     def _listens(self, server: subprocess.Popen[bytes]) -> bool:
@@ -142,14 +141,14 @@ class Supervisor:
         return model_states(self._http, folder.instances) if self._http else []
 
     def _stop(self, server: subprocess.Popen[bytes], folder: RunFolder, wake: socket.socket, *, live: bool) -> int:
-        self._say("stopping: finishing the requests in flight")
+        _log.info("stopping: finishing the requests in flight")
         countable = not live or self._all_models_ours(folder)
         server.send_signal(signal.SIGTERM)
         counters = read_counters(folder.instances)
         idle_since = time.monotonic()
         while (code := server.poll()) is None:
             if self._stop_signals > 1:
-                self._say("stopping at once: second signal")
+                _log.warning("stopping at once: second signal")
                 _kill_group(server)
                 return 128 + signal.SIGKILL
             _wait([server.pid], wake, _POLL_S)
@@ -157,9 +156,11 @@ class Supervisor:
             if counters != before or any(begun != ended for begun, ended in counters.values()):
                 idle_since = time.monotonic()
             if countable and time.monotonic() - idle_since > _SETTLE_S:
-                self._say("stopped: nothing was in flight")
+                _log.info("stopped: nothing was in flight")
                 return 0
-        self._say("stopped" if code == 0 else f"tritonserver ended with code {_exit_code(code)}")
+        _log.info(
+            "stopped" if code == 0 else "tritonserver ended with code %d", *(() if code == 0 else (_exit_code(code),))
+        )
         return _exit_code(code)
 
     def _all_models_ours(self, folder: RunFolder) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from graphkiln_backend.lowering.cache import DEFAULT_LIMIT_BYTES, ArtifactCache, CacheSettings
+from graphkiln_backend.cache.artifact_cache import DEFAULT_LIMIT_BYTES, ArtifactCache, CacheSettings
 from graphkiln_backend.lowering.settings import Override
 
 RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
@@ -55,12 +55,12 @@ def asked_for(model: str) -> list[Override]:
     return [(key, value, flag) for key, value, flag in asked.get(model, [])]
 
 
-def open_cache(report: Callable[[str], None]) -> ArtifactCache:
+def open_cache() -> ArtifactCache:
     """The artifact cache of this server; one that vanishes with it where the command line asks for none."""
     limit_bytes = int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_LIMIT_BYTES))
     settings = CacheSettings(folder=_folder(CACHE_FOLDER_VARIABLE), limit_bytes=limit_bytes)
     shared = shared_folder() or Path(tempfile.gettempdir()) / f"graphkiln-{os.getpid()}"
-    return settings.open(shared / "artifacts", report)
+    return settings.open(shared / "artifacts")
 
 
 def _folder(variable: str) -> Path | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,18 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.adoption import adopted
 from graphkiln_backend.lowering.deployment import Deployment
-from graphkiln_backend.lowering.lower import Lowered
-from graphkiln_backend.lowering.plan import Machine
+from graphkiln_backend.lowering.plan import Resources
+from graphkiln_backend.lowering.selection import Lowered
 from graphkiln_backend.repository.config import complete_dictionary
 from graphkiln_backend.repository.overlay import labels_file, version_signature
 from graphkiln_backend.triton.batching import Concatenator, Feeds, cut_to_batches, group_by_shape, split_rows
 from graphkiln_backend.triton.environment import asked_for, open_cache, shared_folder
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile
+from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.tensors import to_array, to_tensor
+
+_log = logging.getLogger("graphkiln.triton")
 
 _WORTH_ASKING_S = 2e-3
 """Asking Triton whether a request was cancelled costs 40 us: not worth it where computing it takes hardly longer."""
@@ -53,10 +56,11 @@ class TritonPythonModel:
             TritonModelException: The configuration contradicts the graph, or the graph cannot be read.
         """
         document = config.as_dict()
-        version, say = Path(pb_utils.get_model_dir()), _reporter(document["name"])
+        log_to_triton(document["name"])
+        version = Path(pb_utils.get_model_dir())
         try:
-            with open_cache(say) as cache:
-                graph = adopted(version, cache, say)
+            with open_cache() as cache:
+                graph = adopted(version, cache)
             signature = version_signature(graph, document.get("default_model_filename", ""))
             complete_dictionary(document, signature, labels_file=labels_file(version.parent))
         except GraphkilnError as error:
@@ -72,19 +76,19 @@ class TritonPythonModel:
         begun = time.monotonic()
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
-        say = _reporter(args["model_name"])
-        self._cache = open_cache(say)
+        log_to_triton(args["model_name"])
+        self._cache = open_cache()
         try:
             gpu = args["model_instance_kind"] == "GPU"
-            machine = Machine(
+            machine = Resources(
                 device=f"gpu:{args['model_instance_device_id']}" if gpu else "cpu",
                 cores=usable_cores(),
                 probe=probe,
                 shared_folder=shared_folder(),
             )
-            graph = adopted(folder, self._cache, say)
+            graph = adopted(folder, self._cache)
             deployment = Deployment.read(graph, config, machine, asked_for(args["model_name"]))
-            self._lowered = deployment.lower(self._cache, report=say, building=say)
+            self._lowered = deployment.lower(self._cache)
         except GraphkilnError as error:
             self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
@@ -94,9 +98,11 @@ class TritonPythonModel:
         self._signature = self._session.signature
         if self._fixed_batch:
             self._signature = self._signature.with_varying_batch()
-            pb_utils.Logger.log_warn(
-                f"graphkiln: {args['model_name']} was saved with a fixed batch of {self._fixed_batch}: "
-                "batches are padded or split to it; convert the model with a dynamic batch to avoid the waste"
+            _log.warning(
+                "%s was saved with a fixed batch of %d: batches are padded or split to it; "
+                "convert the model with a dynamic batch to avoid the waste",
+                args["model_name"],
+                self._fixed_batch,
             )
         names = (*self._signature.inputs, *self._signature.optional_inputs)
         self._input_types = {spec.name: spec.dtype for spec in names}
@@ -108,9 +114,9 @@ class TritonPythonModel:
         load_ms = (time.monotonic() - begun) * 1e3
         status = _status(args, self._lowered, load_ms)
         for line in (*deployment.plan.explain().splitlines(), f"runs: {self._lowered.step}: {self._lowered.placement}"):
-            say(line)
+            _log.info(line)
         for line in (*self._lowered.fallbacks, *self._lowered.notes):
-            pb_utils.Logger.log_warn(f"graphkiln: {args['model_name']}: {line}")
+            _log.warning(line)
         instance = args["model_instance_name"]
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes())
         self._status = StatusFile.publish(instance, status)
@@ -227,10 +233,6 @@ class _Cancelled(GraphkilnError):
 
 def _rows(feeds: Feeds) -> int:
     return len(next(iter(feeds.values())))
-
-
-def _reporter(model: str) -> Callable[[str], None]:
-    return lambda line: pb_utils.Logger.log_info(f"graphkiln: {model}: {line}")
 
 
 def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceStatus:

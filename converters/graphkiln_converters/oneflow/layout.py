@@ -1,4 +1,4 @@
-"""The layout of pictures and feature maps, and of the numbers that belong to their channels."""
+"""The layout of images and feature maps, and of the numbers that belong to their channels."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class SourceModel(Protocol):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How a picture becomes its input, where that is known."""
+        """How an image becomes its input, where that is known."""
         ...
 
     @property
@@ -168,7 +168,7 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     return opener(location, options)
 
 
-def made_up(
+def synthetic_samples(
     inputs: tuple[InputSpec, ...],
     count: int,
     sizes: Mapping[str, Mapping[int, int]],

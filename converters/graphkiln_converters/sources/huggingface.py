@@ -34,7 +34,7 @@ _RESAMPLING: dict[int, Interpolation] = {
 
 
 class _ImageEncoder(torch.nn.Module):
-    """A transformers model of pictures that returns the tensors that matter."""
+    """A transformers model of images that returns the tensors that matter."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def _inputs(
         mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
         return (ids, mask), None
     raise ConversionError(
-        f"'{location}' takes '{model.main_input_name}', which is neither a picture nor a text",
+        f"'{location}' takes '{model.main_input_name}', which is neither an image nor a text",
         hint="wrap it in a module of your own: python:FILE:FACTORY",
     )
 

@@ -1,7 +1,7 @@
 """`oneflow:DIR`: what `flow.save(graph, DIR)` of OneFlow wrote; OneFlow is not needed.
 
 Its answers are those of the graph translated operation by operation, with the batch that it was saved with, and run
-without any optimisation. OneFlow's own come in with `--reference`.
+without any optimization. OneFlow's own come in with `--reference`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`FILE.onnx`: a graph that exists already; its own answers, unoptimised, are the reference."""
+"""`FILE.onnx`: a graph that exists already; its own answers, unoptimized, are the reference."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _import(place: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    sys.path.insert(0, str(path.resolve().parent))  # the file may import its neighbours
+    sys.path.insert(0, str(path.resolve().parent))  # the file may import its neighbors
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")

@@ -79,11 +79,11 @@ def _create(location: str, options: SourceOptions, **facts: Any) -> torch.nn.Mod
 def spec_of(facts: dict[str, object], shape: tuple[int, ...]) -> Preprocess | None:
     """The spec of a model's `resolve_data_config`; None where a spec cannot say what timm does.
 
-    Source: `timm.data.transforms_imagenet_eval`: resize to size / crop_pct, centre crop, normalise.
+    Source: `timm.data.transforms_imagenet_eval`: resize to size / crop_pct, center crop, normalize.
     """
     _, height, width = shape
     squash = facts.get("crop_mode") == "squash"
-    # A spec cannot say what timm does for borders, nor that the longer side is rounded in pictures that are not square.
+    # A spec cannot say what timm does for borders, nor that the longer side is rounded in images that are not square.
     sayable = squash or (facts.get("crop_mode", "center") == "center" and height == width)
     if facts["interpolation"] not in _INTERPOLATIONS or not sayable:
         return None

@@ -49,9 +49,9 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
 
 
 def _spec(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
-    """As published; for pictures of another size, as large a part of the picture is cut out."""
+    """As published; for images of another size, as large a part of the image is cut out."""
     if len(shape) != 3:
-        raise ConversionError(f"a picture has three dimensions, --shape gives {list(shape)}", hint="--shape 3x224x224")
+        raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x224x224")
     _, height, width = shape
     published = transforms.crop_size[0]
     return Preprocess(

@@ -53,7 +53,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--input",
-            help="'random', a picture, or NAME=FILE.npy; may be repeated.",
+            help="'random', an image, or NAME=FILE.npy; may be repeated.",
             metavar="FILE",
             show_default=_RANDOM,
         ),
@@ -192,7 +192,7 @@ def _feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArr
     if inputs == [_RANDOM]:
         return _random_feeds(model, batch_size)
     if len(inputs) == 1 and "=" not in inputs[0]:
-        return _picture_feeds(model, Path(inputs[0]))
+        return _image_feeds(model, Path(inputs[0]))
     return dict(read_tensor(text) for text in inputs)
 
 
@@ -220,15 +220,15 @@ def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
     return feeds
 
 
-def _picture_feeds(model: Model, picture: Path) -> dict[str, AnyArray]:
+def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
     import numpy as np
 
-    from graphkiln_client.image import load_sample
+    from graphkiln_backend.images.decoding import load_sample
 
     rows = model.metadata["inputs"]
     if len(rows) != 1:
         raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="give them with --input NAME=FILE.npy")
-    sample = load_sample(picture, model.preprocess)
+    sample = load_sample(image, model.preprocess)
     return {rows[0]["name"]: sample[np.newaxis] if sample.ndim + 1 == len(rows[0]["shape"]) else sample}
 
 

@@ -15,7 +15,7 @@ from graphkiln.cli.options import say
 from graphkiln_backend.graph.errors import CacheError
 
 if TYPE_CHECKING:
-    from graphkiln_backend.lowering.cache import ArtifactCache, CacheSettings
+    from graphkiln_backend.cache.artifact_cache import ArtifactCache, CacheSettings
 
 OFF = "off"
 
@@ -82,7 +82,7 @@ def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
         folder: What was written: a folder, `off`, or nothing for the default one.
         limit_bytes: How large it may grow.
     """
-    from graphkiln_backend.lowering.cache import CacheSettings, default_folder
+    from graphkiln_backend.cache.artifact_cache import CacheSettings, default_folder
 
     if folder == OFF:
         return CacheSettings(limit_bytes=limit_bytes)
@@ -110,7 +110,7 @@ def parse_size(text: str) -> int:
 
 
 def _open(folder: str) -> ArtifactCache:
-    from graphkiln_backend.lowering.cache import ArtifactCache, default_folder
+    from graphkiln_backend.cache.artifact_cache import ArtifactCache, default_folder
 
     if folder == OFF:
         raise CacheError("the cache is off", hint="name its folder: --cache DIR")

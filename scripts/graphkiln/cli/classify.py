@@ -1,4 +1,4 @@
-"""`graphkiln classify`: pictures in, labelled answers out."""
+"""`graphkiln classify`: images in, labeled answers out."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import typer
 
 from graphkiln.cli.options import DEFAULT_URL, AsJson, CaFile, Headers, Timeout, Url, connect
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.images.formats import SUFFIXES, image_files
 
 if TYPE_CHECKING:
     from graphkiln_client import Result
 
 _MANY = 20
-_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
 def classify(
-    images: Annotated[list[Path], typer.Argument(help="Picture files or folders of them.", metavar="IMAGE")],
+    images: Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")],
     model: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
     url: Url = DEFAULT_URL,
-    top_k: Annotated[int, typer.Option(help="Answers per picture, best first.", min=1)] = 5,
+    top_k: Annotated[int, typer.Option(help="Answers per image, best first.", min=1)] = 5,
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Most pictures in one request.", min=1)] = 16,
+    batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Requests under way at once.", min=1)] = 8,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
@@ -37,9 +37,9 @@ def classify(
     ca_file: CaFile = None,
     timeout: Timeout = 30.0,
 ) -> None:
-    """Classify pictures with a served model: labelled top-k, best first.
+    """Classify images with a served model: labeled top-k, best first.
 
-    Exit code 1 when any picture failed; the others are answered all the same.
+    Exit code 1 when any image failed; the others are answered all the same.
     """
     if as_json and as_csv:
         raise InvalidInput("--json and --csv: choose one")
@@ -73,7 +73,7 @@ def classify(
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr while many pictures are under way, for a person who watches."""
+    """A bar on stderr while many images are under way, for a person who watches."""
     if count < _MANY or not sys.stderr.isatty():
         yield None
         return
@@ -86,15 +86,15 @@ def _progress(count: int) -> Iterator[Callable[[int], None] | None]:
 
 
 def _expanded(images: list[Path]) -> list[Path]:
-    """Files as they are; folders as the pictures in them, sorted."""
+    """Files as they are; folders as the images in them, sorted."""
     paths: list[Path] = []
     for image in images:
         if not image.is_dir():
             paths.append(image)
             continue
-        found = sorted(path for path in image.rglob("*") if path.suffix.lower() in _SUFFIXES)
+        found = image_files(image)
         if not found:
-            raise InvalidInput(f"folder {image} holds no picture", hint=f"known endings: {' '.join(sorted(_SUFFIXES))}")
+            raise InvalidInput(f"folder {image} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
         paths += found
     return paths
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import say
 from graphkiln_backend.graph.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def convert(  # one flag a field of the recipe
         list[str] | None, typer.Option(help="Keep this output, by the source's name.", rich_help_panel=_EDGE)
     ] = None,
     input: Annotated[  # noqa: A002 - the flag's name
-        str | None, typer.Option(help="uint8-nhwc: raw picture bytes.", rich_help_panel=_EDGE, show_default="source")
+        str | None, typer.Option(help="uint8-nhwc: raw image bytes.", rich_help_panel=_EDGE, show_default="source")
     ] = None,
     layout: Annotated[
         str | None, typer.Option(help="nchw or nhwc.", rich_help_panel=_EDGE, show_default="nchw")
@@ -94,7 +93,7 @@ def convert(  # one flag a field of the recipe
         str | None, typer.Option(help="Answer a gradient, too.", metavar="OUTPUT:INPUT", rich_help_panel=_EDGE)
     ] = None,
     preprocess: Annotated[
-        str | None, typer.Option(help="How a picture becomes the input.", metavar="JSON", rich_help_panel=_EDGE)
+        str | None, typer.Option(help="How an image becomes the input.", metavar="JSON", rich_help_panel=_EDGE)
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="Class names, one a line.", rich_help_panel=_EDGE)] = None,
     max_batch_size: Annotated[
@@ -109,7 +108,7 @@ def convert(  # one flag a field of the recipe
     amp: Annotated[
         str | None,
         typer.Option(
-            help="O0 all fp32; O1 products only; O2 all but normalisation and reductions; O3 all.",
+            help="O0 all fp32; O1 products only; O2 all but normalization and reductions; O3 all.",
             rich_help_panel=_GRAPH,
             show_default="O2",
         ),
@@ -126,14 +125,14 @@ def convert(  # one flag a field of the recipe
         typer.Option("--search-keep", help="Find the fewest nodes that must stay fp32.", rich_help_panel=_GRAPH),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Samples for int8: folder of pictures, or .npz.", rich_help_panel=_GRAPH)
+        Path | None, typer.Option(help="Samples for int8: folder of images, or .npz.", rich_help_panel=_GRAPH)
     ] = None,
     calibration_method: Annotated[
         str | None,
         typer.Option(help="minmax, entropy or percentile.", rich_help_panel=_GRAPH, show_default="minmax"),
     ] = None,
     samples: Annotated[
-        Path | None, typer.Option(help="Folder of pictures, or .npz.", rich_help_panel=_PROOF, show_default="made up")
+        Path | None, typer.Option(help="Folder of images, or .npz.", rich_help_panel=_PROOF, show_default="made up")
     ] = None,
     reference: Annotated[
         Path | None,
@@ -196,15 +195,9 @@ def _values(given: dict[str, Any]) -> dict[str, Any]:
 def _run(recipe: Recipe, *, as_json: bool) -> None:
     from graphkiln.cli.report import show_conversion
     from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
-    from graphkiln_client.image import load_sample
     from graphkiln_converters.convert import convert as run
 
-    folder = run(
-        recipe,
-        command=shlex.join(["graphkiln", *sys.argv[1:]]),
-        load_picture=load_sample,
-        say=say,
-    )
+    folder = run(recipe, command=shlex.join(["graphkiln", *sys.argv[1:]]))
     if as_json:
         typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)
     else:
@@ -222,9 +215,9 @@ def _list(pattern: str) -> None:
 
 def _explain() -> None:
     from graphkiln.cli.report import show_passes
-    from graphkiln_backend.passes.catalogue import catalogue
+    from graphkiln_backend.passes.catalog import catalog
 
-    show_passes(catalogue())
+    show_passes(catalog())
 
 
 def _yaml(recipe: Recipe) -> str:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import say
 from graphkiln_backend.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
-    from graphkiln_backend.lowering.cache import ArtifactCache
+    from graphkiln_backend.cache.artifact_cache import ArtifactCache
     from graphkiln_backend.lowering.deployment import Deployment
 
 ModelPath = Annotated[Path, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")]
@@ -31,7 +30,7 @@ def opened_cache(cache: str) -> Iterator[ArtifactCache]:
     from graphkiln.cli.cache import cache_settings
 
     settings = cache_settings(cache, sys.maxsize)
-    with TemporaryDirectory(prefix="graphkiln-cache-") as vanishing, settings.open(Path(vanishing), say) as artifacts:
+    with TemporaryDirectory(prefix="graphkiln-cache-") as vanishing, settings.open(Path(vanishing)) as artifacts:
         yield artifacts
 
 
@@ -51,17 +50,17 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     from graphkiln_backend.engines.registry import probe
     from graphkiln_backend.lowering.adoption import adopted
     from graphkiln_backend.lowering.deployment import Deployment
-    from graphkiln_backend.lowering.plan import Machine
+    from graphkiln_backend.lowering.plan import Resources
     from graphkiln_backend.lowering.settings import parse_override
     from graphkiln_backend.repository.config import as_dictionary
     from graphkiln_backend.repository.overlay import complete_config
 
     folder = version_folder(path).absolute()
-    config = complete_config(folder.parent, _names_of_ours(), lambda version: adopted(version, artifacts, say))
-    graph = adopted(folder, artifacts, say)
+    config = complete_config(folder.parent, _names_of_ours(), lambda version: adopted(version, artifacts))
+    graph = adopted(folder, artifacts)
     _complete_instances(config)
     overrides = [parse_override(text) for text in settings or []]
-    machine = Machine(device=_device(config), cores=usable_cores(), probe=probe)
+    machine = Resources(device=_device(config), cores=usable_cores(), probe=probe)
     return Deployment.read(graph, as_dictionary(config), machine, overrides)
 
 
@@ -69,7 +68,7 @@ def _names_of_ours() -> frozenset[str]:
     """The names under which `serve` installs our backend here; all of them where no Triton is installed to ask."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.installation import find_installation
-    from graphkiln_backend.server.runfolder import NAMES, names_of_ours
+    from graphkiln_backend.server.run_folder import NAMES, names_of_ours
 
     try:
         return names_of_ours([find_installation().backends], replace_onnxruntime=False)
@@ -102,7 +101,7 @@ def _on_gpu(group: Any) -> bool:
     Raises:
         RepositoryError: It would ask the model, which has no say.
     """
-    from graphkiln_backend.engines.device import gpus
+    from graphkiln_backend.engines.hardware import gpus
 
     kinds = dict(group.Kind.items())
     if group.kind == kinds["KIND_MODEL"]:

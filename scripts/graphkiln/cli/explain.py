@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
-from graphkiln.cli.options import Cache, say
+from graphkiln.cli.options import Cache
 
 if TYPE_CHECKING:
-    from graphkiln_backend.lowering.lower import Lowered
+    from graphkiln_backend.lowering.selection import Lowered
     from graphkiln_backend.lowering.settings import Settings
 
 
@@ -26,7 +26,7 @@ def explain(
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())
         if not plan_only:
-            lowered = deployment.lower(artifacts, report=lambda _: None, building=say)
+            lowered = deployment.lower(artifacts)
             with lowered.session:
                 _show_result(lowered)
 

@@ -58,7 +58,7 @@ def read_tensor(text: str) -> tuple[str, AnyArray]:
 
     name, equals, file = text.partition("=")
     if not (name and equals and file):
-        raise InvalidInput(f"--input {text}: expected NAME=FILE", hint="for example --input INPUT_0=picture.npy")
+        raise InvalidInput(f"--input {text}: expected NAME=FILE", hint="for example --input INPUT_0=image.npy")
     try:
         content = sys.stdin.buffer.read() if file == _STDIN else Path(file).read_bytes()
         array = np.load(io.BytesIO(content), allow_pickle=False)

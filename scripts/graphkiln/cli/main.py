@@ -16,6 +16,7 @@ from graphkiln.cli.infer import infer
 from graphkiln.cli.inspect import inspect
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
+from graphkiln.cli.options import log_to_stderr
 from graphkiln.cli.serve import serve
 from graphkiln.cli.story import story
 from graphkiln.cli.verify import verify
@@ -45,6 +46,7 @@ app.command()(story)
 
 def main() -> None:
     """Runs the command; a graphkiln error becomes one line on stderr and its exit code."""
+    log_to_stderr()
     try:
         app()
     except GraphkilnError as error:

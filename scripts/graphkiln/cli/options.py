@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,20 @@ def connect(url: str, header: list[str] | None, ca_file: Path | None, timeout_s:
         raise InvalidInput("--header: expected NAME:TEXT", hint="for example --header 'Authorization: Bearer ...'")
     headers = {name.strip(): text.strip() for name, _, text in pairs}
     return Client(url, headers=headers, ca_file=ca_file, timeout_s=timeout_s)
+
+
+class _StderrHandler(logging.Handler):
+    """Shows what the packages log as `say` shows the command's own lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+def log_to_stderr() -> None:
+    """Shows what the loggers `graphkiln.*` tell, a line each; the root logger and its handlers stay as they are."""
+    logger = logging.getLogger("graphkiln")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_StderrHandler()]
 
 
 def say(line: str) -> None:

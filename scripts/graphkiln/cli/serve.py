@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import Cache, say
+from graphkiln.cli.options import Cache
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
 
@@ -78,7 +78,6 @@ def serve(
             replace_onnxruntime=replace_onnxruntime,
         ),
         on_live=lambda states: _show(states, flags),
-        say=say,
     )
     code = supervisor.run()
     if code:

@@ -23,10 +23,10 @@ _INTERRUPTED = 130
 
 def story(
     model: Annotated[str, typer.Option(help="torchvision:ARCH, timm:ARCH or python:FILE:FACTORY.")],
-    image_size: Annotated[int, typer.Option(help="Side of the model's pictures in pixels.", min=16)] = 224,
+    image_size: Annotated[int, typer.Option(help="Side of the model's images in pixels.", min=16)] = 224,
     seconds: Annotated[float, typer.Option(help="How long each step is measured.", min=1)] = 20.0,
     gradient: Annotated[
-        bool, typer.Option("--gradient", help="Keep the gradient by the picture in every graph.")
+        bool, typer.Option("--gradient", help="Keep the gradient by the image in every graph.")
     ] = False,
     weights: Annotated[
         Path | None,
@@ -42,7 +42,7 @@ def story(
     ] = None,
     preprocess: Annotated[
         str | None,
-        typer.Option(help="How a picture becomes the input.", show_default="the source's own", metavar="JSON"),
+        typer.Option(help="How an image becomes the input.", show_default="the source's own", metavar="JSON"),
     ] = None,
     only: Annotated[
         str,
@@ -54,7 +54,7 @@ def story(
 ) -> None:
     """Tell the acceleration story: from eager PyTorch to a served graph, each step proven and measured.
 
-    All steps are measured in turn, again and again, so that a noisy machine favours none. Ctrl-C keeps what was seen.
+    All steps are measured in turn, again and again, so that a noisy machine favors none. Ctrl-C keeps what was seen.
     Exit code 1 when the answers of a step of the chain changed more than the numeric policy allows.
     """
     try:

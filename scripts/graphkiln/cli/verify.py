@@ -20,7 +20,7 @@ def verify(
     precision: Annotated[
         str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
     ] = "",
-    samples: Annotated[Path | None, typer.Option(help="More samples: folder of pictures, or .npz.")] = None,
+    samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
     """Prove a version again: the same answers as its source model, on an engine of this machine.
@@ -30,7 +30,6 @@ def verify(
     from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.graph.decoding import encode
     from graphkiln_backend.repository.version import read_version
-    from graphkiln_client.image import load_sample
     from graphkiln_converters.verify import verify as run
 
     if precision and precision not in _PRECISIONS:
@@ -40,7 +39,6 @@ def verify(
         engine=engine,
         precision=precision,
         samples=samples,
-        load_picture=load_sample,
         threads=usable_cores(),
     )
     if as_json:

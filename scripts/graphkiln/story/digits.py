@@ -1,4 +1,4 @@
-"""Pictures whose right answer is known: scikit-learn's handwritten digits, as the JPEGs that a user would send."""
+"""Images whose right answer is known: scikit-learn's handwritten digits, as the JPEGs that a user would send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_PICTURE_SIDE = 256
+_IMAGE_SIDE = 256
 _QUALITY = 90
 _SEED = 20260101
 _HELD_OUT = 0.25
@@ -20,11 +20,11 @@ _HELD_OUT = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digits:
-    """Pictures and what they show.
+    """Images and what they show.
 
     Attributes:
-        jpegs: One RGB picture each, 256x256 pixels.
-        targets: Index into `CLASSES` of each, `[pictures]`.
+        jpegs: One RGB image each, 256x256 pixels.
+        targets: Index into `CLASSES` of each, `[images]`.
     """
 
     jpegs: tuple[bytes, ...]
@@ -56,13 +56,13 @@ def weights_path(architecture: str, image_size: int) -> Path:
     return cache / "graphkiln-story" / f"{architecture}-digits-{image_size}.safetensors"
 
 
-def picture(digit: npt.NDArray[np.float64], side: int) -> Image.Image:
-    """An 8x8 array of 0..16 as a grey picture of `side` x `side` pixels."""
+def digit_image(digit: npt.NDArray[np.float64], side: int) -> Image.Image:
+    """An 8x8 array of 0..16 as a gray image of `side` x `side` pixels."""
     small = Image.fromarray((digit * (255 / 16)).round().astype(np.uint8))
     return small.resize((side, side), Image.Resampling.BICUBIC)
 
 
 def _jpeg(digit: npt.NDArray[np.float64]) -> bytes:
     file = io.BytesIO()
-    picture(digit, _PICTURE_SIDE).convert("RGB").save(file, "JPEG", quality=_QUALITY)
+    digit_image(digit, _IMAGE_SIDE).convert("RGB").save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

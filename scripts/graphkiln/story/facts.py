@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from graphkiln.story.requests import Machine, Request
-from graphkiln_backend.engines.device import gpus, identity
+from graphkiln_backend.engines.hardware import gpus, identity
 
 _LIBRARIES = (
     "graphkiln",
@@ -31,7 +31,7 @@ def facts_of(request: Request, machine: Machine) -> dict[str, Any]:
         "model": request.source,
         "image size": request.image_size,
         "weights": str(request.weights) if request.weights else "random: nothing is decided by them",
-        "gradient": "by the picture, in every graph" if request.gradient else "none after step 1",
+        "gradient": "by the image, in every graph" if request.gradient else "none after step 1",
         "batches": f"up to {machine.batch}, two instances",
         **machine_facts(),
     }

@@ -17,7 +17,7 @@ from graphkiln_backend.proof.ranks import all_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class Judgment:
     """What a proof showed.
 
     Attributes:
@@ -26,8 +26,8 @@ class Judgement:
         error: Relative L2 error of the scores.
         limit: Most that the policy allows.
         difference: Largest difference of a score.
-        samples: Pictures that were compared.
-        same: Pictures whose best class stayed.
+        samples: Images that were compared.
+        same: Images whose best class stayed.
         interval: 95% confidence interval of that share.
         undecided: Why agreement means nothing here, or empty.
         right: Share of right answers, or None where the right ones are not known.
@@ -49,8 +49,8 @@ class Judgement:
 
 def judge(
     reference: Answers, found: Answers, limits: Limits, *, noise: float, targets: npt.NDArray[np.int64] | None
-) -> Judgement:
-    """Judges the answers to the same pictures.
+) -> Judgment:
+    """Judges the answers to the same images.
 
     Args:
         reference: Of eager PyTorch, all scores.
@@ -70,7 +70,7 @@ def judge(
         row = gradient_limits(limits, reference.noise)
         verdicts.append(_proven(reference.gradients, found.gradients, row, failures))
         gradient_error = _error(reference.gradients, found.gradients)
-    return Judgement(
+    return Judgment(
         passed=not failures,
         verdict="; ".join((*verdicts, str(decision))),
         error=_error(expected, scores),
@@ -85,7 +85,7 @@ def judge(
     )
 
 
-def judge_parameter_gradients(judged: Judgement, reference: AnyArray, found: AnyArray, noise: float) -> Judgement:
+def judge_parameter_gradients(judged: Judgment, reference: AnyArray, found: AnyArray, noise: float) -> Judgment:
     """Adds the gradients by the parameters to what was judged of a way in fp32."""
     limits = gradient_limits(replace(EXPORT, step="static", worst_element=None), noise)
     failures: list[str] = []

@@ -14,31 +14,31 @@ class Segment:
     """What was seen.
 
     Attributes:
-        per_second: Pictures answered per second, between two answers: what had begun before the first one, or came
+        per_second: Images answered per second, between two answers: what had begun before the first one, or came
             after the time was over, does not count.
-        latencies_ms: Of every picture, from the JPEG to the answer.
+        latencies_ms: Of every image, from the JPEG to the answer.
         seconds: How long it all took, the last answers included.
-        pictures: All that were answered.
+        images: All that were answered.
     """
 
     per_second: float
     latencies_ms: tuple[float, ...]
     seconds: float
-    pictures: int
+    images: int
 
 
 def run_segment(ask: Callable[[bytes], object], callers: int, jpegs: Sequence[bytes], seconds: float) -> Segment:
-    """Answers pictures again and again; each caller takes the next one when it has its answer.
+    """Answers images again and again; each caller takes the next one when it has its answer.
 
     Args:
-        ask: Answers one picture.
+        ask: Answers one image.
         callers: How many ask at the same time.
-        jpegs: The pictures.
+        jpegs: The images.
         seconds: How long new ones are taken; at least one is answered by each caller.
     """
     spans: list[tuple[float, float]] = []
     failures: list[BaseException] = []
-    pictures = itertools.cycle(jpegs)
+    images = itertools.cycle(jpegs)
     taking = threading.Lock()
     begun = time.perf_counter()
 
@@ -46,7 +46,7 @@ def run_segment(ask: Callable[[bytes], object], callers: int, jpegs: Sequence[by
         try:
             while True:
                 with taking:
-                    jpeg = next(pictures)
+                    jpeg = next(images)
                 start = time.perf_counter()
                 ask(jpeg)
                 spans.append((start, time.perf_counter()))
@@ -66,7 +66,7 @@ def run_segment(ask: Callable[[bytes], object], callers: int, jpegs: Sequence[by
         per_second=_rate(begun, done, callers, begun + seconds),
         latencies_ms=tuple((end - start) * 1e3 for start, end in spans),
         seconds=done[-1] - begun,
-        pictures=len(done),
+        images=len(done),
     )
 
 

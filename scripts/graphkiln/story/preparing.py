@@ -16,12 +16,11 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.edges import Rename
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_backend.passes.pipeline import OPTIMISATIONS, without
+from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, without
 from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
-from graphkiln_client.image import load_sample
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import made_up
+from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.training_step import TrainingStep
 
 
@@ -31,7 +30,7 @@ class Prepared:
 
     Attributes:
         request: What is asked for.
-        preprocess: How a picture becomes the input.
+        preprocess: How an image becomes the input.
         classes: How many the model tells apart.
         derivative: `OUTPUT:INPUT`, what the gradient is of and by.
     """
@@ -54,7 +53,7 @@ class Prepared:
                 names = str(graph.graph.inputs[0].name), str(graph.graph.outputs[0].name)
             run_passes(
                 graph,
-                (*without(OPTIMISATIONS, ("share-weights",)), Rename({names[0]: "INPUT_0"}, {names[1]: "OUTPUT_0"})),
+                (*without(OPTIMIZATIONS, ("share-weights",)), Rename({names[0]: "INPUT_0"}, {names[1]: "OUTPUT_0"})),
             )
             path.parent.mkdir(exist_ok=True)
             save(graph, path)
@@ -73,7 +72,7 @@ class Prepared:
         if not (folder / "1").exists():
             options = convert_options(model, self.request, machine, self.derivative)
             recipe = Recipe(source=self.request.source, name=model.name, model_store=store, **options)
-            convert(recipe, command=shlex.join(["graphkiln", "story"]), load_picture=load_sample, say=lambda _: None)
+            convert(recipe, command=shlex.join(["graphkiln", "story"]))
             with (folder / CONFIG_FILE).open("a") as config:
                 config.write(f"\n{machine.instance_group}\n")
         if model.fusion:
@@ -88,7 +87,7 @@ def prepare(request: Request) -> Prepared:
         ConversionError: It cannot.
     """
     with closing(open_model(request)) as model:
-        answers = model.run(made_up(model.inputs, 1, {}, seed=0))
+        answers = model.run(synthetic_samples(model.inputs, 1, {}, seed=0))
         output, scores = next(iter(answers.items()))
         if scores.ndim != 2:
             raise MeasurementError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln.story.digits import weights_path
-from graphkiln_backend.engines.device import gpus
+from graphkiln_backend.engines.hardware import gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,11 +19,11 @@ class Request:
 
     Attributes:
         source: The model, as `graphkiln convert` takes it.
-        image_size: Side of its pictures in pixels.
+        image_size: Side of its images in pixels.
         weights: Its state dict, or None for random weights.
-        gradient: Whether the gradient by the picture stays in the graph.
-        samples: Folder of pictures to prove and measure on, or None for the held-out digits.
-        preprocess: How a picture becomes the input, as JSON data, where the source does not know.
+        gradient: Whether the gradient by the image stays in the graph.
+        samples: Folder of images to prove and measure on, or None for the held-out digits.
+        preprocess: How an image becomes the input, as JSON data, where the source does not know.
     """
 
     source: str

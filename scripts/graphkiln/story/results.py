@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkiln.story.judging import Judgement
+from graphkiln.story.judging import Judgment
 from graphkiln.story.ways import Way
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError, MeasurementError
@@ -23,8 +23,8 @@ class Round:
 
     Attributes:
         number: Of the round; those of all ways with the same number were measured one after the other.
-        per_second: Pictures answered per second.
-        latencies_ms: Of each picture.
+        per_second: Images answered per second.
+        latencies_ms: Of each image.
         cores: CPU seconds per second, of the process and, where it is served, of the server.
         memory_mb: Memory of both at the end.
     """
@@ -42,12 +42,12 @@ class Seen:
 
     Attributes:
         refused: Why it cannot be done here, or empty.
-        judgement: Of its answers, or None before.
+        judgment: Of its answers, or None before.
         rounds: Its measurements.
     """
 
     refused: str = ""
-    judgement: Judgement | None = None
+    judgment: Judgment | None = None
     rounds: tuple[Round, ...] = ()
 
 
@@ -97,8 +97,8 @@ class Row:
         step: Number of the step.
         title: A few words.
         switch: Whether it is one switch by itself.
-        per_second: Pictures per second, the median of the rounds.
-        p50_ms: Median latency of a picture.
+        per_second: Images per second, the median of the rounds.
+        p50_ms: Median latency of an image.
         p99_ms: 99th percentile.
         own: Factor to the way that it is compared with, the median over the rounds.
         beside: Key of that way.
@@ -106,7 +106,7 @@ class Row:
         source: Factor that the source reports.
         cores: CPU seconds per second.
         memory_mb: Memory in MB.
-        judgement: Whether its answers may count.
+        judgment: Whether its answers may count.
         refused: Why it was not done.
     """
 
@@ -123,13 +123,13 @@ class Row:
     source: str
     cores: float | None
     memory_mb: float | None
-    judgement: Judgement | None
+    judgment: Judgment | None
     refused: str
 
     @property
     def counts(self) -> bool:
         """Whether it was measured, and its answers passed the policy."""
-        return self.per_second is not None and self.judgement is not None and self.judgement.passed
+        return self.per_second is not None and self.judgment is not None and self.judgment.passed
 
 
 def rows(ways: Sequence[Way], record: Record) -> tuple[Row, ...]:
@@ -154,7 +154,7 @@ def _base(way: Way, before: Sequence[Row], ways: Sequence[Way]) -> str:
 def _row(way: Way, seen: Mapping[str, Seen], beside: str) -> Row:
     mine = seen.get(way.key, Seen())
     latencies = [latency for each in mine.rounds for latency in each.latencies_ms]
-    passed = mine.judgement is not None and mine.judgement.passed
+    passed = mine.judgment is not None and mine.judgment.passed
     return Row(
         key=way.key,
         step=way.step,
@@ -169,7 +169,7 @@ def _row(way: Way, seen: Mapping[str, Seen], beside: str) -> Row:
         source=way.source,
         cores=_median(each.cores for each in mine.rounds),
         memory_mb=_median(each.memory_mb for each in mine.rounds),
-        judgement=mine.judgement,
+        judgment=mine.judgment,
         refused=mine.refused,
     )
 

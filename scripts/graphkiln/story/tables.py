@@ -26,11 +26,11 @@ def show(document: dict[str, Any]) -> None:
         if step["per_second"] is not None:
             speed.add_row(*_speed(step), style="dim" if step["switch"] else "")
     proof = _table(
-        f"beside eager PyTorch, on {facts.get('pictures', 'nothing yet')}",
+        f"beside eager PyTorch, on {facts.get('images', 'nothing yet')}",
         ("error", "allowed", "same answers, 95%", "right", "policy"),
     )
     for step in steps:
-        if step["judgement"]:
+        if step["judgment"]:
             proof.add_row(*_proof(step), style="dim" if step["switch"] else "")
     console.print(speed, proof)
     for line in _notes(steps):
@@ -61,7 +61,7 @@ def _speed(step: dict[str, Any]) -> list[str]:
 
 
 def _proof(step: dict[str, Any]) -> list[str]:
-    judged = step["judgement"]
+    judged = step["judgment"]
     low, high = (f"{100 * share:.1f}".removesuffix(".0") for share in judged["interval"])
     return [
         _title(step),
@@ -78,7 +78,7 @@ def _notes(steps: list[dict[str, Any]]) -> list[str]:
     factors = [step["cumulative"] for step in steps if step["counts"] and step["cumulative"]]
     notes = [f"all together: {factors[-1]:.1f}x (the source reports {SOURCE_TOTAL}x and more)"] if factors else []
     notes += [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
-    judged = [(step["title"], step["judgement"]) for step in steps if step["judgement"]]
+    judged = [(step["title"], step["judgment"]) for step in steps if step["judgment"]]
     notes += [f"{title}: does not count: {found['verdict']}" for title, found in judged if not found["passed"]]
     undecided = {found["undecided"] for _, found in judged} - {""}
     notes += [f"same answers are not judged: {reason}" for reason in sorted(undecided)[:1]]

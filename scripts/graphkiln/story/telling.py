@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from graphkiln.story.facts import facts_of
-from graphkiln.story.judging import Judgement, judge, judge_parameter_gradients
-from graphkiln.story.pictures import Pictures, choose
+from graphkiln.story.images import Images, choose
+from graphkiln.story.judging import Judgment, judge, judge_parameter_gradients
 from graphkiln.story.preparing import Prepared, prepare
 from graphkiln.story.requests import Machine, Request
 from graphkiln.story.results import Record, Round, Seen, document
 from graphkiln.story.server import serving
-from graphkiln.story.ways import BASE, LOWEST, TOP_K, Way, callers, commands, first_ways, last_ways, picture_files
+from graphkiln.story.ways import BASE, LOWEST, TOP_K, Way, callers, commands, first_ways, image_files, last_ways
 from graphkiln.story.work import Answers, EagerWork, ServedWork, SessionWork, StaticWork, Work
 from graphkiln.story.worker import Meter, Worker
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
@@ -84,7 +84,7 @@ class Story:
     def proven(self) -> bool:
         """Whether no step of the chain that was done changed the answers."""
         chain = [self.record.seen[way.key] for way in self.ways if not way.switch and way.key in self.record.seen]
-        return all(seen.judgement.passed for seen in chain if seen.judgement)
+        return all(seen.judgment.passed for seen in chain if seen.judgment)
 
     def document(self) -> dict[str, Any]:
         """All that was seen, as plain data."""
@@ -106,10 +106,10 @@ class Story:
         self._check_known(only)
         self._report(Progress(doing="opening the model"))
         prepared = prepare(self._request)
-        pictures = choose(self._request.samples, prepared.classes)
-        facts = {**self.record.facts, "pictures": pictures.description}
+        images = choose(self._request.samples, prepared.classes)
+        facts = {**self.record.facts, "images": images.description}
         self.record = replace(self.record, facts=facts, derivative=prepared.derivative)
-        pictures.write(*picture_files(self._request.folder))
+        images.write(*image_files(self._request.folder))
         wanted = {*only, *_ALWAYS, *(_CHOOSING if {"compiled", "served"} & {*only} else ())}
         with ExitStack() as stack:
             stack.callback(self._opened.clear)
@@ -117,14 +117,14 @@ class Story:
             def open_all(ways: Sequence[Way]) -> None:
                 for way in ways:
                     if not only or way.key in wanted:
-                        self._open(way, prepared, pictures, stack)
+                        self._open(way, prepared, images, stack)
 
             open_all(first_ways(self._machine))
             if not self.record.precision:
                 self.record = replace(self.record, precision=self._lowest_proven())
                 self._keep()
             open_all(last_ways(self.record.precision))
-            self._measure(pictures, seconds)
+            self._measure(images, seconds)
 
     def _check_known(self, only: Sequence[str]) -> None:
         known = [way.key for way in (*first_ways(self._machine), *last_ways("fp32"))]
@@ -132,7 +132,7 @@ class Story:
             if key not in known:
                 raise InvalidInput(f"there is no step '{key}'", hint=did_you_mean(key, known))
 
-    def _open(self, way: Way, prepared: Prepared, pictures: Pictures, stack: ExitStack) -> None:
+    def _open(self, way: Way, prepared: Prepared, images: Images, stack: ExitStack) -> None:
         """Opens and proves one way, or keeps the reason why that cannot be done."""
         seen = self.record.seen.get(way.key, Seen())
         if seen.refused:
@@ -144,9 +144,9 @@ class Story:
                 self._report(Progress(doing=f"preparing: {way.title}"))
                 work, pid = own.enter_context(self._work(way, prepared))
                 worker = own.enter_context(Worker(work, way.title))
-                if seen.judgement is None:
+                if seen.judgment is None:
                     self._report(Progress(doing=f"proving: {way.title}"))
-                    seen = replace(seen, judgement=self._judged(way, worker, pictures))
+                    seen = replace(seen, judgment=self._judged(way, worker, images))
                 stack.push(own.pop_all())  # a way that is refused runs on for nothing
         except GraphkilnError as error:
             if way.kind == "eager":
@@ -181,21 +181,21 @@ class Story:
                     url=server.grpc_url,
                     model=name,
                     callers=callers(machine),
-                    top_k=TOP_K if way.kind == "pictures" else 0,
+                    top_k=TOP_K if way.kind == "images" else 0,
                     gradient=request.gradient,
                 ),
                 server.pid,
             )
 
-    def _judged(self, way: Way, worker: Worker, pictures: Pictures) -> Judgement:
-        found = worker.answers(pictures.proven)
+    def _judged(self, way: Way, worker: Worker, images: Images) -> Judgment:
+        found = worker.answers(images.proven)
         if way.kind == "eager":
             _write_answers(self._request.folder, found)
         reference = _read_answers(self._request.folder)
-        judged = judge(reference, found, way.limits, noise=self._noise(way), targets=pictures.targets)
+        judged = judge(reference, found, way.limits, noise=self._noise(way), targets=images.targets)
         if way.kind == "static":
-            expected, noise = self._opened["eager"].worker.parameter_gradients(pictures.proven[0])
-            gradients, _ = worker.parameter_gradients(pictures.proven[0])
+            expected, noise = self._opened["eager"].worker.parameter_gradients(images.proven[0])
+            gradients, _ = worker.parameter_gradients(images.proven[0])
             judged = judge_parameter_gradients(judged, expected, gradients, noise)
         return judged
 
@@ -203,7 +203,7 @@ class Story:
         """What fp32 itself makes of the scores, for a way that is coarser: the difference that step 2 made."""
         if way.precision == "fp32":
             return 0.0
-        reduced = self.record.seen.get("reduced", Seen()).judgement
+        reduced = self.record.seen.get("reduced", Seen()).judgment
         if reduced is None:
             raise MeasurementError("nobody knows the noise of fp32 beside it: step 2 was not proven")
         return reduced.difference
@@ -214,11 +214,11 @@ class Story:
         switches = {way.precision: way.key for way in first_ways(self._machine) if way.switch}
         for precision in LOWEST[kind]:
             seen = self.record.seen.get(switches[precision])
-            if seen and seen.judgement and seen.judgement.passed:
+            if seen and seen.judgment and seen.judgment.passed:
                 return precision
         return "fp32"
 
-    def _measure(self, pictures: Pictures, seconds: float) -> None:
+    def _measure(self, images: Images, seconds: float) -> None:
         """All ways in turn, round after round, each round beginning with another one."""
         each_s = seconds / ROUNDS
         todo = list(self._opened.values())
@@ -229,9 +229,9 @@ class Story:
                 seen = self.record.seen[way.way.key]
                 if all(each.number != number for each in seen.rounds):
                     self._report(Progress(doing=way.way.title, done_s=done, total_s=total))
-                    found = way.measured(number, pictures.proven, each_s)
+                    found = way.measured(number, images.proven, each_s)
                     self._see(way.way, replace(seen, rounds=(*seen.rounds, found)))
-                    figure = f"{way.way.title}: {found.per_second:.1f} pictures/s"
+                    figure = f"{way.way.title}: {found.per_second:.1f} images/s"
                     self._report(Progress(doing=way.way.title, done_s=done + each_s, total_s=total, figure=figure))
                 done += each_s
 

@@ -1,4 +1,4 @@
-"""The steps of the story as ways to answer the same pictures: what each runs, what it is compared with, how to repeat.
+"""The steps of the story as ways to answer the same images: what each runs, what it is compared with, how to repeat.
 
 The factors of the source are those of the team whose model started this project: OneFlow on NVIDIA GPUs, ResNet-101.
 """
@@ -14,8 +14,8 @@ from typing import Any, Literal
 from graphkiln.story.requests import Machine, Request
 from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE, Limits
 
-Kind = Literal["eager", "static", "session", "tensors", "pictures"]
-"""What runs: PyTorch; a saved training step; a session in the process; a server that gets tensors, or pictures."""
+Kind = Literal["eager", "static", "session", "tensors", "images"]
+"""What runs: PyTorch; a saved training step; a session in the process; a server that gets tensors, or images."""
 
 TOP_K = 5
 SOURCE_TOTAL = 25
@@ -43,7 +43,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """One way to answer pictures.
+    """One way to answer images.
 
     Attributes:
         key: Its name in results.
@@ -79,7 +79,7 @@ class Way:
     @property
     def served(self) -> bool:
         """Whether a Triton server answers."""
-        return self.kind in ("tensors", "pictures")
+        return self.kind in ("tensors", "images")
 
 
 BASE = Model(name="base", options={"skip": tuple(_FUSIONS.values())})
@@ -149,7 +149,7 @@ def last_ways(precision: str) -> tuple[Way, ...]:
             key="served",
             step=5,
             title="served end to end",
-            kind="pictures",
+            kind="images",
             beside="compiled",
             model=Model(name="served", options={**saved, "input": "uint8-nhwc", "top_k": TOP_K}),
             settings=settings,
@@ -192,7 +192,7 @@ def _story_command(way: Way, request: Request) -> str:
 
 def convert_options(model: Model, request: Request, machine: Machine, derivative: str) -> dict[str, Any]:
     """The recipe's fields beside source, name and store; `derivative` is the `OUTPUT:INPUT` of `--gradient`."""
-    samples, calibration, labels = picture_files(request.folder)
+    samples, calibration, labels = image_files(request.folder)
     options: dict[str, Any] = {
         "shape": (f"3x{request.image_size}x{request.image_size}",),
         "max_batch_size": machine.batch,
@@ -231,6 +231,6 @@ def _flag(name: str, value: Any) -> list[str]:
     return [word for each in values for word in (flag, str(each))]
 
 
-def picture_files(folder: Path) -> tuple[Path, Path, Path]:
-    """Folders of the pictures to prove and to calibrate conversions on, and the file of labels, if there is one."""
+def image_files(folder: Path) -> tuple[Path, Path, Path]:
+    """Folders of the images to prove and to calibrate conversions on, and the file of labels, if there is one."""
     return folder / "samples", folder / "calibration", folder / "labels.txt"

@@ -1,4 +1,4 @@
-"""The work of each way: opened in a process of its own, then asked for one picture after another.
+"""The work of each way: opened in a process of its own, then asked for one image after another.
 
 All modules that compute are imported where the work is opened, so that the memory of a process is that of its own way.
 """
@@ -19,7 +19,7 @@ from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.image import load_sample
+from graphkiln_backend.images.decoding import load_sample
 
 if TYPE_CHECKING:
     from graphkiln_backend.engines.base import Session
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """What a way answers to pictures.
+    """What a way answers to images.
 
     Attributes:
-        scores: `[pictures, classes]`, or the best few of them, `[pictures, k]`.
-        indices: The classes of the best few, `[pictures, k]`; None where `scores` holds all of them.
-        gradients: By the picture, `[pictures, 3, height, width]`, where asked for.
+        scores: `[images, classes]`, or the best few of them, `[images, k]`.
+        indices: The classes of the best few, `[images, k]`; None where `scores` holds all of them.
+        gradients: By the image, `[images, 3, height, width]`, where asked for.
         noise: How much the gradients change with what fp32 can hardly tell, as a share of their length.
     """
 
@@ -52,7 +52,7 @@ class Asked:
         ask: Answers one JPEG, as a user would have it; thread-safe where there are several callers.
         answers: Answers several, for the proof.
         callers: How many ask at the same time.
-        parameter_gradients: One picture's gradients by all parameters, in one row, and how much fp32 itself knows of
+        parameter_gradients: One image's gradients by all parameters, in one row, and how much fp32 itself knows of
             them; only of ways that make them.
     """
 
@@ -119,7 +119,7 @@ class StaticWork:
     Attributes:
         training_graph: Answers, then gradients by the parameters.
         forward_graph: Answers.
-        preprocess: How a picture becomes the input.
+        preprocess: How an image becomes the input.
         device: `"cpu"` or `"gpu:0"`.
     """
 
@@ -147,11 +147,11 @@ class StaticWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionWork:
-    """Step 2: what is needed of the work, one picture at a time.
+    """Step 2: what is needed of the work, one image at a time.
 
     Attributes:
-        graph: Answers, and the gradient by the picture where asked for.
-        preprocess: How a picture becomes the input.
+        graph: Answers, and the gradient by the image where asked for.
+        preprocess: How an image becomes the input.
         device: `"cpu"` or `"gpu:0"`.
     """
 
@@ -177,7 +177,7 @@ class ServedWork:
         url: Of the server, gRPC.
         model: Its name.
         callers: How many ask at the same time.
-        top_k: Whether the graph ranks, and pictures come back with their labels.
+        top_k: Whether the graph ranks, and images come back with their labels.
         gradient: Whether it answers the gradient, too.
     """
 
@@ -216,7 +216,7 @@ def open_model(request: Request) -> TorchModel:
     """The source model.
 
     Raises:
-        ConversionError: It is no PyTorch model with one picture as its input, or nobody says how to preprocess.
+        ConversionError: It is no PyTorch model with one image as its input, or nobody says how to preprocess.
     """
     from graphkiln_converters.pytorch import TorchModel
     from graphkiln_converters.sources.base import SourceOptions, open_source
@@ -226,7 +226,7 @@ def open_model(request: Request) -> TorchModel:
     if not isinstance(model, TorchModel) or len(model.inputs) != 1 or model.keywords:
         model.close()
         raise ConversionError(
-            f"the story of {request.source} cannot be told: it begins with a PyTorch model of one picture",
+            f"the story of {request.source} cannot be told: it begins with a PyTorch model of one image",
             hint="torchvision:ARCH, timm:ARCH, or python:FILE:FACTORY",
         )
     published(model, request)
@@ -234,7 +234,7 @@ def open_model(request: Request) -> TorchModel:
 
 
 def published(model: TorchModel, request: Request) -> Preprocess:
-    """How a picture becomes the model's input.
+    """How an image becomes the model's input.
 
     Raises:
         ConversionError: Nobody says.
@@ -243,7 +243,7 @@ def published(model: TorchModel, request: Request) -> Preprocess:
         return decode(Preprocess, request.preprocess, path="preprocess")
     if model.preprocess is None:
         raise ConversionError(
-            f"nobody says how a picture becomes the input of {request.source}",
+            f"nobody says how an image becomes the input of {request.source}",
             hint='give --preprocess \'{"resize": 256, "crop": [224, 224], "mean": [...], "std": [...]}\'',
         )
     return model.preprocess
@@ -254,10 +254,10 @@ def open_session(graph: Path, device: str) -> Iterator[Session]:
     """A session as the product builds it by default: ONNX Runtime in fp32, all cores."""
     from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.engines.registry import load_engine, probe
-    from graphkiln_backend.lowering.plan import Machine, plan
+    from graphkiln_backend.lowering.plan import Resources, plan
     from graphkiln_backend.lowering.settings import Settings
 
-    (step,) = plan(Settings(), Machine(device=device, cores=usable_cores(), probe=probe)).candidates
+    (step,) = plan(Settings(), Resources(device=device, cores=usable_cores(), probe=probe)).candidates
     with load_engine(step.engine).build(graph, step) as session:
         yield session
 
@@ -269,7 +269,7 @@ def _batch(jpegs: Sequence[bytes], spec: Preprocess) -> AnyArray:
 
 
 def _eager_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
-    """The gradients, and what they change when the picture changes by as little as fp32 can tell."""
+    """The gradients, and what they change when the image changes by as little as fp32 can tell."""
     from graphkiln_converters.gradient import nudged
 
     step.model.module.to("cpu")
@@ -299,6 +299,6 @@ def _session_answers(session: Session, jpegs: Sequence[bytes], spec: Preprocess,
 
 
 def _joined(rows: Sequence[Mapping[str, AnyArray]]) -> Answers:
-    """The answers to all pictures by the names of the saved graph: scores, their indices, and the gradient."""
+    """The answers to all images by the names of the saved graph: scores, their indices, and the gradient."""
     arrays = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     return Answers(scores=arrays["OUTPUT_0"], indices=arrays.get("INDEX_0"), gradients=arrays.get("OUTPUT_1"))

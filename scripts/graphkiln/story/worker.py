@@ -38,7 +38,7 @@ class Worker:
             raise
 
     def answers(self, jpegs: Sequence[bytes]) -> Answers:
-        """What it answers to pictures.
+        """What it answers to images.
 
         Raises:
             MeasurementError: It failed.

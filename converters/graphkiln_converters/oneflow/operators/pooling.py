@@ -25,7 +25,7 @@ def max_pool(op: Op) -> tuple[Value, ...]:
 
 
 def _place_in_channel(op: Op, index: Value) -> Value:
-    """ONNX counts through the whole batch, OneFlow through one channel of one picture."""
+    """ONNX counts through the whole batch, OneFlow through one channel of one image."""
     size = math.prod(op.shape[2:])
     return op.emit("Mod", index, op.constant(size))
 
@@ -57,7 +57,7 @@ def _ceil(op: Op) -> int:
 
 @translates("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_avg_pool(op: Op) -> Value:
-    """Means of windows that cover the picture; where they are not of one size, a product with their weights."""
+    """Means of windows that cover the image; where they are not of one size, a product with their weights."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     if all(target == 1 for target in targets):
         return op.emit("GlobalAveragePool", op.x)
@@ -77,7 +77,7 @@ def adaptive_avg_pool(op: Op) -> Value:
 
 @translates("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(op: Op) -> tuple[Value, Value]:
-    """The largest of windows of one size that cover the picture, and its place in the channel."""
+    """The largest of windows of one size that cover the image, and its place in the channel."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     if any(size % target for size, target in zip(sizes, targets, strict=True)):
         raise op.error(f"{list(sizes)} cannot be divided into {list(targets)} windows of one size")

@@ -37,8 +37,8 @@ def variance(op: Op) -> Value:
     """The mean of the squared distances from the mean; unbiased: their sum over one less than their number."""
     axes = _axes(op, "dim")
     count, keepdims = math.prod(op.shape[axis] for axis in axes), int(op.flag("keepdim", False))
-    centred = op.emit("Sub", op.x, op.emit("ReduceMean", op.x, op.constant(axes), keepdims=1))
-    y = op.emit("ReduceMean", op.emit("Mul", centred, centred), op.constant(axes), keepdims=keepdims)
+    centered = op.emit("Sub", op.x, op.emit("ReduceMean", op.x, op.constant(axes), keepdims=1))
+    y = op.emit("ReduceMean", op.emit("Mul", centered, centered), op.constant(axes), keepdims=keepdims)
     return op.emit("Mul", y, op.scalar(count / (count - 1))) if op.flag("unbiased") and count > 1 else y
 
 

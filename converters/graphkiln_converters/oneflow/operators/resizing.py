@@ -1,4 +1,4 @@
-"""Pictures of another size: resampled, padded, warped."""
+"""Images of another size: resampled, padded, warped."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def pad(op: Op) -> Value:
 
 @translates("reflection_pad1d", "reflection_pad2d")
 def reflection_pad(op: Op) -> Value:
-    """The picture mirrored at its borders."""
+    """The image mirrored at its borders."""
     return op.emit("Pad", op.x, op.constant(_around(op)), mode="reflect")
 
 
 @translates("replication_pad1d", "replication_pad2d")
 def replication_pad(op: Op) -> Value:
-    """The picture's border repeated."""
+    """The image's border repeated."""
     return op.emit("Pad", op.x, op.constant(_around(op)), mode="edge")
 
 
@@ -78,7 +78,7 @@ def _around(op: Op) -> list[int]:
 
 @translates("grid_sample")
 def grid_sample(op: Op) -> Value:
-    """Points of the picture, by their coordinates."""
+    """Points of the image, by their coordinates."""
     modes = {"bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic"}
     mode = op.text("interpolation_mode")
     if mode not in modes:
@@ -94,16 +94,16 @@ def grid_sample(op: Op) -> Value:
 
 @translates("affine_grid")
 def affine_grid(op: Op) -> Value:
-    """Coordinates for `grid_sample`: an affine map `[batch, 2, 3]` of every point of a picture."""
+    """Coordinates for `grid_sample`: an affine map `[batch, 2, 3]` of every point of an image."""
     height, width = op.integers("size")[2:]
     aligned = op.flag("align_corners")
-    x, y = np.meshgrid(_centres(width, aligned), _centres(height, aligned))
+    x, y = np.meshgrid(_centers(width, aligned), _centers(height, aligned))
     points = np.stack([x, y, np.ones_like(x)], axis=-1).reshape(height * width, 3)
     mapped = op.emit("MatMul", op.constant(points, op.dtype), op.emit("Transpose", op.x, perm=[0, 2, 1]))
     return op.emit("Reshape", mapped, op.constant(op.result_shape))
 
 
-def _centres(size: int, aligned: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _centers(size: int, aligned: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Of pixels, from -1 to 1: at both ends, or half a pixel inside."""
     ends = np.linspace(-1, 1, size)
     return ends if aligned else ends * (size - 1) / size

@@ -1,0 +1,27 @@
+"""The loggers `graphkiln.*` of an instance, forwarded to Triton's own log under the model's name."""
+
+from __future__ import annotations
+
+import logging
+
+import triton_python_backend_utils as pb_utils
+
+
+class _TritonHandler(logging.Handler):
+    """Hands records to Triton, each as one line that begins with the model."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(logging.INFO)
+        self._model = model
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"graphkiln: {self._model}: {record.getMessage()}"
+        log = pb_utils.Logger.log_warn if record.levelno >= logging.WARNING else pb_utils.Logger.log_info
+        log(line)
+
+
+def log_to_triton(model: str) -> None:
+    """Sends what graphkiln's packages log to Triton's log; an instance is a process of its own, with one model."""
+    logger = logging.getLogger("graphkiln")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_TritonHandler(model)]

@@ -1,0 +1,159 @@
+"""Throughput and memory of CUDA sessions beside eager and compiled PyTorch, host to host, in one run.
+
+    scripts/gpu-check
+
+Every set-up gets images as a server does, in host memory, and hands answers back there. Set-ups are interleaved, the
+median round counts. Memory is what the device holds more after a set-up has run its largest batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from measuring import exported
+from rich.console import Console
+from rich.table import Table
+
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.hardware import identity
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.plan import Resources, plan
+from graphkiln_backend.lowering.selection import Requirements, lower
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_converters.sources.base import SourceOptions, open_source
+
+_ARCHITECTURES = ("resnet101", "mobilenet_v3_large")
+_BATCHES = (1, 16, 64)
+_IMAGE = (3, 224, 224)
+_SESSIONS = {
+    "CUDA fp32": Settings(precision="fp32"),
+    "CUDA fp32, exhaustive": Settings(precision="fp32", conv_search="exhaustive"),
+    "CUDA tf32": Settings(precision="tf32"),
+    "CUDA fp16": Settings(precision="fp16"),
+    "CUDA fp16 NHWC": Settings(precision="fp16", layout="nhwc"),
+    "CUDA fp16 NHWC, graphs": Settings(
+        precision="fp16", layout="nhwc", options={"onnxruntime": {"enable_cuda_graph": "1"}}
+    ),
+    "TensorRT fp16": Settings(engine="tensorrt", precision="fp16"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """A way to answer a batch, and the device memory that it took."""
+
+    name: str
+    ask: Callable[[AnyArray], object]
+    memory_mb: float
+
+
+def sessions(graph: Path, cache: ArtifactCache, stack: ExitStack) -> list[SetUp]:
+    """Our sessions; those that cannot be built say why and are left out."""
+    version = ModelVersion(graph_path=graph, manifest=None, golden=None)
+    found = []
+    for name, settings in _SESSIONS.items():
+        planned = plan(settings, Resources(device="gpu:0", cores=8, probe=probe), largest_batch=max(_BATCHES))
+        wanted = Requirements(artifacts=Artifacts(version, "fp32", cache), warm_sizes=_BATCHES)
+        free = torch.cuda.mem_get_info()[0]
+        try:
+            lowered = lower(version, planned, wanted)
+        except Exception as error:  # noqa: BLE001 - one set-up must not end the run
+            print(f"{name}: {error}")
+            continue
+        session = stack.enter_context(lowered.session)
+        used = (free - torch.cuda.mem_get_info()[0]) / 2**20
+        found.append(SetUp(name=name, ask=lambda x, s=session: s.run({"INPUT_0": x}), memory_mb=used))  # type: ignore[misc]
+    return found
+
+
+def pytorch(architecture: str) -> list[SetUp]:
+    """Eager and compiled PyTorch, fp32 and fp16 in channels_last."""
+    found = []
+    for precision in (torch.float32, torch.float16):
+        module = open_source(f"torchvision:{architecture}", SourceOptions()).module  # type: ignore[attr-defined]
+        module = module.eval().to("cuda", precision, memory_format=torch.channels_last)
+        for name, forward in (("eager", module), ("compiled", torch.compile(module))):
+            free = torch.cuda.mem_get_info()[0]
+            ask = _asking(forward, precision)
+            for batch in _BATCHES:
+                ask(np.zeros((batch, *_IMAGE), np.float32))
+            used = (free - torch.cuda.mem_get_info()[0]) / 2**20
+            kind = "fp32" if precision is torch.float32 else "fp16"
+            found.append(SetUp(name=f"PyTorch {name} {kind}", ask=ask, memory_mb=used))
+    return found
+
+
+def _asking(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.dtype) -> Callable[[AnyArray], object]:
+    def ask(images: AnyArray) -> object:
+        with torch.inference_mode():
+            batch = torch.from_numpy(images).to("cuda", precision, memory_format=torch.channels_last)
+            return forward(batch).float().cpu().numpy()
+
+    return ask
+
+
+def measured(set_ups: list[SetUp], rounds: int) -> list[dict[str, object]]:
+    """Images per second by set-up and batch; the ratio is to eager PyTorch in fp32."""
+    rates: dict[tuple[str, int], list[float]] = {}
+    for _ in range(rounds):
+        for batch in _BATCHES:
+            images = np.random.default_rng(0).normal(size=(batch, *_IMAGE)).astype(np.float32)
+            for set_up in set_ups:
+                set_up.ask(images)
+                runs = max(3, 128 // batch)
+                begun = time.perf_counter()
+                for _run in range(runs):
+                    set_up.ask(images)
+                rates.setdefault((set_up.name, batch), []).append(runs * batch / (time.perf_counter() - begun))
+    medians = {key: statistics.median(values) for key, values in rates.items()}
+    rows: list[dict[str, object]] = []
+    for set_up in set_ups:
+        row: dict[str, object] = {"set-up": set_up.name}
+        for batch in _BATCHES:
+            rate = medians[set_up.name, batch]
+            row[f"{batch}: images/s"] = round(rate)
+            row[f"{batch}: ratio"] = round(rate / medians["PyTorch eager fp32", batch], 2)
+        rows.append({**row, "MB": round(set_up.memory_mb)})
+    return rows
+
+
+def main() -> None:
+    """Measures and prints a table for each architecture."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu-check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args()
+    tables: dict[str, list[dict[str, object]]] = {}
+    for architecture in _ARCHITECTURES:
+        with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder)) as cache, ExitStack() as stack:
+            set_ups = [*pytorch(architecture), *sessions(exported(architecture), cache, stack)]
+            tables[architecture] = measured(set_ups, options.rounds)
+    if options.json:
+        print(json.dumps({"device": identity("gpu:0"), "tables": tables}, indent=2))
+        return
+    for architecture, rows in tables.items():
+        table = Table(title=f"{architecture} on {identity('gpu:0')}")
+        for column in rows[0]:
+            table.add_column(column, justify="left" if column == "set-up" else "right")
+        for row in rows:
+            table.add_row(*map(str, row.values()))
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

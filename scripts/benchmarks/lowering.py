@@ -1,0 +1,186 @@
+"""Lowering beside ONNX Runtime in fp32: throughput of each precision, first and cached load, what a session adds."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from measuring import CACHE, Segment, exported, measure
+
+from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.quantization import Quantization, quantize
+from graphkiln_backend.engines.registry import load_engine, probe
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.plan import Resources, plan
+from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.repository.version import ModelVersion
+
+_BATCH = 8
+_IMAGE = (3, 224, 224)
+
+
+def benchmark_lowering(rounds: int, seconds: float) -> list[dict[str, object]]:
+    """ResNet-101 in every precision that this CPU computes in, at batch 1 and 8."""
+    graph = _version(exported("resnet101"))
+    int8 = _version(_quantized("resnet101"))
+    with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder)) as cache:
+        sessions = {
+            "onnxruntime fp32": _lowered(graph, Settings(), cache),
+            "openvino fp32": _lowered(graph, Settings(engine="openvino"), cache),
+            "auto, bf16 asked": _lowered(graph, Settings(engine="auto", precision="bf16"), cache),
+            "onnxruntime int8": _lowered(int8, Settings(), cache),
+            "auto, int8 saved": _lowered(int8, Settings(engine="auto"), cache),
+        }
+        rows: list[dict[str, object]] = []
+        for batch in (1, _BATCH):
+            feeds = {"INPUT_0": np.random.default_rng(1).normal(size=(batch, *_IMAGE)).astype(np.float32)}
+            segments = [
+                Segment(name=name, concurrency=1, ask=_asking(lowered.session, feeds))
+                for name, lowered in sessions.items()
+            ]
+            figures = measure(segments, rounds, seconds)
+            reference = figures["onnxruntime fp32"].per_second
+            rows += [
+                {
+                    "set-up": name,
+                    "engine": sessions[name].step.engine,
+                    "batch": batch,
+                    "images/s": round(figure.per_second * batch, 1),
+                    "ratio": round(figure.per_second / reference, 2),
+                    "products": _products(sessions[name]),
+                }
+                for name, figure in figures.items()
+            ]
+        for lowered in sessions.values():
+            lowered.session.close()
+    return rows
+
+
+def benchmark_lowered_load(rounds: int, _: float) -> list[dict[str, object]]:
+    """Loading ResNet-101: the first time, and from the cache. Every load is a new cache object, as in a new process."""
+    graph = exported("resnet101")
+    rows: list[dict[str, object]] = []
+    for name, settings in {
+        "bf16": Settings(engine="auto", precision="bf16"),
+        "openvino fp32": Settings(engine="openvino"),
+        "onnxruntime fp32": Settings(),
+    }.items():
+        first: list[float] = []
+        cached: list[float] = []
+        for _number in range(rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                for seconds in (first, cached):
+                    begun = time.perf_counter()
+                    with ArtifactCache(Path(folder)) as cache:
+                        session = _loaded(graph, settings, cache)
+                        seconds.append(time.perf_counter() - begun)
+                        session.close()
+        medians = statistics.median(first), statistics.median(cached)
+        rows.append(
+            {
+                "model": "resnet101",
+                "set-up": name,
+                "first s": round(medians[0], 2),
+                "cached s": round(medians[1], 2),
+                "ratio": round(medians[0] / medians[1], 1),
+            }
+        )
+    return rows
+
+
+def benchmark_session(rounds: int, seconds: float) -> list[dict[str, object]]:
+    """What a session of ours adds to the runtime's own call, and what the self-test of ResNet-50 costs."""
+    graph = exported("resnet50")
+    feeds = {"INPUT_0": np.random.default_rng(1).normal(size=(1, *_IMAGE)).astype(np.float32)}
+    (step,) = plan(Settings(), _machine()).candidates
+    with OnnxRuntimeEngine().build(graph, step) as session:
+        raw = session._session  # noqa: SLF001 - the same session, called without ours
+        segments = [
+            Segment(name="raw", concurrency=1, ask=lambda: raw.run(["OUTPUT_0"], feeds)),
+            Segment(name="session", concurrency=1, ask=_asking(session, feeds)),
+        ]
+        figures = measure(segments, rounds, seconds)
+    return [
+        {
+            "model": "resnet50",
+            "raw ms": round(figures["raw"].p50_ms, 3),
+            "session ms": round(figures["session"].p50_ms, 3),
+            "ratio": round(figures["session"].p50_ms / figures["raw"].p50_ms, 4),
+            "self-test s": round(_self_test_s(graph, rounds=3), 2),
+        }
+    ]
+
+
+def _self_test_s(graph: Path, rounds: int) -> float:
+    """Seconds that a load with self-test takes longer than one without, the median of some rounds."""
+    version = _version(graph, golden=True)
+    differences = []
+    for _ in range(rounds):
+        seconds = []
+        for self_test in (True, False):
+            with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder), lasting=False) as cache:
+                begun = time.perf_counter()
+                _lowered(version, Settings(self_test=self_test), cache).session.close()
+                seconds.append(time.perf_counter() - begun)
+        differences.append(seconds[0] - seconds[1])
+    return statistics.median(differences)
+
+
+def _products(lowered: Lowered) -> str:
+    """What convolutions and matrix products ran in, as read back."""
+    counts = lowered.placement.products if lowered.placement else {}
+    return ", ".join(f"{count} {precision}" for precision, count in counts.items())
+
+
+def _asking(session: Session, feeds: Mapping[str, AnyArray]) -> Callable[[], object]:
+    return lambda: session.run(feeds)
+
+
+def _machine() -> Resources:
+    return Resources(device="cpu", cores=usable_cores(), probe=probe)
+
+
+def _version(graph: Path, *, golden: bool = False) -> ModelVersion:
+    if not golden:
+        return ModelVersion(graph_path=graph, manifest=None, golden=None)
+    feeds = {"INPUT_0": np.random.default_rng(2).normal(size=(4, *_IMAGE)).astype(np.float32)}
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        answers = session.run(feeds)
+    samples = GoldenSamples(inputs=feeds, source_outputs=answers, graph_outputs=answers)
+    return ModelVersion(graph_path=graph, manifest=None, golden=samples)
+
+
+def _lowered(version: ModelVersion, settings: Settings, cache: ArtifactCache) -> Lowered:
+    saved = saved_precision(version)
+    artifacts = Artifacts(version, saved, cache)
+    planned = plan(settings, _machine(), saved=saved, largest_batch=_BATCH)
+    wanted = Requirements(artifacts=artifacts, warm_sizes=(1, _BATCH), self_test=settings.self_test)
+    return lower(version, planned, wanted)
+
+
+def _loaded(graph: Path, settings: Settings, cache: ArtifactCache) -> Session:
+    """A session, neither proven nor warmed: those take equally long both times."""
+    version = _version(graph)
+    (step,) = plan(settings, _machine(), largest_batch=_BATCH).candidates
+    return Artifacts(version, "fp32", cache).load(load_engine(step.engine), step)
+
+
+def _quantized(architecture: str) -> Path:
+    """The int8 graph of an architecture, calibrated on noise: right for speed, meaningless for answers."""
+    target = CACHE / f"{architecture}-int8.onnx"
+    if not target.exists():
+        print(f"quantizing {architecture} (once)", file=sys.stderr)
+        samples = np.random.default_rng(0).normal(size=(8, *_IMAGE)).astype(np.float32)
+        quantize(exported(architecture), {"INPUT_0": samples}, Quantization(batch=4), target)
+    return target

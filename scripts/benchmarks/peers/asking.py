@@ -1,0 +1,122 @@
+"""How to ask each peer: its readiness probe, its request and how to read its answer."""
+
+import base64
+import http.client
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Label = tuple[str, float]
+MODEL = "resnet50"
+BOUNDARY = "peer-boundary"
+
+
+class Request(NamedTuple):
+    """A plain HTTP POST."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Everything a client has to know about one server."""
+
+    name: str
+    ready_path: str
+    request: Callable[[str, int, bytes], Request]
+    answer: Callable[[bytes], list[Label]]
+
+    def is_ready(self, host: str, port: int) -> bool:
+        """Probe the server once."""
+        connection = http.client.HTTPConnection(host, port, timeout=5)
+        try:
+            connection.request("GET", self.ready_path)
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def raw_request(path: str) -> Callable[[str, int, bytes], Request]:
+    """Make requests whose body is the JPEG itself."""
+
+    def request(host: str, port: int, jpeg: bytes) -> Request:
+        return Request(path, {"Host": f"{host}:{port}", "Content-Type": "image/jpeg"}, jpeg)
+
+    return request
+
+
+def bentoml_request(host: str, port: int, jpeg: bytes) -> Request:
+    """Send the JPEG as a list of one, in a multipart form as BentoML takes lists of images."""
+    head = (
+        f"--{BOUNDARY}\r\n"
+        'Content-Disposition: form-data; name="images"; filename="image.jpg"\r\n'
+        "Content-Type: image/jpeg\r\n\r\n"
+    )
+    headers = {
+        "Host": f"{host}:{port}",
+        "Content-Type": f"multipart/form-data; boundary={BOUNDARY}",
+    }
+    body = head.encode() + jpeg + f"\r\n--{BOUNDARY}--\r\n".encode()
+    return Request("/classify", headers, body)
+
+
+def v2_input(**more: object) -> bytes:
+    """Describe one JPEG as the input of a V2 inference request."""
+    jpeg = {"name": "jpeg", "shape": [1, 1], "datatype": "BYTES", **more}
+    return json.dumps({"inputs": [jpeg]}).encode()
+
+
+def mlserver_request(host: str, port: int, jpeg: bytes) -> Request:
+    """Send the JPEG in base64: MLServer's REST side has no binary tensors."""
+    text = base64.b64encode(jpeg).decode()
+    body = v2_input(parameters={"content_type": "base64"}, data=[text])
+    headers = {"Host": f"{host}:{port}", "Content-Type": "application/json"}
+    return Request(f"/v2/models/{MODEL}/infer", headers, body)
+
+
+def pytriton_request(host: str, port: int, jpeg: bytes) -> Request:
+    """Send the JPEG as a binary BYTES tensor behind the JSON header."""
+    tensor = struct.pack("<I", len(jpeg)) + jpeg
+    head = v2_input(parameters={"binary_data_size": len(tensor)})
+    headers = {
+        "Host": f"{host}:{port}",
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(head)),
+    }
+    return Request(f"/v2/models/{MODEL}/infer", headers, head + tensor)
+
+
+def json_answer(body: bytes) -> list[Label]:
+    """Read a list of five [label, score] pairs."""
+    return [(label, score) for label, score in json.loads(body)]
+
+
+def bentoml_answer(body: bytes) -> list[Label]:
+    """Read the first of a list of answers."""
+    return [(label, score) for label, score in json.loads(body)[0]]
+
+
+def v2_answer(body: bytes) -> list[Label]:
+    """Read the V2 outputs `labels` and `scores`."""
+    outputs = {output["name"]: output["data"] for output in json.loads(body)["outputs"]}
+    return list(zip(outputs["labels"], outputs["scores"], strict=True))
+
+
+V2_READY = f"/v2/models/{MODEL}/ready"
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("fastapi", "/health", raw_request("/classify"), json_answer),
+        Peer("litserve", "/health", raw_request("/predict"), json_answer),
+        Peer("bentoml", "/readyz", bentoml_request, bentoml_answer),
+        Peer("mlserver", V2_READY, mlserver_request, v2_answer),
+        Peer("pytriton", V2_READY, pytriton_request, v2_answer),
+        Peer("rayserve", "/health", raw_request("/"), json_answer),
+    )
+}

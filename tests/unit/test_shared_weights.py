@@ -1,0 +1,103 @@
+"""Weights on disk for all instances: made once, mapped by all, and the same answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.shared_weights import WEIGHTS, SharedWeights
+from graphkiln_backend.graph.errors import LoweringError
+
+ALONE = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+
+
+@pytest.fixture
+def graph(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits / "1", tmp_path / "version") / "model.onnx"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SessionConfig:
+    (tmp_path / "shared").mkdir()
+    return dataclasses.replace(ALONE, shared_folder=tmp_path / "shared")
+
+
+def test_the_answers_are_the_same_to_the_bit(graph: Path, shared: SessionConfig) -> None:
+    feeds = {"INPUT_0": np.random.default_rng(0).normal(size=(3, 1, 32, 32)).astype(np.float32)}
+    with OnnxRuntimeEngine().build(graph, ALONE) as alone, OnnxRuntimeEngine().build(graph, shared) as sharing:
+        np.testing.assert_array_equal(alone.run(feeds)["OUTPUT_0"], sharing.run(feeds)["OUTPUT_0"])
+        assert alone.signature == sharing.signature
+        maps = Path("/proc/self/maps").read_text()
+    assert WEIGHTS in maps, "the weights are not mapped from the shared file"
+    assert not list((shared.shared_folder or graph).glob("*/")), "the copy was not removed"
+
+
+def test_many_at_once_make_one_copy(graph: Path, tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def save(path: Path) -> None:
+        made.append(path)
+        path.write_bytes(b"graph")
+
+    with ThreadPoolExecutor(8) as pool:
+        copies = list(pool.map(lambda _: SharedWeights(tmp_path, graph, "", save), range(16)))
+    assert len(made) == 1
+    assert {copy.path.read_bytes() for copy in copies} == {b"graph"}
+    for copy in copies:
+        copy.close()
+    assert not list(tmp_path.glob("*/graph.onnx"))
+
+
+def test_the_last_one_that_closes_it_removes_the_copy(graph: Path, tmp_path: Path) -> None:
+    def save(path: Path) -> None:
+        path.write_bytes(b"graph")
+
+    first, second = (SharedWeights(tmp_path, graph, "", save) for _ in range(2))
+    first.close()
+    assert second.path.exists()
+    second.close()
+    assert not second.path.parent.exists()
+    with closing(SharedWeights(tmp_path, graph, "", save)) as third:
+        assert third.path.exists()
+
+
+def test_a_changed_graph_or_option_makes_a_new_copy(graph: Path, tmp_path: Path) -> None:
+    def save(path: Path) -> None:
+        path.write_bytes(b"")
+
+    def path(options: str) -> Path:
+        copy = stack.enter_context(closing(SharedWeights(tmp_path, graph, options, save)))
+        return copy.path
+
+    with ExitStack() as stack:
+        first = path("a")
+        assert path("a") == first
+        assert path("b") != first
+        os.utime(graph.parent / "golden.npz", ns=(1, 1))
+        assert path("a") != first
+
+
+def test_a_copy_that_was_left_half_done_is_made_again(graph: Path, tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        SharedWeights(tmp_path, graph, "", fail)
+    with closing(SharedWeights(tmp_path, graph, "", lambda path: path.write_bytes(b"whole") and None)) as copy:
+        assert copy.path.read_bytes() == b"whole"
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(graph: Path, tmp_path: Path) -> None:
+    step = dataclasses.replace(ALONE, shared_folder=tmp_path / "missing")
+    with pytest.raises(LoweringError, match="make room in the temporary folder"):
+        OnnxRuntimeEngine().build(graph, step)
