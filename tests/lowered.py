@@ -7,6 +7,7 @@ from pathlib import Path
 from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources
 from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
@@ -15,7 +16,7 @@ from graphkiln_backend.repository.version import read_version
 
 def cpu(cores: int = 2, instances: int = 1) -> Resources:
     """This machine's CPU, as a plan sees it."""
-    return Resources(device="cpu", cores=cores, probe=probe, instances=instances)
+    return Resources(device=CPU, cores=cores, probe=probe, instances=instances)
 
 
 def lower_version(

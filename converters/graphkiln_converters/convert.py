@@ -19,6 +19,7 @@ from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.manifest import Conversion, PassRecord
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.passes.base import EdgePass, Pass, PassReport, run_passes
@@ -111,9 +112,9 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         if recorded:
             samples.insert(0, _sampled_before(recorded, inputs, edges, ranking))
         sizes = other_batch_sizes(source.batch if isinstance(source, FixedBatch) else EXPORT_BATCH)
-        proof = prove_graph(graph, samples, limits_of(recipe, "fp32"), batch_sizes=sizes)
+        proof = prove_graph(graph, samples, limits_of(recipe, Precision.FP32), batch_sizes=sizes)
         verification, notes = proof.verification, tuple[str, ...]()
-        if recipe.precision != "fp32":
+        if recipe.precision is not Precision.FP32:
             _log.info("lowering to %s", recipe.precision)
             calibration = partial(_calibration, recipe, inputs, edges, remaining)
             lowered = lower_and_prove(graph, recipe, samples, proof, calibration=calibration)
@@ -180,9 +181,9 @@ def _published(recipe: Recipe, preprocess: Preprocess | None) -> Preprocess | No
     """What the server tells its clients, where the input takes the lowered type."""
     if preprocess is None or not recipe.lower_edges or preprocess.dtype is DType.UINT8:
         return preprocess
-    if recipe.precision == "bf16":
+    if recipe.precision is Precision.BF16:
         raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
-    return replace(preprocess, dtype=DType.FP16) if recipe.precision == "fp16" else preprocess
+    return replace(preprocess, dtype=DType.FP16) if recipe.precision is Precision.FP16 else preprocess
 
 
 def _check_embedded(passes: Sequence[Pass], reports: Sequence[PassReport]) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir
 
 from graphkiln_backend.engines.quantization import Quantization, quantize
-from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import PassReport, run_passes
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, emulate, lowered_products, name_nodes
@@ -26,13 +27,11 @@ from graphkiln_converters.recipe import Recipe
 _log = logging.getLogger("graphkiln.converters")
 
 
-def limits_of(recipe: Recipe, precision: str) -> Limits:
+def limits_of(recipe: Recipe, precision: Precision) -> Limits:
     """The policy's row for a precision, loosened where the recipe says so."""
     limits = BY_PRECISION[precision]
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
-
-_EDGES = {"fp16": DType.FP16, "bf16": DType.BF16}
 
 Prove = Callable[[Path], object]
 """Proves a graph that ONNX Runtime can run on the CPU; raises VerificationError."""
@@ -62,14 +61,14 @@ def lower_and_prove(
         VerificationError: The answers changed more than the policy allows.
     """
     limits = limits_of(recipe, recipe.precision)
-    if recipe.lower_edges and recipe.precision in _EDGES:
-        samples = [_with_edges(sampled, _EDGES[recipe.precision].numpy) for sampled in samples]
+    if recipe.lower_edges and recipe.precision.is_half:
+        samples = [_with_edges(sampled, recipe.precision.numpy) for sampled in samples]
     target = fp32.parent / recipe.precision / fp32.name
     target.parent.mkdir()
     reports: tuple[PassReport, ...] = ()
     notes: list[str] = []
     to_prove = target
-    if recipe.precision == "int8":
+    if recipe.precision is Precision.INT8:
         notes.append(quantize_graph(fp32, recipe, calibration(), target))
     else:
         keep: tuple[str, ...] = ()
@@ -84,7 +83,7 @@ def lower_and_prove(
         notes.append(f"proven with {recipe.precision} values and fp32 sums, as units for {recipe.precision} compute")
     _log.info("proving the lowered graph")
     proof = prove_graph(to_prove, samples, limits, fp32_proof.noise)
-    if recipe.precision == "bf16":
+    if recipe.precision is Precision.BF16:
         notes.append("ONNX Runtime has no bf16 kernels for CPUs: serve it with OpenVINO or on a GPU")
     return LoweredGraph(graph=target, proof=proof, reports=reports, notes=tuple(notes))
 
@@ -115,20 +114,20 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
     """
     model = load(fp32)
     lower = LowerPrecision(
-        recipe.precision,  # type: ignore[arg-type]
+        recipe.precision,
         recipe.amp,
         recipe.keep_fp32,
         frozenset(keep),
         edges=recipe.lower_edges,
     )
     (report,) = run_passes(model, [lower])
-    if not lowered_products(model, recipe.precision)[0]:  # type: ignore[arg-type]
+    if not lowered_products(model, recipe.precision)[0]:
         raise ConversionError(
             f"--precision {recipe.precision} lowers nothing: {report.note}",
             hint="check --amp and --keep-fp32, or stay with fp32",
         )
     save(model, target)
-    emulate(model, recipe.precision)  # type: ignore[arg-type]
+    emulate(model, recipe.precision)
     emulated = target.parent / "emulated" / target.name
     emulated.parent.mkdir(exist_ok=True)
     save(model, emulated)
@@ -177,7 +176,7 @@ def search_keep(fp32: Path, recipe: Recipe, prove: Prove, target: Path) -> tuple
 
     Source: Junker, "QuickXplain", 2004: halves the set, and tests each half with the other kept.
     """
-    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32)  # type: ignore[arg-type]
+    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32)
     names = lower.candidates(onnx_ir.load(fp32))
 
     def passes(keep: Sequence[str]) -> bool:

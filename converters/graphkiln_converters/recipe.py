@@ -15,11 +15,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.spelling import did_you_mean
 
 _BASE = "_base_"
 _DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d+)=(?P<least>\d+)\.\.(?P<most>\d+)")
 _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d+(?:x\d+)*)")
+
+
+SavedPrecision = Literal[Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8]
+"""What a graph can be saved in."""
 
 
 class Recipe(BaseModel):
@@ -45,7 +50,7 @@ class Recipe(BaseModel):
     top_k: int = Field(default=0, ge=0, description="answer the k best scores and their indices; 0 for all")
     layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="layout of images and feature maps")
     skip: tuple[str, ...] = Field(default=(), description="passes to leave out")
-    precision: Literal["fp32", "fp16", "bf16", "int8"] = Field(default="fp32", description="element type")
+    precision: SavedPrecision = Field(default=Precision.FP32, description="element type")
     amp: Literal["O0", "O1", "O2", "O3"] = Field(default="O2", description="how much of the graph is lowered")
     lower_edges: bool = Field(default=False, description="fp16, bf16: inputs and outputs take the type, too")
     keep_fp32: tuple[str, ...] = Field(default=(), description="nodes that stay fp32, by pattern of name or type")

@@ -10,9 +10,11 @@ import numpy as np
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.proof.comparison import prove
@@ -40,7 +42,9 @@ class Verified:
     placement: Placement | None
 
 
-def verify(version: ModelVersion, *, engine: str, precision: str, samples: Path | None, threads: int) -> Verified:
+def verify(
+    version: ModelVersion, *, engine: str, precision: Precision | None, samples: Path | None, threads: int
+) -> Verified:
     """Runs a version on an engine and compares it with what is trusted.
 
     The golden samples are compared with the source model's answers (row of the precision) and with the saved graph's
@@ -49,7 +53,7 @@ def verify(version: ModelVersion, *, engine: str, precision: str, samples: Path 
     Args:
         version: What to prove.
         engine: Name in the registry.
-        precision: Row of the policy; empty for the one that the graph was saved in.
+        precision: Row of the policy; None for the one that the graph was saved in.
         samples: More samples, a folder of images or an .npz, or None.
         threads: For the engine.
 
@@ -58,20 +62,22 @@ def verify(version: ModelVersion, *, engine: str, precision: str, samples: Path 
         EngineUnavailable: The engine is not installed or cannot run here.
     """
     loaded = load_engine(engine)
-    support = loaded.probe("cpu")
+    support = loaded.probe(CPU)
     if not support.ok:
         raise EngineUnavailable(support.reason)
-    saved = version.manifest.conversion.precision if version.manifest and version.manifest.conversion else "fp32"
+    saved = (
+        version.manifest.conversion.precision if version.manifest and version.manifest.conversion else Precision.FP32
+    )
     row = precision or saved
     what = f"{row} on {engine}"
-    step = SessionConfig(engine=engine, device="cpu", threads=threads, spin=False, reason="asked for by verify")
+    step = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="asked for by verify")
     verdicts: list[Verification] = []
     placement = None
     with loaded.build(version.graph_path, step) as session:
         if golden := version.golden:
             placement = session.placement(golden.inputs)
             # Another engine than the one that wrote the golden answers rounds otherwise, also in fp32.
-            from_source = OTHER_ENGINE if row == "fp32" else BY_PRECISION[row]
+            from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
             rows = (
                 (golden.source_outputs, _named(from_source, f"{what}, source model")),
                 (golden.graph_outputs, _named(REPLAY[row], f"{what}, saved graph")),

@@ -27,7 +27,9 @@ from rich.table import Table
 from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.selection import Requirements, lower
@@ -39,15 +41,15 @@ _ARCHITECTURES = ("resnet101", "mobilenet_v3_large")
 _BATCHES = (1, 16, 64)
 _IMAGE = (3, 224, 224)
 _SESSIONS = {
-    "CUDA fp32": Settings(precision="fp32"),
-    "CUDA fp32, exhaustive": Settings(precision="fp32", conv_search="exhaustive"),
-    "CUDA tf32": Settings(precision="tf32"),
-    "CUDA fp16": Settings(precision="fp16"),
-    "CUDA fp16 NHWC": Settings(precision="fp16", layout="nhwc"),
+    "CUDA fp32": Settings(precision=Precision.FP32),
+    "CUDA fp32, exhaustive": Settings(precision=Precision.FP32, conv_search="exhaustive"),
+    "CUDA tf32": Settings(precision=Precision.TF32),
+    "CUDA fp16": Settings(precision=Precision.FP16),
+    "CUDA fp16 NHWC": Settings(precision=Precision.FP16, layout="nhwc"),
     "CUDA fp16 NHWC, graphs": Settings(
-        precision="fp16", layout="nhwc", options={"onnxruntime": {"enable_cuda_graph": "1"}}
+        precision=Precision.FP16, layout="nhwc", options={"onnxruntime": {"enable_cuda_graph": "1"}}
     ),
-    "TensorRT fp16": Settings(engine="tensorrt", precision="fp16"),
+    "TensorRT fp16": Settings(engine="tensorrt", precision=Precision.FP16),
 }
 
 
@@ -65,8 +67,8 @@ def sessions(graph: Path, cache: ArtifactCache, stack: ExitStack) -> list[SetUp]
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     found = []
     for name, settings in _SESSIONS.items():
-        planned = plan(settings, Resources(device="gpu:0", cores=8, probe=probe), largest_batch=max(_BATCHES))
-        wanted = Requirements(artifacts=Artifacts(version, "fp32", cache), warm_sizes=_BATCHES)
+        planned = plan(settings, Resources(device=Device.gpu(), cores=8, probe=probe), largest_batch=max(_BATCHES))
+        wanted = Requirements(artifacts=Artifacts(version, Precision.FP32, cache), warm_sizes=_BATCHES)
         free = torch.cuda.mem_get_info()[0]
         try:
             lowered = lower(version, planned, wanted)
@@ -144,10 +146,10 @@ def main() -> None:
             set_ups = [*pytorch(architecture), *sessions(exported(architecture), cache, stack)]
             tables[architecture] = measured(set_ups, options.rounds)
     if options.json:
-        print(json.dumps({"device": identity("gpu:0"), "tables": tables}, indent=2))
+        print(json.dumps({"device": identity(Device.gpu()), "tables": tables}, indent=2))
         return
     for architecture, rows in tables.items():
-        table = Table(title=f"{architecture} on {identity('gpu:0')}")
+        table = Table(title=f"{architecture} on {identity(Device.gpu())}")
         for column in rows[0]:
             table.add_column(column, justify="left" if column == "set-up" else "right")
         for row in rows:

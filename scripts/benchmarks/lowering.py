@@ -18,8 +18,10 @@ from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.quantization import Quantization, quantize
 from graphkiln_backend.engines.registry import load_engine, probe
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
@@ -38,7 +40,7 @@ def benchmark_lowering(rounds: int, seconds: float) -> list[dict[str, object]]:
         sessions = {
             "onnxruntime fp32": _lowered(graph, Settings(), cache),
             "openvino fp32": _lowered(graph, Settings(engine="openvino"), cache),
-            "auto, bf16 asked": _lowered(graph, Settings(engine="auto", precision="bf16"), cache),
+            "auto, bf16 asked": _lowered(graph, Settings(engine="auto", precision=Precision.BF16), cache),
             "onnxruntime int8": _lowered(int8, Settings(), cache),
             "auto, int8 saved": _lowered(int8, Settings(engine="auto"), cache),
         }
@@ -72,7 +74,7 @@ def benchmark_lowered_load(rounds: int, _: float) -> list[dict[str, object]]:
     graph = exported("resnet101")
     rows: list[dict[str, object]] = []
     for name, settings in {
-        "bf16": Settings(engine="auto", precision="bf16"),
+        "bf16": Settings(engine="auto", precision=Precision.BF16),
         "openvino fp32": Settings(engine="openvino"),
         "onnxruntime fp32": Settings(),
     }.items():
@@ -148,7 +150,7 @@ def _asking(session: Session, feeds: Mapping[str, AnyArray]) -> Callable[[], obj
 
 
 def _machine() -> Resources:
-    return Resources(device="cpu", cores=usable_cores(), probe=probe)
+    return Resources(device=CPU, cores=usable_cores(), probe=probe)
 
 
 def _version(graph: Path, *, golden: bool = False) -> ModelVersion:
@@ -173,7 +175,7 @@ def _loaded(graph: Path, settings: Settings, cache: ArtifactCache) -> Session:
     """A session, neither proven nor warmed: those take equally long both times."""
     version = _version(graph)
     (step,) = plan(settings, _machine(), largest_batch=_BATCH).candidates
-    return Artifacts(version, "fp32", cache).load(load_engine(step.engine), step)
+    return Artifacts(version, Precision.FP32, cache).load(load_engine(step.engine), step)
 
 
 def _quantized(architecture: str) -> Path:

@@ -19,15 +19,17 @@ from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.precision import LowerPrecision, emulate
 from graphkiln_backend.proof.decision import decide, lower_bound
 from graphkiln_backend.proof.policy import BF16, INT8
 
-ONNX_RUNTIME = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
-OPENVINO = SessionConfig(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
+ONNX_RUNTIME = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
+OPENVINO = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, reason="test")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_the_trained_model_keeps_its_answers(  # noqa: PLR0917 - fixtures and pa
 
 
 def test_the_types_are_those_that_were_asked_for(run: Convert, digits: Path, files: dict[str, str]) -> None:
-    version = run(str(digits / "1" / "model.onnx"), precision="fp16", samples=files["samples"])
+    version = run(str(digits / "1" / "model.onnx"), precision=Precision.FP16, samples=files["samples"])
     graph = onnx.load(version / "model.onnx").graph
     types = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 4}
     assert types == {TensorProto.FLOAT16}
@@ -108,21 +110,21 @@ def test_inputs_and_outputs_when_asked(  # noqa: PLR0917 - fixtures and paramete
 def test_int8_needs_samples_of_its_own(run: Convert, digits: Path, files: dict[str, str]) -> None:
     source = str(digits / "1" / "model.onnx")
     with pytest.raises(ConversionError, match="needs samples to calibrate on"):
-        run(source, precision="int8")
+        run(source, precision=Precision.INT8)
     with pytest.raises(ConversionError, match="proves nothing"):
-        run(source, precision="int8", calibration=files["samples"], samples=files["samples"])
+        run(source, precision=Precision.INT8, calibration=files["samples"], samples=files["samples"])
 
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
 def test_int8_says_how_much_became_integer(run: Convert, digits: Path, files: dict[str, str], method: str) -> None:
-    version = run(str(digits / "1" / "model.onnx"), precision="int8", calibration_method=method, **files)
+    version = run(str(digits / "1" / "model.onnx"), precision=Precision.INT8, calibration_method=method, **files)
     manifest = Manifest.read(version / "manifest.json")
     assert manifest.conversion is not None
     assert manifest.conversion.notes[0] == "5/5 products in int8"
 
 
 def test_int8_ends_can_stay(run: Convert, digits: Path, files: dict[str, str]) -> None:
-    version = run(str(digits / "1" / "model.onnx"), precision="int8", quantize_ends=False, **files)
+    version = run(str(digits / "1" / "model.onnx"), precision=Precision.INT8, quantize_ends=False, **files)
     manifest = Manifest.read(version / "manifest.json")
     assert manifest.conversion is not None
     assert manifest.conversion.notes[0] == "3/5 products in int8"
@@ -133,19 +135,19 @@ class TestOverflow:
 
     def test_is_refused(self, run: Convert, store: Path) -> None:
         with pytest.raises(VerificationError, match="NaN or Inf"):
-            run(self.SOURCE, precision="fp16", amp="O3")
+            run(self.SOURCE, precision=Precision.FP16, amp="O3")
         assert not list(store.rglob("model.onnx"))
 
     def test_nodes_can_be_kept(self, run: Convert) -> None:
         with pytest.raises(ConversionError, match="lowers nothing"):
-            run(self.SOURCE, precision="fp16", amp="O3", keep_fp32=["Gemm"])
+            run(self.SOURCE, precision=Precision.FP16, amp="O3", keep_fp32=["Gemm"])
 
     def test_a_level_that_lowers_nothing_is_refused(self, run: Convert) -> None:
         with pytest.raises(ConversionError, match="lowers nothing"):
-            run(self.SOURCE, precision="fp16", amp="O0")
+            run(self.SOURCE, precision=Precision.FP16, amp="O0")
 
     def test_the_fewest_nodes_are_found(self, run: Convert) -> None:
-        version = run(self.SOURCE, precision="fp16", amp="O3", search_keep=True)
+        version = run(self.SOURCE, precision=Precision.FP16, amp="O3", search_keep=True)
         manifest = Manifest.read(version / "manifest.json")
         assert manifest.conversion is not None
         kept = manifest.conversion.notes[0].removeprefix("kept in fp32 by search: ").split(", ")
@@ -153,7 +155,7 @@ class TestOverflow:
         assert manifest.conversion.passes[-1].note == "1/3 products in fp16"
 
     def test_bf16_has_the_range(self, run: Convert) -> None:
-        run(self.SOURCE, precision="bf16", amp="O3")
+        run(self.SOURCE, precision=Precision.BF16, amp="O3")
 
 
 class TestPass:
@@ -183,7 +185,7 @@ class TestPass:
 
     def test_o0_does_nothing(self) -> None:
         model = self.model()
-        assert run_passes(model, [LowerPrecision("fp16", "O0")])[0].note == "nothing may be lowered"
+        assert run_passes(model, [LowerPrecision(Precision.FP16, "O0")])[0].note == "nothing may be lowered"
 
 
 class TestDecision:

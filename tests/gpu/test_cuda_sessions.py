@@ -16,6 +16,7 @@ from graphkiln_backend.engines.onnxruntime import CUDA, OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.selection import Lowered, Wanted, lower
@@ -29,7 +30,7 @@ from graphkiln_converters.sources.base import SourceOptions, open_source
 pytestmark = pytest.mark.gpu
 
 SIDE = 224
-FP32, TF32 = Settings(precision="fp32"), Settings(precision="tf32")
+FP32, TF32 = Settings(precision=Precision.FP32), Settings(precision=Precision.TF32)
 
 
 @pytest.fixture(scope="module", params=["resnet101", "mobilenet_v3_large"])
@@ -68,9 +69,9 @@ def test_there_is_a_gpu() -> None:
     [
         FP32,
         TF32,
-        Settings(precision="fp16"),
-        Settings(precision="bf16"),
-        Settings(precision="fp16", layout="nhwc"),
+        Settings(precision=Precision.FP16),
+        Settings(precision=Precision.BF16),
+        Settings(precision=Precision.FP16, layout="nhwc"),
         Settings(conv_search="heuristic"),
         Settings(conv_search="exhaustive"),
         Settings(conv_search="default"),
@@ -116,7 +117,7 @@ def test_a_gpu_that_is_not_there_is_named(version: ModelVersion, cache: Artifact
 
 
 def test_tensorrt_runs_or_names_what_is_missing(version: ModelVersion, cache: ArtifactCache) -> None:
-    settings = Settings(engine="tensorrt", precision="fp16")
+    settings = Settings(engine="tensorrt", precision=Precision.FP16)
     if probe("tensorrt", "gpu:0").ok:
         lowered = on_gpu(version, settings, cache)
         lowered.session.close()

@@ -15,16 +15,18 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.cuda_graphs import CapturedRuns
 from graphkiln_backend.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda
 from graphkiln_backend.engines.profile import read_placement
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import _CUDA_KEYS
 
-STEP = SessionConfig(engine="onnxruntime", device="gpu:1", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="onnxruntime", device=Device.gpu(1), threads=1, spin=False, reason="test")
 
 
 class TestProvider:
     def test_fp32_is_fp32_unless_tf32_is_asked_for(self) -> None:
         assert cpu_or_cuda(STEP) == (CUDA, {"device_id": "1", "use_tf32": "0"})
-        assert cpu_or_cuda(replace(STEP, precision="tf32"))[1]["use_tf32"] == "1"
+        assert cpu_or_cuda(replace(STEP, precision=Precision.TF32))[1]["use_tf32"] == "1"
 
     def test_layout_search_and_the_users_own_options(self) -> None:
         step = replace(STEP, layout="nhwc", conv_search="heuristic", options={"gpu_mem_limit": "5", "use_tf32": "1"})
@@ -38,15 +40,15 @@ class TestProvider:
 
     def test_every_option_is_one_that_the_provider_knows(self) -> None:
         known = Path(__file__).with_name("cuda_options.txt").read_text().split("\n\n")[1].split()
-        every = replace(STEP, precision="tf32", layout="nhwc", conv_search="exhaustive")
+        every = replace(STEP, precision=Precision.TF32, layout="nhwc", conv_search="exhaustive")
         assert {*cpu_or_cuda(every)[1], *_CUDA_KEYS, "enable_cuda_graph"} <= set(known)
 
     def test_a_cpu_has_none_of_it(self) -> None:
-        assert cpu_or_cuda(replace(STEP, device="cpu")) == (CPU, {})
+        assert cpu_or_cuda(replace(STEP, device=ON_CPU)) == (CPU, {})
 
     def test_a_build_without_cuda_names_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
-        support = OnnxRuntimeEngine().probe("gpu:0")
+        support = OnnxRuntimeEngine().probe(Device.gpu(0))
         assert not support.ok
         assert "pip install 'graphkiln[gpu]'" in support.reason
 
@@ -85,11 +87,11 @@ class TestGpus:
         program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 580.65.06'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert hardware.identity("gpu:0") == "NVIDIA H100 80GB HBM3, compute capability 9.0, driver 580.65.06"
+        assert hardware.identity(Device.gpu(0)) == "NVIDIA H100 80GB HBM3, compute capability 9.0, driver 580.65.06"
         with pytest.raises(
             EngineUnavailable, match=r"there is no GPU 1 here; GPUs: gpu:0 \(NVIDIA H100.*instance_group"
         ):
-            hardware.gpu("gpu:1")
+            hardware.gpu(Device.gpu(1))
 
     @pytest.mark.parametrize("text", ["", "#!/bin/sh\nexit 9\n"])
     def test_a_machine_without_a_driver_has_none(
@@ -101,7 +103,7 @@ class TestGpus:
         monkeypatch.setenv("PATH", f"{tmp_path}")
         assert hardware.gpus() == ()
         with pytest.raises(EngineUnavailable, match="GPUs: none"):
-            hardware.identity("gpu:0")
+            hardware.identity(Device.gpu(0))
 
 
 class TestCapturedRuns:

@@ -14,6 +14,7 @@ from graphkiln_backend.engines import cores
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import engine_names, load_engine
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
@@ -23,7 +24,7 @@ from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.config import config_text
 from graphkiln_backend.repository.version import read_version
 
-STEP = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ class TestOnnxRuntime:
             session.run({"INPUT_0": np.zeros((1, 2, 32, 32), np.float32)})
 
     def test_does_not_claim_other_devices(self) -> None:
-        assert not OnnxRuntimeEngine().probe("gpu:0").ok
+        assert not OnnxRuntimeEngine().probe(Device.gpu(0)).ok
 
 
 class TestRegistry:
@@ -151,8 +152,8 @@ class TestLower:
 
     def test_says_what_every_attempt_came_to(self, digits: Path, cache: ArtifactCache) -> None:
         steps = (
-            SessionConfig(engine="nonesuch", device="cpu", threads=1, spin=False, reason="test"),
-            SessionConfig(engine="onnxruntime", device="gpu:7", threads=1, spin=False, reason="test"),
+            SessionConfig(engine="nonesuch", device=CPU, threads=1, spin=False, reason="test"),
+            SessionConfig(engine="onnxruntime", device=Device.gpu(7), threads=1, spin=False, reason="test"),
         )
         with pytest.raises(LoweringError) as caught:
             lower_version(digits / "1", LoweringPlan(candidates=steps[:1], fallback=steps[1:]), cache)

@@ -13,13 +13,14 @@ from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import OTHER_ENGINE
 
-STEP = SessionConfig(engine="openvino", device="cpu", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, reason="test")
 
 
 def test_answers_as_onnx_runtime_does_in_fp32(digits: Path) -> None:
@@ -94,4 +95,4 @@ def test_a_wrong_input_is_a_signature_error(digits: Path) -> None:
 
 
 def test_does_not_claim_other_devices() -> None:
-    assert not OpenVinoEngine().probe("gpu:0").ok
+    assert not OpenVinoEngine().probe(Device.gpu(0)).ok

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.engines.base import Support
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, best, plan
 from graphkiln_backend.lowering.settings import Choice, Settings
 
 
 def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Resources:
-    def probe(engine: str, _: str) -> Support:
+    def probe(engine: str, _: Device) -> Support:
         return Support(ok=engine != missing, reason="not installed")
 
-    return Resources(device=device, cores=cores, probe=probe, instances=instances)
+    return Resources(device=Device.parse(device), cores=cores, probe=probe, instances=instances)
 
 
 def engines(planned: LoweringPlan) -> list[str]:
@@ -29,18 +31,18 @@ def test_shares_the_cores(available: int, instances: int, threads: int) -> None:
 @pytest.mark.parametrize(
     ("precision", "saved", "device", "expected"),
     [
-        ("", "fp32", "cpu", ["onnxruntime"]),
-        ("", "int8", "cpu", ["onnxruntime"]),
-        ("", "bf16", "cpu", ["openvino"]),
-        ("bf16", "fp32", "cpu", ["openvino"]),
-        ("bf16", "bf16", "cpu", ["openvino"]),
-        ("fp16", "fp32", "cpu", ["openvino"]),
-        ("tf32", "fp32", "gpu:0", ["onnxruntime"]),
-        ("fp16", "fp32", "gpu:0", ["onnxruntime"]),
+        (None, Precision.FP32, "cpu", ["onnxruntime"]),
+        (None, Precision.INT8, "cpu", ["onnxruntime"]),
+        (None, Precision.BF16, "cpu", ["openvino"]),
+        (Precision.BF16, Precision.FP32, "cpu", ["openvino"]),
+        (Precision.BF16, Precision.BF16, "cpu", ["openvino"]),
+        (Precision.FP16, Precision.FP32, "cpu", ["openvino"]),
+        (Precision.TF32, Precision.FP32, "gpu:0", ["onnxruntime"]),
+        (Precision.FP16, Precision.FP32, "gpu:0", ["onnxruntime"]),
     ],
 )
 def test_the_default_engine_is_one_that_can_compute_in_the_precision(
-    precision: str, saved: str, device: str, expected: list[str]
+    precision: Precision | None, saved: Precision, device: str, expected: list[str]
 ) -> None:
     assert engines(plan(Settings(precision=precision), machine(device), saved=saved)) == expected
 
@@ -53,26 +55,30 @@ def test_auto_tries_all_that_are_there() -> None:
     assert engines(without) == ["onnxruntime"]
     assert without.rejected == ("openvino: not installed",)
     with pytest.raises(LoweringError, match=r"no engine can serve this graph in bf16.*not installed"):
-        plan(Settings(engine="auto", precision="bf16"), machine(missing="openvino"))
+        plan(Settings(engine="auto", precision=Precision.BF16), machine(missing="openvino"))
 
 
 @pytest.mark.parametrize(
     ("settings", "saved", "words"),
     [
-        (Settings(precision="int8"), "fp32", "int8 needs samples to calibrate on"),
-        (Settings(precision="tf32"), "fp32", "tf32 is for NVIDIA GPUs"),
-        (Settings(precision="fp32"), "int8", "saved in int8, which loading does not change"),
-        (Settings(precision="bf16", engine="onnxruntime"), "fp32", "no bf16 kernels for CPUs"),
-        (Settings(engine="onnxruntime"), "bf16", "no bf16 kernels for CPUs"),
-        (Settings(precision="fp16", engine="onnxruntime"), "fp32", "computes fp16 graphs in fp32.*precision: bf16"),
+        (Settings(precision=Precision.INT8), Precision.FP32, "int8 needs samples to calibrate on"),
+        (Settings(precision=Precision.TF32), Precision.FP32, "tf32 is for NVIDIA GPUs"),
+        (Settings(precision=Precision.FP32), Precision.INT8, "saved in int8, which loading does not change"),
+        (Settings(precision=Precision.BF16, engine="onnxruntime"), Precision.FP32, "no bf16 kernels for CPUs"),
+        (Settings(engine="onnxruntime"), Precision.BF16, "no bf16 kernels for CPUs"),
         (
-            Settings(fallback=(Choice(engine="onnxruntime", precision="bf16"),), origins={"fallback": "--set"}),
-            "fp32",
+            Settings(precision=Precision.FP16, engine="onnxruntime"),
+            Precision.FP32,
+            "computes fp16 graphs in fp32.*precision: bf16",
+        ),
+        (
+            Settings(fallback=(Choice(engine="onnxruntime", precision=Precision.BF16),), origins={"fallback": "--set"}),
+            Precision.FP32,
             "onnxruntime:bf16 cannot serve this graph",
         ),
     ],
 )
-def test_what_no_build_could_make_true_is_refused(settings: Settings, saved: str, words: str) -> None:
+def test_what_no_build_could_make_true_is_refused(settings: Settings, saved: Precision, words: str) -> None:
     with pytest.raises(LoweringError, match=words):
         plan(settings, machine(), saved=saved)
 
@@ -88,14 +94,14 @@ def test_a_setting_that_an_engine_has_no_use_for_is_refused() -> None:
 
 
 def test_fp16_graphs_are_served_by_onnx_runtime_unless_fp16_is_asked_for() -> None:
-    assert engines(plan(Settings(), machine(), saved="fp16")) == ["onnxruntime"]
-    assert engines(plan(Settings(precision="fp16"), machine(), saved="fp16")) == ["openvino"]
-    assert engines(plan(Settings(engine="onnxruntime"), machine(), saved="fp16")) == ["onnxruntime"]
+    assert engines(plan(Settings(), machine(), saved=Precision.FP16)) == ["onnxruntime"]
+    assert engines(plan(Settings(precision=Precision.FP16), machine(), saved=Precision.FP16)) == ["openvino"]
+    assert engines(plan(Settings(engine="onnxruntime"), machine(), saved=Precision.FP16)) == ["onnxruntime"]
 
 
 def test_fallbacks_come_last_in_the_users_order() -> None:
-    fallback = (Choice(engine="openvino", precision="fp32"), Choice(engine="onnxruntime"))
-    settings = Settings(engine="openvino", precision="bf16", fallback=fallback, origins={"fallback": "--set"})
+    fallback = (Choice(engine="openvino", precision=Precision.FP32), Choice(engine="onnxruntime"))
+    settings = Settings(engine="openvino", precision=Precision.BF16, fallback=fallback, origins={"fallback": "--set"})
     planned = plan(settings, machine())
     assert [str(step) for step in planned.steps] == [
         "openvino on cpu in bf16",
@@ -106,7 +112,7 @@ def test_fallbacks_come_last_in_the_users_order() -> None:
 
 
 def test_explains_itself() -> None:
-    settings = Settings(streams=2, precision="bf16", rejected=("threads 3 of x: y asks for 2",))
+    settings = Settings(streams=2, precision=Precision.BF16, rejected=("threads 3 of x: y asks for 2",))
     text = plan(settings, machine(instances=2)).explain()
     assert "1. openvino on cpu in bf16, 1 threads, idle threads sleep, 2 streams: the default, 2 cores shared" in text
     assert "rejected: threads 3 of x: y asks for 2" in text

@@ -18,15 +18,17 @@ from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines.base import Placement, SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, plan
 from graphkiln_backend.lowering.settings import Choice, Settings
 from graphkiln_backend.repository.onnx_file import read_precision
 
-ORT = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+ORT = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 OV = replace(ORT, engine="openvino")
-BF16 = replace(OV, precision="bf16")
+BF16 = replace(OV, precision=Precision.BF16)
 
 
 def has_bf16() -> bool:
@@ -39,7 +41,7 @@ bf16_only = pytest.mark.skipif(not has_bf16(), reason="this CPU does not compute
 
 def placed(**facts: object) -> object:
     def placement(_: object, __: Mapping[str, AnyArray]) -> Placement:
-        return Placement(nodes={"CPU": 9}, precision="fp32", **facts)  # type: ignore[arg-type]
+        return Placement(nodes={"CPU": 9}, precision=Precision.FP32, **facts)  # type: ignore[arg-type]
 
     return placement
 
@@ -107,7 +109,7 @@ class TestExecutionProof:
     ) -> None:
         monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
         with pytest.raises(LoweringError, match="a CPU computes fp16 in fp32; bf16 is the precision that pays"):
-            lower_version(digits / "1", replace(OV, precision="fp16"), cache)
+            lower_version(digits / "1", replace(OV, precision=Precision.FP16), cache)
 
     def test_products_that_fell_back_to_another_device(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
@@ -120,11 +122,11 @@ class TestExecutionProof:
         folder = unrunnable(tmp_path)
         assert lower_version(folder, ORT, cache).placement is None
         with pytest.raises(LoweringError, match=r"cannot be read back.*graphkiln convert"):
-            lower_version(folder, replace(ORT, precision="fp32"), cache)
+            lower_version(folder, replace(ORT, precision=Precision.FP32), cache)
 
     def test_counts_are_read_from_both_runtimes(self, digits: Path, cache: ArtifactCache) -> None:
         for step in (ORT, OV):
-            lowered = lower_version(digits / "1", replace(step, precision="fp32"), cache)
+            lowered = lower_version(digits / "1", replace(step, precision=Precision.FP32), cache)
             lowered.session.close()
             assert lowered.placement
             assert lowered.placement.products == {"fp32": 5}
@@ -156,7 +158,7 @@ class TestFallback:
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
-        order = (Choice(engine="openvino", precision="bf16"), Choice(engine="onnxruntime"))
+        order = (Choice(engine="openvino", precision=Precision.BF16), Choice(engine="onnxruntime"))
         settings = Settings(engine="nonesuch", fallback=order, origins={"fallback": "--set"})
         lowered = lower_version(digits / "1", plan(settings, cpu()), cache)
         lowered.session.close()
@@ -170,7 +172,7 @@ class TestFallback:
     ) -> None:
         monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
         with pytest.raises(LoweringError, match="no product ran in bf16"):
-            lower_version(digits / "1", plan(Settings(precision="bf16"), cpu()), cache)
+            lower_version(digits / "1", plan(Settings(precision=Precision.BF16), cpu()), cache)
 
 
 class TestAuto:

@@ -10,6 +10,7 @@ from lowered import cpu
 from graphkiln_backend.engines.base import SessionTuning
 from graphkiln_backend.engines.onnxruntime import session_options
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.settings import Choice, Override, Settings, parse_override
 
@@ -59,7 +60,7 @@ def test_our_own_keys() -> None:
     settings = read(config({**asked, "fallback": "openvino:fp32, onnxruntime"}))
     assert (settings.engine, settings.precision, settings.threads, settings.streams) == ("openvino", "bf16", 3, 2)
     assert not settings.self_test
-    assert settings.fallback == (Choice(engine="openvino", precision="fp32"), Choice(engine="onnxruntime"))
+    assert settings.fallback == (Choice(engine="openvino", precision=Precision.FP32), Choice(engine="onnxruntime"))
     assert settings.origins["precision"] == "parameters.precision"
 
 
@@ -94,7 +95,7 @@ def test_accelerators() -> None:
     assert (tensorrt.engine, tensorrt.precision) == ("tensorrt", "fp16")
     assert tensorrt.options == {"tensorrt": {"trt_engine_cache_enable": "1"}}
     openvino = read(accelerators("cpu", "openvino", num_streams="2", num_of_threads="4", precision="ACCURACY"))
-    assert (openvino.engine, openvino.precision, openvino.streams, openvino.threads) == ("openvino", "", 2, 4)
+    assert (openvino.engine, openvino.precision, openvino.streams, openvino.threads) == ("openvino", None, 2, 4)
     cuda = read(accelerators("gpu", "cuda", {"gpu_mem_limit": "5"}, anything="passes"), gpu=True)
     assert cuda.engine == "onnxruntime"
     assert cuda.options == {"onnxruntime": {"anything": "passes", "gpu_mem_limit": "5"}}

@@ -15,9 +15,10 @@ import pytest
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.shared_weights import WEIGHTS, SharedWeights
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError
 
-ALONE = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+ALONE = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
 
 @pytest.fixture

@@ -28,12 +28,14 @@ from graphkiln.story.tables import show
 from graphkiln.story.ways import Way, commands, convert_options, first_ways, last_ways
 from graphkiln.story.work import Answers, SessionWork
 from graphkiln.story.worker import Worker
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.policy import BF16, INT8, OTHER_ENGINE
 from graphkiln_backend.repository.version import read_version
 
-CPU = Machine(device="cpu", batch=8)
-GPU = Machine(device="gpu:0", batch=64)
+ON_CPU = Machine(device=CPU, batch=8)
+ON_GPU = Machine(device=Device.gpu(), batch=64)
 JPEGS = (b"one", b"two", b"three")
 
 
@@ -149,7 +151,9 @@ class TestFactors:
 
 class TestRecord:
     def test_is_read_as_it_was_written(self, tmp_path: Path) -> None:
-        record = Record(facts={"model": "m"}, precision="int8", seen={"eager": seen(1.5), "x": Seen(refused="why")})
+        record = Record(
+            facts={"model": "m"}, precision=Precision.INT8, seen={"eager": seen(1.5), "x": Seen(refused="why")}
+        )
         record.write(tmp_path / "record.json")
         assert Record.read(tmp_path / "record.json") == record
         assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
@@ -189,7 +193,7 @@ class TestFaults:
         spec = read_version(digits / "1").manifest
         assert spec is not None
         assert spec.preprocess is not None
-        work = SessionWork(graph=digits / "1" / "model.onnx", preprocess=spec.preprocess, device="cpu")
+        work = SessionWork(graph=digits / "1" / "model.onnx", preprocess=spec.preprocess, device=CPU)
         with Worker(work, "2: reduced") as worker:
             psutil.Process(worker.pid).kill()
             with pytest.raises(MeasurementError, match=r"process of '2: reduced' ended with code -9 .*--resume"):
@@ -271,12 +275,12 @@ class TestJudging:
 
 class TestWays:
     def test_what_a_cpu_cannot_do_is_said(self) -> None:
-        unavailable = {way.key: way.unavailable for way in first_ways(CPU) if way.unavailable}
+        unavailable = {way.key: way.unavailable for way in first_ways(ON_CPU) if way.unavailable}
         assert unavailable == {"search": "cuDNN's search needs a GPU"}
-        assert {way.key for way in first_ways(GPU) if way.unavailable} == {"engine", "int8"}
+        assert {way.key for way in first_ways(ON_GPU) if way.unavailable} == {"engine", "int8"}
 
     def test_each_is_compared_with_one_before_it(self) -> None:
-        for machine in (CPU, GPU):
+        for machine in (ON_CPU, ON_GPU):
             ways = (*first_ways(machine), *last_ways("bf16"))
             keys = [way.key for way in ways]
             assert len(set(keys)) == len(keys)
@@ -289,15 +293,15 @@ class TestWays:
         asked = request(gradient=gradient, weights=weights, preprocess={"resize": 64, "crop": [64, 64]})
         known = {verb: CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).stdout for verb in
                  ("convert", "serve", "bench", "verify", "story")}  # fmt: skip
-        for way in (*first_ways(CPU), *last_ways("int8")):
-            for line in commands(way, asked, CPU, "output:image"):
+        for way in (*first_ways(ON_CPU), *last_ways(Precision.INT8)):
+            for line in commands(way, asked, ON_CPU, "output:image"):
                 program, verb, *words = line.split()
                 if program == "graphkiln":
                     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
                     assert all(flag in known[verb] for flag in flags if flag != "--set"), line
 
     def test_int8_is_calibrated_on_other_images(self) -> None:
-        options = convert_options(last_ways("int8")[0].model, request(), CPU, "")  # type: ignore[arg-type]
+        options = convert_options(last_ways(Precision.INT8)[0].model, request(), ON_CPU, "")  # type: ignore[arg-type]
         assert options["calibration"] != options["samples"]
 
     def test_a_folder_of_too_few_images(self, tmp_path: Path) -> None:
@@ -361,13 +365,13 @@ class TestPage:
 
     def test_tables_fit_80_columns(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("COLUMNS", "80")
-        ways = (*first_ways(CPU), *last_ways("int8"))
+        ways = (*first_ways(ON_CPU), *last_ways(Precision.INT8))
         each = Seen(
             judgment=judgment(interval=(0.982, 0.9999), right=0.935),
             rounds=(Round(number=0, per_second=1234.5, latencies_ms=(12345.6,), cores=16.1, memory_mb=12345.0),),
         )
         facts = {**self.whole["facts"], "machine": "Some(R) Processor, 2 cores"}
-        record = Record(facts=facts, precision="int8", seen={way.key: each for way in ways})
+        record = Record(facts=facts, precision=Precision.INT8, seen={way.key: each for way in ways})
         show(json.loads(json.dumps(document(ways, record, {way.key: () for way in ways}))))
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= 80

@@ -14,6 +14,7 @@ from onnx import helper
 
 from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
 from graphkiln_backend.lowering.selection import Lowered
 from graphkiln_backend.passes.outputs import keep_outputs
@@ -29,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lowered(folder: Path, cache: ArtifactCache) -> Iterator[Lowered]:
-    step = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+    step = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
     lowered = lower_version(folder, step, cache)
     with lowered.session:
         yield lowered
@@ -59,7 +60,7 @@ def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str
     nodes = [helper.make_node("Neg", ["x"], ["y"]), *(helper.make_node("Neg", [a], [b]) for a, b in CHAIN)]
     outputs = [zoo.value("y", ("batch", 2)), zoo.value("y30", ("batch", 2))]
     folder = zoo.add(tmp_path, "chain", zoo.model(nodes, [zoo.value("x", ("batch", 2))], outputs))
-    step = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+    step = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
     lowered = lower_version(folder, step, cache)
     with lowered.session as session:
         session.run({"x": np.ones((1, 2), np.float32)}, ["y30"])

@@ -13,11 +13,13 @@ from graphkiln_backend.engines import onnxruntime as runtime
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import Gpu
 from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _options
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import _TENSORRT_KEYS
 from graphkiln_backend.repository.onnx_file import read_signature
 
-STEP = SessionConfig(engine="tensorrt", device="gpu:1", threads=1, spin=False, reason="test", largest_batch=16)
+STEP = SessionConfig(engine="tensorrt", device=Device.gpu(1), threads=1, spin=False, reason="test", largest_batch=16)
 NAMES = Path(__file__).with_name("tensorrt_options.txt")
 
 
@@ -33,8 +35,10 @@ def known_options() -> set[str]:
 def _asked_names() -> set[str]:
     refused = {"precision_mode", "trt_cuda_graph_enable"}
     every = dict.fromkeys((key for key in _TENSORRT_KEYS if key not in refused), "1")
-    lowered = replace(STEP, precision="fp16", options=every)
-    return set(_options(lowered, None, Path("folder"))) | set(_options(replace(STEP, precision="bf16"), None, None))
+    lowered = replace(STEP, precision=Precision.FP16, options=every)
+    return set(_options(lowered, None, Path("folder"))) | set(
+        _options(replace(STEP, precision=Precision.BF16), None, None)
+    )
 
 
 def test_every_option_is_one_that_the_provider_knows() -> None:
@@ -43,9 +47,9 @@ def test_every_option_is_one_that_the_provider_knows() -> None:
 
 def test_precision_is_a_matter_of_the_graph() -> None:
     assert _options(STEP, None, None)["trt_fp16_enable"] == "0"
-    assert _options(replace(STEP, precision="fp16"), None, None)["trt_fp16_enable"] == "1"
-    assert _options(replace(STEP, precision="bf16"), None, None)["trt_bf16_enable"] == "1"
-    assert _options(replace(STEP, precision="int8"), None, None)["trt_int8_enable"] == "1"
+    assert _options(replace(STEP, precision=Precision.FP16), None, None)["trt_fp16_enable"] == "1"
+    assert _options(replace(STEP, precision=Precision.BF16), None, None)["trt_bf16_enable"] == "1"
+    assert _options(replace(STEP, precision=Precision.INT8), None, None)["trt_int8_enable"] == "1"
 
 
 def test_recorded_runs_are_refused() -> None:
@@ -79,20 +83,20 @@ def test_sizes_without_bounds_are_refused_unless_the_user_bounds_them(tmp_path: 
 
 class TestProbe:
     def test_a_cpu(self) -> None:
-        assert TensorRtEngine().probe("cpu").reason == "tensorrt serves gpu:N, not cpu"
+        assert TensorRtEngine().probe(CPU).reason == "tensorrt serves gpu:N, not cpu"
 
     def test_a_build_without_the_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-        assert "pip install 'graphkiln[gpu]'" in TensorRtEngine().probe("gpu:0").reason
+        assert "pip install 'graphkiln[gpu]'" in TensorRtEngine().probe(Device.gpu(0)).reason
 
     def test_missing_libraries_name_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
         monkeypatch.setattr(runtime, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
-        support = TensorRtEngine().probe("gpu:0")
+        support = TensorRtEngine().probe(Device.gpu(0))
         if not support.ok:
             assert "libnvinfer.so.10" in support.reason
             assert "pip install 'tensorrt>=10,<11'" in support.reason
 
     def test_no_such_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
-        assert "there is no GPU 7 here" in TensorRtEngine().probe("gpu:7").reason
+        assert "there is no GPU 7 here" in TensorRtEngine().probe(Device.gpu(7)).reason

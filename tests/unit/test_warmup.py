@@ -10,11 +10,12 @@ import pytest
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.lowering.warmup import batch_sizes, repeated, synthetic_feeds, warm_up
 from graphkiln_backend.repository.version import read_version
 
-STEP = SessionConfig(engine="onnxruntime", device="cpu", threads=1, spin=False, reason="test")
+STEP = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
 
 @pytest.mark.parametrize(

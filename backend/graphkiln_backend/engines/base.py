@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
-
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-"""Element types of convolutions and matrix products; `tf32` is fp32 with a short mantissa, on NVIDIA's tensor cores."""
 
 GraphLevel = Literal["all", "extended", "basic", "off"]
 """How far a runtime may rewrite a graph while it loads it."""
@@ -51,11 +50,11 @@ class SessionConfig:
 
     Attributes:
         engine: Name in the registry.
-        device: `"cpu"` or `"gpu:0"`.
+        device: Where it runs.
         threads: Threads inside one operator.
         spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
         reason: Why the plan holds this step.
-        precision: Element type that products must be computed in; empty leaves it to the graph and proves nothing.
+        precision: What products must be computed in; None leaves it to the graph and proves nothing.
         layout: `nchw`, `nhwc`, or empty for the engine's own choice.
         conv_search: How cuDNN searches for kernels, or empty for its default.
         streams: Parts of a batch that are computed side by side.
@@ -66,11 +65,11 @@ class SessionConfig:
     """
 
     engine: str
-    device: str
+    device: Device
     threads: int
     spin: bool
     reason: str
-    precision: str = ""
+    precision: Precision | None = None
     layout: str = ""
     conv_search: str = ""
     streams: int = 1
@@ -154,7 +153,7 @@ class Session(Protocol):
 class Engine(Protocol):
     """A runtime."""
 
-    def probe(self, device: str) -> Support:
+    def probe(self, device: Device) -> Support:
         """Whether this engine can run on the device, without building anything."""
         ...
 

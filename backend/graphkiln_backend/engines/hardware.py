@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 
 _CPU_FACTS = Path("/proc/cpuinfo")
@@ -30,34 +31,30 @@ class Gpu:
         return f"{self.name}, compute capability {self.compute_capability}, driver {self.driver}"
 
 
-def identity(device: str) -> str:
+def identity(device: Device) -> str:
     """Names a device so that two with the same name run the same compiled code.
-
-    Args:
-        device: `"cpu"` or `"gpu:0"`.
 
     Raises:
         EngineUnavailable: There is no such GPU.
     """
-    return _cpu() if device == "cpu" else str(gpu(device))
+    return str(gpu(device)) if device.is_gpu else _cpu()
 
 
-def gpu(device: str) -> Gpu:
+def gpu(device: Device) -> Gpu:
     """Facts of a GPU.
 
     Raises:
         EngineUnavailable: There is no such GPU; the message names those that there are.
     """
     found = gpus()
-    index = int(device.removeprefix("gpu:"))
-    if index >= len(found):
-        there = ", ".join(f"gpu:{number} ({each.name})" for number, each in enumerate(found)) or "none"
+    if device.index >= len(found):
+        there = ", ".join(f"{Device.gpu(number)} ({each.name})" for number, each in enumerate(found)) or "none"
         raise EngineUnavailable(
-            f"there is no GPU {index} here; GPUs: {there}",
+            f"there is no GPU {device.index} here; GPUs: {there}",
             hint="change `gpus` of the instance_group, give the container its GPUs (docker run --gpus all), or use "
             "KIND_CPU",
         )
-    return found[index]
+    return found[device.index]
 
 
 @cache

@@ -26,8 +26,10 @@ from graphkiln_backend.engines.cuda_graphs import NOT_RECORDED, CapturedRuns
 from graphkiln_backend.engines.hardware import gpu
 from graphkiln_backend.engines.profile import read_placement
 from graphkiln_backend.engines.shared_weights import WEIGHTS, SharedWeights
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import EngineUnavailable, ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
 
 # ONNX Runtime 1.31 for Linux reports usage to its vendor unless told not to: a model server must not.
@@ -62,13 +64,13 @@ _ONNX_BF16 = 16
 class OnnxRuntimeEngine:
     """ONNX Runtime on the CPU or on CUDA."""
 
-    def probe(self, device: str) -> Support:
+    def probe(self, device: Device) -> Support:
         """Says yes to the CPU, and to a GPU that is there and that this build of ONNX Runtime has a provider for."""
-        return Support(ok=True) if device == "cpu" else gpu_support(CUDA, device)
+        return gpu_support(CUDA, device) if device.is_gpu else Support(ok=True)
 
     def identity(self, step: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are kept."""
-        if step.device != "cpu" or step.tuning.graph_level == "off":
+        if step.device.is_gpu or step.tuning.graph_level == "off":
             return {}
         return {"onnxruntime": onnxruntime.__version__, "tuning": str(step.tuning)}
 
@@ -94,7 +96,7 @@ class OnnxRuntimeEngine:
         options = session_options(step)
         provider = cpu_or_cuda(step)
         shrink = step.tuning.arena_shrinkage
-        if not step.shared_folder or step.device != "cpu":
+        if not step.shared_folder or step.device.is_gpu:
             recorded = step.options.get("enable_cuda_graph") == "1"
             captured = partial(CapturedRuns, device_id=int(provider[1]["device_id"])) if recorded else None
             return load(source, options, [provider], shrink=shrink, captured=captured)
@@ -203,7 +205,7 @@ class OnnxRuntimeSession:
         self.close()
 
 
-def gpu_support(provider: str, device: str) -> Support:
+def gpu_support(provider: str, device: Device) -> Support:
     """Whether this build of ONNX Runtime has a provider, and the machine the GPU."""
     if provider not in onnxruntime.get_available_providers():
         return Support(
@@ -252,9 +254,9 @@ def cpu_or_cuda(step: SessionConfig) -> Provider:
 
     Source: ONNX Runtime, "CUDA Execution Provider" (configuration options).
     """
-    if step.device == "cpu":
+    if not step.device.is_gpu:
         return CPU, {}
-    options = {"device_id": step.device.removeprefix("gpu:"), "use_tf32": "1" if step.precision == "tf32" else "0"}
+    options = {"device_id": str(step.device.index), "use_tf32": str(int(step.precision is Precision.TF32))}
     if step.layout == "nhwc":
         options["prefer_nhwc"] = "1"
     if step.conv_search:

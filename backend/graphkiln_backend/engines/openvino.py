@@ -18,11 +18,12 @@ import numpy as np
 import openvino
 
 from graphkiln_backend.engines.base import Placement, SessionConfig, Support
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
-_DEVICES = {"cpu": "CPU"}
+_DEVICE = "CPU"
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
 """Layers that multiply and add, as OpenVINO names them after its own rewriting."""
@@ -33,11 +34,9 @@ _PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64", "i8"
 class OpenVinoEngine:
     """OpenVINO on the CPU. The graph's own types decide the precision: fp32, bf16, fp16 (where the CPU can), int8."""
 
-    def probe(self, device: str) -> Support:
+    def probe(self, device: Device) -> Support:
         """Says yes to the CPU."""
-        if device in _DEVICES:
-            return Support(ok=True)
-        return Support(ok=False, reason=f"openvino serves {', '.join(_DEVICES)}, not {device}")
+        return Support(ok=False, reason=f"openvino serves cpu, not {device}") if device.is_gpu else Support(ok=True)
 
     def identity(self, step: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
@@ -165,14 +164,14 @@ class OpenVinoSession:
 def _compile(graph_path: Path, step: SessionConfig) -> openvino.CompiledModel:
     try:
         core = openvino.Core()
-        return core.compile_model(core.read_model(str(graph_path)), _DEVICES[step.device], _options(step))
+        return core.compile_model(core.read_model(str(graph_path)), _DEVICE, _options(step))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
 
 
 def _import(blob: Path, step: SessionConfig) -> openvino.CompiledModel:
     try:
-        return openvino.Core().import_model(blob.read_bytes(), _DEVICES[step.device], _options(step))
+        return openvino.Core().import_model(blob.read_bytes(), _DEVICE, _options(step))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load what it compiled, {blob}", attempts=(str(error),)) from error
 

@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from graphkiln_backend.engines.base import Engine, Support
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.spelling import did_you_mean
 
@@ -35,7 +36,7 @@ def load_engine(name: str) -> Engine:
     raise EngineUnavailable(f"unknown engine '{name}'", hint=did_you_mean(name, engine_names()))
 
 
-def probe(name: str, device: str) -> Support:
+def probe(name: str, device: Device) -> Support:
     """Whether an engine is known, installed, and can run on a device."""
     try:
         return load_engine(name).probe(device)

@@ -19,6 +19,7 @@ import onnxruntime
 
 from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, gpu_support, load, session_options
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.repository.onnx_file import count_products, read_precision, read_signature
@@ -39,9 +40,9 @@ _PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_ma
 class TensorRtEngine:
     """TensorRT on an NVIDIA GPU."""
 
-    def probe(self, device: str) -> Support:
+    def probe(self, device: Device) -> Support:
         """Says yes to a GPU that is there, where the provider and TensorRT's libraries are installed."""
-        if device == "cpu":
+        if not device.is_gpu:
             return Support(ok=False, reason="tensorrt serves gpu:N, not cpu")
         support = gpu_support(PROVIDER, device)
         if not support.ok:
@@ -79,7 +80,7 @@ class TensorRtEngine:
         on_cuda = cpu_or_cuda(replace(step, options={}))
         # ONNX Runtime's profile shows one kernel for all that TensorRT took. Its network is typed: what the graph holds
         # in a type is computed in it.
-        fused = {computed.precision: count_products(graph_path)}
+        fused = {str(computed.precision): count_products(graph_path)}
         return load(graph_path, session_options(step), [(PROVIDER, options), on_cuda], fused=fused)
 
 
@@ -101,8 +102,8 @@ def _options(step: SessionConfig, signature: Signature | None, folder: Path | No
             hint="take it out; engine onnxruntime has enable_cuda_graph in its cuda block",
         )
     asked = {_RENAMED.get(name, name): value for name, value in step.options.items()}
-    options = {"device_id": step.device.removeprefix("gpu:"), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
-    if step.precision in ("fp16", "bf16", "int8"):
+    options = {"device_id": str(step.device.index), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
+    if step.precision and (step.precision.is_half or step.precision.is_integer):
         # The provider forbids TensorRT a type unless it is named; the graph says where it is used.
         options[f"trt_{step.precision}_enable"] = "1"
     if folder:

@@ -10,6 +10,7 @@ from typing import Any
 
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
@@ -85,7 +86,7 @@ class Conversion:
 
     Attributes:
         recipe: The frozen recipe, as `graphkiln convert --recipe` reads it.
-        precision: Element type of most of the arithmetic: fp32, fp16, bf16 or int8.
+        precision: Element type of most of the arithmetic.
         passes: What rewrote the graph, in order.
         output_errors: Relative L2 error of each output.
         graph_bytes: Size of the graph file and its weights.
@@ -94,7 +95,7 @@ class Conversion:
     """
 
     recipe: dict[str, Any]
-    precision: str
+    precision: Precision
     passes: tuple[PassRecord, ...]
     output_errors: dict[str, float]
     graph_bytes: int

@@ -10,6 +10,7 @@ from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds
@@ -48,7 +49,7 @@ def read_placement(session: Session, golden: GoldenSamples | None) -> Placement 
         return None
 
 
-def check_placement(step: SessionConfig, placement: Placement | None, saved: str) -> tuple[str, ...]:
+def check_placement(step: SessionConfig, placement: Placement | None, saved: Precision) -> tuple[str, ...]:
     """Holds what ran to what was asked for; returns what a person should know.
 
     Raises:
@@ -69,20 +70,21 @@ def check_placement(step: SessionConfig, placement: Placement | None, saved: str
             attempts=(f"{placement}; the first: {named}",),
             hint="the engine does not take these nodes: choose another engine or precision",
         )
-    computed = "fp32" if step.precision == "tf32" else step.precision  # told apart by no runtime
+    computed = step.precision and step.precision.kernels
     if computed and not placement.products.get(computed):
-        on_cpu = step.device == "cpu" and computed == "fp16"
+        on_cpu = not step.device.is_gpu and computed is Precision.FP16
         hint = "a CPU computes fp16 in fp32; bf16 is the precision that pays there" if on_cpu else ""
         raise LoweringError(f"{step}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
-    if not step.precision and saved in ("fp16", "bf16") and placement.products and saved not in placement.products:
+    if not step.precision and saved.is_half and placement.products and saved not in placement.products:
         return (f"saved in {saved}, computed in {placement.precision} ({placement})",)
     return ()
 
 
-def limits_of(saved: str, step: SessionConfig) -> Limits:
+def limits_of(saved: Precision, step: SessionConfig) -> Limits:
     """Against the saved graph's own answers: tight for an as-saved session, the precision's row for a lowered one."""
-    lowered = step.precision in BY_PRECISION and step.precision != saved
-    limits = BY_PRECISION[step.precision] if lowered else REPLAY[saved]
+    limits = REPLAY[saved]
+    if step.precision in BY_PRECISION and step.precision != saved:
+        limits = BY_PRECISION[step.precision]
     return replace(limits, step=f"{step.precision or saved} on {step.engine}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from graphkiln_backend.cache.artifact_cache import ArtifactCache
 from graphkiln_backend.engines import hardware
@@ -21,6 +21,7 @@ from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.onnx_file import read_precision
 from graphkiln_backend.repository.version import ModelVersion
 
@@ -30,7 +31,6 @@ _GRAPH = "model.onnx"
 _MEASURED = "measured.json"
 _AMP: Literal["O2"] = "O2"
 """Normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
-_LOWERED = ("fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Artifacts:
     def __init__(
         self,
         version: ModelVersion,
-        saved: str,
+        saved: Precision,
         cache: ArtifactCache,
     ) -> None:
         self.saved = saved
@@ -69,11 +69,12 @@ class Artifacts:
             CacheError: It is not in the cache and cannot be written.
             ConversionError: The passes fail on it.
         """
-        if not self._lowers(step):
+        precision = step.precision
+        if not (precision and self._lowers(step)):
             return self._version.graph_path
-        name = f"{step.precision}-{_GRAPH}"
+        name = f"{precision}-{_GRAPH}"
         key = self._graph_key(step)
-        return self._cache.get("graph", self._model, key, lambda folder: self._lower(step, folder / name)) / name
+        return self._cache.get("graph", self._model, key, lambda folder: self._lower(precision, folder / name)) / name
 
     def compiled(self, engine: Engine, step: SessionConfig) -> Path | None:
         """What the engine compiled for a step, or None where nothing is kept.
@@ -135,12 +136,12 @@ class Artifacts:
         return f"{folder.parent.name}/{folder.name}"
 
     def _lowers(self, step: SessionConfig) -> bool:
-        return step.precision in _LOWERED and step.precision != self.saved
+        return step.precision is not None and step.precision.is_half and step.precision is not self.saved
 
     def _graph_key(self, step: SessionConfig) -> dict[str, str]:
         """The graph, its weights, and how it is lowered."""
         self._content = self._content or _content(self._version)
-        if not self._lowers(step):
+        if not (step.precision and self._lowers(step)):
             return self._content
         return {
             **self._content,
@@ -149,15 +150,15 @@ class Artifacts:
             **{name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")},
         }
 
-    def _lower(self, step: SessionConfig, target: Path) -> None:
+    def _lower(self, precision: Precision, target: Path) -> None:
         # Passes bring onnx_ir, onnxscript and sympy: over a second of imports, which most starts need not pay.
         from graphkiln_backend.passes.base import run_passes
         from graphkiln_backend.passes.graph_file import load, save
         from graphkiln_backend.passes.precision import LowerPrecision
 
-        _log.info("lowering the graph to %s", step.precision)
+        _log.info("lowering the graph to %s", precision)
         model = load(self._version.graph_path)
-        run_passes(model, [LowerPrecision(cast('Literal["fp16", "bf16"]', step.precision), _AMP)])
+        run_passes(model, [LowerPrecision(precision, _AMP)])
         save(model, target)
         self.check_unchanged()
 
@@ -171,7 +172,7 @@ class Artifacts:
             raise LoweringError(f"{self._version.graph_path} was replaced while it was lowered or served", attempts=())
 
 
-def saved_precision(version: ModelVersion) -> str:
+def saved_precision(version: ModelVersion) -> Precision:
     """The precision that a version was saved in, by its manifest or else by its graph.
 
     Raises:

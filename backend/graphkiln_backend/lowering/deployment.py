@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
@@ -31,7 +32,7 @@ class Deployment:
     version: ModelVersion
     settings: Settings
     plan: LoweringPlan
-    saved: str
+    saved: Precision
     warm_sizes: tuple[int, ...]
 
     @classmethod
@@ -49,7 +50,7 @@ class Deployment:
         Raises:
             GraphkilnError: The version or its configuration is not usable, or nothing can run it as it is asked for.
         """
-        settings = Settings.from_config(config, gpu=machine.device != "cpu", overrides=overrides)
+        settings = Settings.from_config(config, gpu=machine.device.is_gpu, overrides=overrides)
         version = read_version(folder, config.get("default_model_filename", ""))
         saved = saved_precision(version)
         sizes = _warm_sizes(config)

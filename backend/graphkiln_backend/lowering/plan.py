@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.graph.device import Device, DeviceKind
 from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import AUTO, Choice, Settings
 
-_CANDIDATES = {"cpu": ("onnxruntime", "openvino"), "gpu": ("onnxruntime", "tensorrt")}
+_CANDIDATES = {DeviceKind.CPU: ("onnxruntime", "openvino"), DeviceKind.GPU: ("onnxruntime", "tensorrt")}
 """The engines of a kind of device; the first one that can compute in the precision serves where none is asked for."""
 _CANNOT = {
-    ("cpu", "onnxruntime", "bf16"): "ONNX Runtime has no bf16 kernels for CPUs",
-    ("cpu", "onnxruntime", "fp16"): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
+    (DeviceKind.CPU, "onnxruntime", Precision.BF16): "ONNX Runtime has no bf16 kernels for CPUs",
+    (DeviceKind.CPU, "onnxruntime", Precision.FP16): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
 }
 _NOISE = 1.05
 """Times that are less than this apart count as equal."""
@@ -33,16 +35,16 @@ class Resources:
     """What a plan depends on beside the settings.
 
     Attributes:
-        device: `"cpu"` or `"gpu:0"`.
+        device: Where the instances run.
         cores: Cores that all instances of the model may use together.
         probe: Says whether an engine is there and can run on a device.
         instances: How many instances share the cores.
         shared_folder: Where instances can put what they share, or None.
     """
 
-    device: str
+    device: Device
     cores: int
-    probe: Callable[[str, str], Support]
+    probe: Callable[[str, Device], Support]
     instances: int = 1
     shared_folder: Path | None = None
 
@@ -72,7 +74,9 @@ class LoweringPlan:
         return "\n".join((*lines, *(f"rejected: {line}" for line in self.rejected)))
 
 
-def plan(settings: Settings, machine: Resources, *, saved: str = "fp32", largest_batch: int = 1) -> LoweringPlan:
+def plan(
+    settings: Settings, machine: Resources, *, saved: Precision = Precision.FP32, largest_batch: int = 1
+) -> LoweringPlan:
     """Plans a saved graph.
 
     Args:
@@ -84,7 +88,7 @@ def plan(settings: Settings, machine: Resources, *, saved: str = "fp32", largest
     Raises:
         LoweringError: Nothing can run the graph as it is asked for; `attempts` says why.
     """
-    kind = machine.device.partition(":")[0]
+    kind = machine.device.kind
     choices, rejected = _choices(settings, machine, kind, _computed(settings.precision, saved, kind))
     for choice in (*choices, *settings.fallback):
         _check_precision(choice, saved, kind)
@@ -105,7 +109,7 @@ def plan(settings: Settings, machine: Resources, *, saved: str = "fp32", largest
 
 
 def _choices(
-    settings: Settings, machine: Resources, kind: str, computed: str
+    settings: Settings, machine: Resources, kind: DeviceKind, computed: Precision
 ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
     """The engines that may serve, and one line for each that may not."""
     unable = {name: _CANNOT[kind, name, computed] for name in _CANDIDATES[kind] if (kind, name, computed) in _CANNOT}
@@ -137,12 +141,12 @@ def _unheeded(engine: str, settings: Settings) -> str:
     return next(reasons, "")
 
 
-def _computed(asked: str, saved: str, kind: str) -> str:
+def _computed(asked: Precision | None, saved: Precision, kind: DeviceKind) -> Precision:
     """The precision to compute in. fp16 that was saved and not asked for is served in fp32 on a CPU, which is said."""
-    return asked or ("fp32" if saved == "fp16" and kind == "cpu" else saved)
+    return asked or (Precision.FP32 if saved is Precision.FP16 and kind is DeviceKind.CPU else saved)
 
 
-def _check_precision(choice: Choice, saved: str, kind: str) -> None:
+def _check_precision(choice: Choice, saved: Precision, kind: DeviceKind) -> None:
     """Refuses what no build could make true.
 
     Raises:
@@ -151,13 +155,13 @@ def _check_precision(choice: Choice, saved: str, kind: str) -> None:
     asked = choice.precision
     refused = ""
     hint = ""
-    if asked == "tf32" and kind == "cpu":
+    if asked is Precision.TF32 and kind is DeviceKind.CPU:
         refused = "tf32 is for NVIDIA GPUs"
         hint = _RECOMMENDED
-    elif asked == "int8" and saved != "int8":
+    elif asked is Precision.INT8 and saved is not Precision.INT8:
         refused = f"the graph was saved in {saved}, and int8 needs samples to calibrate on"
         hint = "graphkiln convert FILE.onnx --precision int8 --calibration SAMPLES"
-    elif asked and saved not in ("fp32", asked):
+    elif asked and saved not in (Precision.FP32, asked):
         refused = f"the graph was saved in {saved}, which loading does not change"
         hint = f"leave `precision` out, or convert the source model again with --precision {asked}"
     elif reason := _CANNOT.get((kind, choice.engine, _computed(asked, saved, kind))):

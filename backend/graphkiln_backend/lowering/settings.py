@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from graphkiln_backend.engines.base import PRECISIONS, GraphLevel, SessionTuning
+from graphkiln_backend.engines.base import GraphLevel, SessionTuning
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.spelling import did_you_mean
@@ -32,6 +33,7 @@ ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvi
 LAYOUTS = ("nchw", "nhwc")
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")
 
+_PRECISIONS = tuple(map(str, Precision))
 _GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
 
 _OUR_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback")
@@ -75,10 +77,10 @@ _AS_SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """An engine, and the precision that it must compute in; an empty one leaves it to the graph or the plan."""
+    """An engine, and the precision that it must compute in; None leaves it to the graph or the plan."""
 
     engine: str
-    precision: str = ""
+    precision: Precision | None = None
 
     def __str__(self) -> str:
         return f"{self.engine}:{self.precision}" if self.precision else self.engine
@@ -104,7 +106,7 @@ class Settings:
     """
 
     engine: str = ""
-    precision: str = ""
+    precision: Precision | None = None
     layout: str = ""
     conv_search: str = ""
     threads: int = 0
@@ -141,7 +143,6 @@ class Settings:
         _add_accelerator(asked, accelerator, options)
         asked.check("layout", LAYOUTS)
         asked.check("conv_search", CONV_SEARCHES)
-        asked.check("precision", PRECISIONS)
         if not gpu:
             _check_cpu(asked)
         if asked.get("engine") == "openvino":
@@ -153,7 +154,7 @@ class Settings:
             by_engine["onnxruntime"] = {**by_engine.get("onnxruntime", {}), **cuda}
         return cls(
             engine=asked.get("engine"),
-            precision=asked.get("precision"),
+            precision=asked.read("precision", _precision, None),
             layout=asked.get("layout"),
             conv_search=asked.get("conv_search"),
             threads=asked.read("threads", _count, 0),
@@ -261,7 +262,7 @@ def _add_accelerator(asked: _Asked, accelerator: str, options: dict[str, str]) -
     origin = f"execution accelerator {accelerator}"
     asked.add("engine", ENGINE_FOR_ACCELERATOR[accelerator], origin)
     asked_for = asked.get("engine") in (AUTO, ENGINE_FOR_ACCELERATOR[accelerator])
-    for precision in ("fp16", "bf16"):
+    for precision in (Precision.FP16, Precision.BF16):
         if accelerator == "tensorrt" and options.pop(f"trt_{precision}_enable", "0").lower() in ("1", "true"):
             options.setdefault("precision_mode", precision)
     for key, name in _AS_SETTINGS[accelerator].items():
@@ -344,14 +345,22 @@ def _count(origin: str, text: str) -> int:
     return int(text)
 
 
+def _precision(origin: str, text: str) -> Precision | None:
+    if not text:
+        return None
+    if text not in _PRECISIONS:
+        raise _bad(origin, text, ", ".join(_PRECISIONS))
+    return Precision(text)
+
+
 def _choices(origin: str, text: str) -> tuple[Choice, ...]:
     """Reads `openvino:bf16, onnxruntime`."""
     choices = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         engine, _, precision = word.partition(":")
-        if precision and precision not in PRECISIONS:
-            raise _bad(origin, word, f"ENGINE or ENGINE:PRECISION, with a precision of {', '.join(PRECISIONS)}")
-        choices.append(Choice(engine=engine, precision=precision))
+        if precision and precision not in _PRECISIONS:
+            raise _bad(origin, word, f"ENGINE or ENGINE:PRECISION, with a precision of {', '.join(_PRECISIONS)}")
+        choices.append(Choice(engine=engine, precision=Precision(precision) if precision else None))
     return tuple(choices)
 
 

@@ -12,16 +12,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import ml_dtypes
 import numpy as np
 import onnx_ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnxscript import version_converter
 
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
 Amp = Literal["O0", "O1", "O2", "O3"]
-Target = Literal["fp16", "bf16"]
 
 _STATISTICS = frozenset(
     {
@@ -44,9 +43,8 @@ _NEVER = frozenset(
 )
 """Operators that make types of their own, hold graphs, or take fp32 by definition."""
 
-_DTYPES = {"fp16": onnx_ir.DataType.FLOAT16, "bf16": onnx_ir.DataType.BFLOAT16}
-_NUMPY = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-_LARGEST = {"fp16": 65504.0, "bf16": 3.3895314e38}
+_DTYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.DataType.BFLOAT16}
+_LARGEST = {Precision.FP16: 65504.0, Precision.BF16: 3.3895314e38}
 _BF16_OPSET = 22
 """The first in which convolutions and poolings take bf16."""
 
@@ -56,14 +54,14 @@ class LowerPrecision:
     """Lowers the nodes that a level allows.
 
     Attributes:
-        target: Element type of the lowered nodes.
+        target: Precision of the lowered nodes, fp16 or bf16.
         amp: O0 nothing; O1 products only; O2 all but normalizations and reductions; O3 all that can be.
         keep: Patterns (`*`, `?`) of names or operator types of nodes that stay fp32.
         keep_nodes: Names of further nodes that stay fp32.
         edges: Whether the graph's inputs and outputs take the type, too.
     """
 
-    target: Target
+    target: Precision
     amp: Amp = "O2"
     keep: tuple[str, ...] = ()
     keep_nodes: Collection[str] = field(default_factory=frozenset)
@@ -82,7 +80,7 @@ class LowerPrecision:
 
     def __call__(self, model: onnx_ir.Model) -> None:
         """Retypes nodes and weights, and puts casts where the types meet."""
-        if self.target == "bf16" and (model.opset_imports.get("") or 0) < _BF16_OPSET:
+        if self.target is Precision.BF16 and (model.opset_imports.get("") or 0) < _BF16_OPSET:
             version_converter.convert_version(model, _BF16_OPSET, fallback=True)
         ShapeInferencePass()(model)
         name_nodes(model)
@@ -121,7 +119,7 @@ class LowerPrecision:
         return float(np.abs(tensor.numpy()).max()) > _LARGEST[self.target]
 
 
-def lowered_products(model: onnx_ir.Model, target: Target) -> tuple[int, int]:
+def lowered_products(model: onnx_ir.Model, target: Precision) -> tuple[int, int]:
     """How many convolutions and matrix products take a type, and how many there are."""
     products = [node for node in model.graph if node.op_type in PRODUCTS]
     lowered = [node for node in products if node.inputs[0] is not None and node.inputs[0].dtype == _DTYPES[target]]
@@ -137,7 +135,7 @@ def name_nodes(model: onnx_ir.Model) -> None:
             node.name = name if name not in taken else f"{name}_{id(node)}"
 
 
-def emulate(model: onnx_ir.Model, target: Target) -> None:
+def emulate(model: onnx_ir.Model, target: Precision) -> None:
     """Lets a lowered graph run where only fp32 kernels exist: values are kept in the type, sums are done in fp32.
 
     That is what processors with units for the type do, too. ONNX Runtime on a CPU has no bf16 kernels, and computes
@@ -157,7 +155,7 @@ def emulate(model: onnx_ir.Model, target: Target) -> None:
 class _Casts:
     """Casts between fp32 and a lower type, each made once."""
 
-    def __init__(self, model: onnx_ir.Model, target: Target) -> None:
+    def __init__(self, model: onnx_ir.Model, target: Precision) -> None:
         self._graph = model.graph
         self._target = target
         self.low = _DTYPES[target]
@@ -222,7 +220,7 @@ class _Casts:
         return self._made[key]
 
     def _weight(self, value: onnx_ir.Value, tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType) -> onnx_ir.Value:
-        numpy_dtype = np.dtype(np.float32) if dtype == onnx_ir.DataType.FLOAT else _NUMPY[self._target]
+        numpy_dtype = np.dtype(np.float32) if dtype == onnx_ir.DataType.FLOAT else self._target.numpy
         array = tensor.numpy().astype(numpy_dtype)
         name = f"{value.name}_{dtype.name.lower()}"
         weight = onnx_ir.Value(

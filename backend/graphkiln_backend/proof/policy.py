@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from graphkiln_backend.graph.precision import Precision
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -35,17 +37,22 @@ FP16 = Limits(step="fp16", relative_l2=1e-2, worst_element=5e-2, top1_agreement=
 BF16 = Limits(step="bf16", relative_l2=1e-1, worst_element=3e-1, top1_agreement=0.99)
 INT8 = Limits(step="int8", relative_l2=3e-1, worst_element=None, top1_agreement=0.98, metric_drop=0.01)
 
-BY_PRECISION = {"fp32": EXPORT, "fp16": FP16, "bf16": BF16, "int8": INT8}
+BY_PRECISION: dict[Precision, Limits] = {
+    Precision.FP32: EXPORT,
+    Precision.FP16: FP16,
+    Precision.BF16: BF16,
+    Precision.INT8: INT8,
+}
 """A saved graph beside its source model in fp32."""
 
 GRADIENT_FACTOR = 5.0
 """Gradients may be off by so many times the row of their precision."""
 
-REPLAY = {
-    "fp32": OTHER_ENGINE,
-    "fp16": replace(FP16, step="replay-fp16"),
-    "bf16": replace(BF16, step="replay-bf16", relative_l2=5e-2),
-    "int8": replace(INT8, step="replay-int8", relative_l2=5e-2),
+REPLAY: dict[Precision, Limits] = {
+    Precision.FP32: OTHER_ENGINE,
+    Precision.FP16: replace(FP16, step="replay-fp16"),
+    Precision.BF16: replace(BF16, step="replay-bf16", relative_l2=5e-2),
+    Precision.INT8: replace(INT8, step="replay-int8", relative_l2=5e-2),
 }
 """A session beside the saved graph's own golden answers: tight even where the graph itself is coarse."""
 

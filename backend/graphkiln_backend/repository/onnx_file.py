@@ -11,15 +11,16 @@ from google.protobuf.message import DecodeError
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 _QUANTIZED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
-_PRECISIONS: dict[int, str] = {
-    onnx.TensorProto.FLOAT: "fp32",
-    onnx.TensorProto.FLOAT16: "fp16",
-    onnx.TensorProto.BFLOAT16: "bf16",
+_PRECISIONS: dict[int, Precision] = {
+    onnx.TensorProto.FLOAT: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16,
+    onnx.TensorProto.BFLOAT16: Precision.BF16,
 }
 
 
@@ -42,7 +43,7 @@ def read_signature(path: Path) -> Signature:
     )
 
 
-def read_precision(path: Path) -> str:
+def read_precision(path: Path) -> Precision:
     """The element type that a graph keeps most of its weights in: fp32, fp16, bf16, or int8 where it is quantized.
 
     Raises:
@@ -50,12 +51,12 @@ def read_precision(path: Path) -> str:
     """
     graph = _read(path)
     if any(node.op_type in _QUANTIZED for node in graph.node):
-        return "int8"
-    elements: Counter[str] = Counter()
+        return Precision.INT8
+    elements: Counter[Precision] = Counter()
     for tensor in graph.initializer:
-        elements[_PRECISIONS.get(tensor.data_type, "")] += math.prod(tensor.dims)
-    del elements[""]
-    return elements.most_common(1)[0][0] if elements else "fp32"
+        if tensor.data_type in _PRECISIONS:
+            elements[_PRECISIONS[tensor.data_type]] += math.prod(tensor.dims)
+    return elements.most_common(1)[0][0] if elements else Precision.FP32
 
 
 def count_products(path: Path) -> int:

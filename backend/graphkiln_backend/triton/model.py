@@ -20,6 +20,7 @@ import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.adoption import adopted
@@ -79,9 +80,8 @@ class TritonPythonModel:
         log_to_triton(args["model_name"])
         self._cache = open_cache()
         try:
-            gpu = args["model_instance_kind"] == "GPU"
             machine = Resources(
-                device=f"gpu:{args['model_instance_device_id']}" if gpu else "cpu",
+                device=_device(args),
                 cores=usable_cores(),
                 probe=probe,
                 shared_folder=shared_folder(),
@@ -235,13 +235,18 @@ def _rows(feeds: Feeds) -> int:
     return len(next(iter(feeds.values())))
 
 
+def _device(args: dict[str, str]) -> Device:
+    on_gpu = args["model_instance_kind"] == "GPU"
+    return Device.gpu(int(args["model_instance_device_id"])) if on_gpu else CPU
+
+
 def _status(args: dict[str, str], lowered: Lowered, load_ms: float) -> InstanceStatus:
     return InstanceStatus(
         pid=os.getpid(),
         model=args["model_name"],
         version=int(args["model_version"]),
         engine=lowered.step.engine,
-        device=lowered.step.device,
+        device=str(lowered.step.device),
         precision=lowered.placement.precision if lowered.placement else "unknown",
         nodes=dict(lowered.placement.nodes) if lowered.placement else {},
         products=dict(lowered.placement.products) if lowered.placement else {},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
@@ -89,10 +90,10 @@ def _complete_instances(config: Any) -> None:
         group.count = group.count or (1 if _on_gpu(group) else DEFAULT_INSTANCES.get(config.backend, 1))
 
 
-def _device(config: Any) -> str:
+def _device(config: Any) -> Device:
     """Where Triton would put the first instance."""
     group = config.instance_group[0]
-    return f"gpu:{group.gpus[0] if group.gpus else 0}" if _on_gpu(group) else "cpu"
+    return Device.gpu(group.gpus[0] if group.gpus else 0) if _on_gpu(group) else CPU
 
 
 def _on_gpu(group: Any) -> bool:

@@ -10,6 +10,7 @@ from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
 from graphkiln.cli.options import Cache
 
 if TYPE_CHECKING:
+    from graphkiln_backend.graph.precision import Precision
     from graphkiln_backend.lowering.selection import Lowered
     from graphkiln_backend.lowering.settings import Settings
 
@@ -31,7 +32,7 @@ def explain(
                 _show_result(lowered)
 
 
-def _show_settings(settings: Settings, saved: str) -> None:
+def _show_settings(settings: Settings, saved: Precision) -> None:
     from rich.console import Console
     from rich.table import Table
 

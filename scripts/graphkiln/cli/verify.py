@@ -11,8 +11,6 @@ import typer
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.spelling import did_you_mean
 
-_PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-
 
 def verify(
     path: Annotated[Path, typer.Argument(help="Version folder, or model folder (its newest version).")],
@@ -29,15 +27,16 @@ def verify(
     """
     from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.graph.decoding import encode
+    from graphkiln_backend.graph.precision import SAVED, Precision
     from graphkiln_backend.repository.version import read_version
     from graphkiln_converters.verify import verify as run
 
-    if precision and precision not in _PRECISIONS:
-        raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, _PRECISIONS))
+    if precision and precision not in SAVED:
+        raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, SAVED))
     verified = run(
         read_version(version_folder(path)),
         engine=engine,
-        precision=precision,
+        precision=Precision(precision) if precision else None,
         samples=samples,
         threads=usable_cores(),
     )

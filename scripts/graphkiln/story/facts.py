@@ -11,6 +11,7 @@ import psutil
 
 from graphkiln.story.requests import Machine, Request
 from graphkiln_backend.engines.hardware import gpus, identity
+from graphkiln_backend.graph.device import CPU
 
 _LIBRARIES = (
     "graphkiln",
@@ -39,7 +40,7 @@ def facts_of(request: Request, machine: Machine) -> dict[str, Any]:
 
 def machine_facts() -> dict[str, Any]:
     """Facts of this machine, of the software on it, and the day."""
-    processor = identity("cpu").partition(", instruction sets")[0]
+    processor = identity(CPU).partition(", instruction sets")[0]
     memory = psutil.virtual_memory().total / 2**30
     return {
         "machine": f"{processor}, {psutil.cpu_count()} cores, {memory:.0f} GiB",

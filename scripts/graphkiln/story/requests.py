@@ -11,6 +11,8 @@ from typing import Any
 
 from graphkiln.story.digits import weights_path
 from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,26 +58,26 @@ class Machine:
     """What the story is told on.
 
     Attributes:
-        device: `"cpu"` or `"gpu:0"`.
+        device: Where all steps run.
         batch: Largest batch that Triton forms.
     """
 
-    device: str
+    device: Device
     batch: int
 
     @property
-    def mixed(self) -> str:
+    def mixed(self) -> Precision:
         """The 16-bit type that products are computed in fastest."""
-        return "bf16" if self.device == "cpu" else "fp16"
+        return Precision.FP16 if self.device.is_gpu else Precision.BF16
 
     @property
     def instance_group(self) -> str:
         """Two instances, as config.pbtxt writes it."""
-        kind = "KIND_CPU" if self.device == "cpu" else "KIND_GPU"
+        kind = "KIND_GPU" if self.device.is_gpu else "KIND_CPU"
         return f"instance_group {{ count: 2 kind: {kind} }}"
 
 
 def this_machine() -> Machine:
     """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
-    device = "gpu:0" if gpus() else "cpu"
-    return Machine(device=device, batch=8 if device == "cpu" else 64)
+    device = Device.gpu() if gpus() else CPU
+    return Machine(device=device, batch=64 if device.is_gpu else 8)

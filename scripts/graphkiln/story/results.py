@@ -15,6 +15,7 @@ from graphkiln.story.judging import Judgment
 from graphkiln.story.ways import Way
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError, MeasurementError
+from graphkiln_backend.graph.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +59,13 @@ class Record:
     Attributes:
         facts: The machine, the versions, the request; for people.
         derivative: `OUTPUT:INPUT`, what gradients are of and by; empty before the model was opened.
-        precision: The lowest precision that was proven, or empty before.
+        precision: The lowest precision that was proven, or None before.
         seen: By key of the way.
     """
 
     facts: dict[str, Any]
     derivative: str = ""
-    precision: str = ""
+    precision: Precision | None = None
     seen: dict[str, Seen] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:

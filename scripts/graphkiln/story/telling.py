@@ -23,6 +23,7 @@ from graphkiln.story.ways import BASE, LOWEST, TOP_K, Way, callers, commands, fi
 from graphkiln.story.work import Answers, EagerWork, ServedWork, SessionWork, StaticWork, Work
 from graphkiln.story.worker import Meter, Worker
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.spelling import did_you_mean
 
 ROUNDS = 5
@@ -120,14 +121,15 @@ class Story:
                         self._open(way, prepared, images, stack)
 
             open_all(first_ways(self._machine))
+            precision = self.record.precision or self._lowest_proven()
             if not self.record.precision:
-                self.record = replace(self.record, precision=self._lowest_proven())
+                self.record = replace(self.record, precision=precision)
                 self._keep()
-            open_all(last_ways(self.record.precision))
+            open_all(last_ways(precision))
             self._measure(images, seconds)
 
     def _check_known(self, only: Sequence[str]) -> None:
-        known = [way.key for way in (*first_ways(self._machine), *last_ways("fp32"))]
+        known = [way.key for way in (*first_ways(self._machine), *last_ways(Precision.FP32))]
         for key in only:
             if key not in known:
                 raise InvalidInput(f"there is no step '{key}'", hint=did_you_mean(key, known))
@@ -201,22 +203,22 @@ class Story:
 
     def _noise(self, way: Way) -> float:
         """What fp32 itself makes of the scores, for a way that is coarser: the difference that step 2 made."""
-        if way.precision == "fp32":
+        if way.precision is Precision.FP32:
             return 0.0
         reduced = self.record.seen.get("reduced", Seen()).judgment
         if reduced is None:
             raise MeasurementError("nobody knows the noise of fp32 beside it: step 2 was not proven")
         return reduced.difference
 
-    def _lowest_proven(self) -> str:
+    def _lowest_proven(self) -> Precision:
         """The first of the lowest precisions whose switch passed."""
-        kind = self._machine.device.partition(":")[0]
+        kind = self._machine.device.kind
         switches = {way.precision: way.key for way in first_ways(self._machine) if way.switch}
         for precision in LOWEST[kind]:
             seen = self.record.seen.get(switches[precision])
             if seen and seen.judgment and seen.judgment.passed:
                 return precision
-        return "fp32"
+        return Precision.FP32
 
     def _measure(self, images: Images, seconds: float) -> None:
         """All ways in turn, round after round, each round beginning with another one."""

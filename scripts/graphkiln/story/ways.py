@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graphkiln.story.requests import Machine, Request
-from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE, Limits
+from graphkiln_backend.graph.device import DeviceKind
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.proof.policy import BY_PRECISION, OTHER_ENGINE, Limits
 
 Kind = Literal["eager", "static", "session", "tensors", "images"]
 """What runs: PyTorch; a saved training step; a session in the process; a server that gets tensors, or images."""
@@ -21,8 +23,8 @@ TOP_K = 5
 SOURCE_TOTAL = 25
 """The source reports this factor and more for all steps together."""
 _FUSIONS = {"pad": "pad-into-conv", "add": "add-into-producer"}
-_LIMITS = {"fp32": OTHER_ENGINE, "fp16": FP16, "bf16": BF16, "int8": INT8}
-LOWEST = {"cpu": ("int8", "bf16"), "gpu": ("fp16",)}
+_LIMITS = {**BY_PRECISION, Precision.FP32: OTHER_ENGINE}
+LOWEST = {DeviceKind.CPU: (Precision.INT8, Precision.BF16), DeviceKind.GPU: (Precision.FP16,)}
 """What the compiled step tries to prove, in order, by kind of device. ONNX Runtime has no int8 kernels for GPUs."""
 
 
@@ -67,7 +69,7 @@ class Way:
     source: str = ""
     model: Model | None = None
     settings: tuple[str, ...] = ()
-    precision: str = "fp32"
+    precision: Precision = Precision.FP32
     switch: bool = False
     unavailable: str = ""
 
@@ -88,7 +90,7 @@ BASE = Model(name="base", options={"skip": tuple(_FUSIONS.values())})
 
 def first_ways(machine: Machine) -> tuple[Way, ...]:
     """Steps 0 to 3, and the switches of step 4: all that is known before anything was proven."""
-    gpu = machine.device != "cpu"
+    gpu = machine.device.is_gpu
     return (
         Way(key="eager", step=0, title="eager, as found", kind="eager"),
         Way(key="static", step=1, title="static graph", kind="static", beside="eager", source="1.25"),
@@ -122,17 +124,17 @@ def first_ways(machine: Machine) -> tuple[Way, ...]:
         _switch(
             "int8",
             "int8",
-            Model(name="int8", options={**BASE.options, "precision": "int8"}),
-            precision="int8",
+            Model(name="int8", options={**BASE.options, "precision": Precision.INT8}),
+            precision=Precision.INT8,
             unavailable="ONNX Runtime has no int8 kernels for GPUs" if gpu else "",
         ),
     )
 
 
-def last_ways(precision: str) -> tuple[Way, ...]:
+def last_ways(precision: Precision) -> tuple[Way, ...]:
     """Step 4 with all switches, and step 5, in the lowest precision that was proven."""
-    saved = {"precision": precision} if precision == "int8" else {}
-    settings = ("engine=auto",) if precision == "int8" else ("engine=auto", f"precision={precision}")
+    saved = {"precision": precision} if precision is Precision.INT8 else {}
+    settings = ("engine=auto",) if precision is Precision.INT8 else ("engine=auto", f"precision={precision}")
     return (
         Way(
             key="compiled",
@@ -207,7 +209,7 @@ def convert_options(model: Model, request: Request, machine: Machine, derivative
         options["preprocess"] = request.preprocess
     if request.gradient:
         options["gradient"] = derivative
-    if options.get("precision") == "int8":
+    if options.get("precision") is Precision.INT8:
         options |= {"calibration": calibration, "calibration_method": "entropy"}
     return options
 

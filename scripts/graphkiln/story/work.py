@@ -16,6 +16,7 @@ import numpy as np
 
 from graphkiln.story.requests import Request
 from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -120,13 +121,13 @@ class StaticWork:
         training_graph: Answers, then gradients by the parameters.
         forward_graph: Answers.
         preprocess: How an image becomes the input.
-        device: `"cpu"` or `"gpu:0"`.
+        device: Where it runs.
     """
 
     training_graph: Path
     forward_graph: Path
     preprocess: Preprocess
-    device: str
+    device: Device
 
     @contextmanager
     def open(self) -> Iterator[Asked]:
@@ -152,12 +153,12 @@ class SessionWork:
     Attributes:
         graph: Answers, and the gradient by the image where asked for.
         preprocess: How an image becomes the input.
-        device: `"cpu"` or `"gpu:0"`.
+        device: Where it runs.
     """
 
     graph: Path
     preprocess: Preprocess
-    device: str
+    device: Device
 
     @contextmanager
     def open(self) -> Iterator[Asked]:
@@ -250,7 +251,7 @@ def published(model: TorchModel, request: Request) -> Preprocess:
 
 
 @contextmanager
-def open_session(graph: Path, device: str) -> Iterator[Session]:
+def open_session(graph: Path, device: Device) -> Iterator[Session]:
     """A session as the product builds it by default: ONNX Runtime in fp32, all cores."""
     from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.engines.registry import load_engine, probe
