@@ -15,6 +15,7 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.cuda_graphs import CapturedRuns
 from graphkiln_backend.engines.onnxruntime import CPU, CUDA, OnnxRuntimeEngine, cpu_or_cuda
 from graphkiln_backend.engines.profile import read_placement
+from graphkiln_backend.graph.device import CPU as ON_CPU
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.precision import Precision
