@@ -1,6 +1,7 @@
 """Architectures of many families convert and verify, with random weights.
 
-A few of each kind run with all other tests; `scripts/test -m families` runs the rest (10 minutes on two cores).
+One of each kind runs with all other tests, a few more with the slow ones (`scripts/test -m slow`); `scripts/test -m
+families` runs the rest (10 minutes on two cores).
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from converting import Convert
 from graphkiln_backend.graph.manifest import Manifest
 
 
+def slow(*names: str) -> list[object]:
+    """Parameters that run with the slow tests."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def slowly(*names: str) -> list[object]:
     """Parameters that run when asked for."""
     return [pytest.param(name, marks=pytest.mark.families) for name in names]
 
 
 TORCHVISION = (
-    *("resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t", "shufflenet_v2_x1_0"),
+    "shufflenet_v2_x1_0",
+    *slow("resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t"),
     *slowly("resnet50", "resnet101", "mobilenet_v2", "mobilenet_v3_large", "densenet121", "vgg11_bn", "vit_b_16"),
     *slowly("squeezenet1_1"),
 )
 
 TIMM = (
-    *("resnet10t", "regnety_002", "repvgg_a0", "mobilenetv4_conv_small", "ghostnet_050", "convnext_atto"),
-    *("vit_tiny_patch16_224", "mixer_s32_224", "levit_128s"),
+    "resnet10t",
+    *slow("regnety_002", "repvgg_a0", "mobilenetv4_conv_small", "ghostnet_050", "convnext_atto"),
+    *slow("vit_tiny_patch16_224", "mixer_s32_224", "levit_128s"),
     *slowly("resnet34", "resnext26ts", "seresnet33ts", "skresnet18", "res2net50_14w_8s", "resnest14d", "regnetx_002"),
     *slowly("mobilenetv2_035", "mobilenetv3_small_050", "efficientnet_lite0", "tinynet_e", "mnasnet_small", "mixnet_s"),
     *slowly("fbnetc_100", "lcnet_035", "hardcorenas_a", "rexnet_100", "densenet121", "dla34", "vgg11", "xception41"),

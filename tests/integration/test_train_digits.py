@@ -12,6 +12,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
 
 
+@pytest.mark.slow
 @pytest.mark.train
 def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: Path) -> None:
     """Accuracy and, on the committed golden inputs, decisions; bits differ between processors."""
@@ -40,6 +41,7 @@ def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: P
         assert (tmp_path / "samples" / sample.name).read_bytes() == sample.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.train
 def test_an_untrained_model_is_not_written(repository: Path, tmp_path: Path) -> None:
     script = repository / "scripts" / "train-digits"
