@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import Server, Serving, StartServer
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

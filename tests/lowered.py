@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU

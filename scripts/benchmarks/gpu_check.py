@@ -24,7 +24,7 @@ from measuring import exported
 from rich.console import Console
 from rich.table import Table
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import Device

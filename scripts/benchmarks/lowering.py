@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from measuring import CACHE, Segment, exported, measure
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine

@@ -15,7 +15,7 @@ from lowered import lower_version
 from onnx import TensorProto, helper
 from sklearn.datasets import load_digits
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine

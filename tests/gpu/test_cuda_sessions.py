@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.engines.onnxruntime import CUDA, OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import probe

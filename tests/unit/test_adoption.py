@@ -14,7 +14,7 @@ import psutil
 import pytest
 import saved_graphs
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.lowering.adoption import adopted, convert_apart
 from graphkiln_backend.repository.version import read_version

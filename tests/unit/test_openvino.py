@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from lowered import cpu, lower_version
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine

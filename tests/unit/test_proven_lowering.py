@@ -14,7 +14,7 @@ import zoo
 from lowered import cpu, lower_version
 from onnx import helper
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Placement, SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession

@@ -12,7 +12,7 @@ import zoo
 from lowered import lower_version
 from onnx import helper
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError, SignatureError

@@ -1,1 +1,1 @@
-"""A content-addressed store of artifacts: what was built once for a key is found by that key, checked at each use."""
+"""A content-addressed store of artifacts: what was built once for a key is found by that key, verified at each use."""

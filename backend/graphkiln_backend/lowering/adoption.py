@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.repository.version import oneflow_graph
 

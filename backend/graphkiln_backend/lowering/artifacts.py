@@ -14,7 +14,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine

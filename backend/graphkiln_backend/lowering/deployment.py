@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan

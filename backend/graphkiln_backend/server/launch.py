@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from graphkiln_backend.cache.artifact_cache import CacheSettings
+from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.adoption import adopted, convert_apart
 from graphkiln_backend.repository.overlay import build_overlay

@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from graphkiln_backend.cache.artifact_cache import DEFAULT_LIMIT_BYTES, ArtifactCache, CacheSettings
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
 from graphkiln_backend.lowering.settings import Override
 
 RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"

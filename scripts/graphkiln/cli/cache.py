@@ -15,7 +15,8 @@ from graphkiln.cli.options import say
 from graphkiln_backend.graph.errors import CacheError
 
 if TYPE_CHECKING:
-    from graphkiln_backend.cache.artifact_cache import ArtifactCache, CacheSettings
+    from graphkiln_backend.cache.settings import CacheSettings
+    from graphkiln_backend.cache.store import ArtifactCache
 
 OFF = "off"
 
@@ -82,13 +83,13 @@ def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
         folder: What was written: a folder, `off`, or nothing for the default one.
         limit_bytes: How large it may grow.
     """
-    from graphkiln_backend.cache.artifact_cache import CacheSettings, default_folder
+    from graphkiln_backend.cache.settings import CacheSettings, user_cache_folder
 
     if folder == OFF:
         return CacheSettings(limit_bytes=limit_bytes)
     if folder:
         return CacheSettings(folder=Path(folder).absolute(), limit_bytes=limit_bytes)
-    default = default_folder()
+    default = user_cache_folder()
     with suppress(OSError):
         default.mkdir(parents=True, exist_ok=True)
     if os.access(default, os.W_OK):
@@ -110,11 +111,12 @@ def parse_size(text: str) -> int:
 
 
 def _open(folder: str) -> ArtifactCache:
-    from graphkiln_backend.cache.artifact_cache import ArtifactCache, default_folder
+    from graphkiln_backend.cache.settings import user_cache_folder
+    from graphkiln_backend.cache.store import ArtifactCache
 
     if folder == OFF:
         raise CacheError("the cache is off", hint="name its folder: --cache DIR")
-    path = Path(folder) if folder else default_folder()
+    path = Path(folder) if folder else user_cache_folder()
     if not path.is_dir():
         raise CacheError(
             f"there is no cache at {path}", hint="name its folder: --cache DIR; `serve` and `lower` make it"

@@ -15,7 +15,7 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
-    from graphkiln_backend.cache.artifact_cache import ArtifactCache
+    from graphkiln_backend.cache.store import ArtifactCache
     from graphkiln_backend.lowering.deployment import Deployment
 
 ModelPath = Annotated[Path, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from graphkiln_backend.cache.settings import user_cache_folder
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _IMAGE_SIDE = 256
@@ -52,8 +53,7 @@ def training_and_held_out() -> tuple[Digits, Digits]:
 
 def weights_path(architecture: str, image_size: int) -> Path:
     """Where `scripts/train-story` leaves the weights that it trained, and `graphkiln story` looks for them."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "graphkiln-story" / f"{architecture}-digits-{image_size}.safetensors"
+    return user_cache_folder("graphkiln-story") / f"{architecture}-digits-{image_size}.safetensors"
 
 
 def digit_image(digit: npt.NDArray[np.float64], side: int) -> Image.Image:

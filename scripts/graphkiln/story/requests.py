@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graphkiln.story.digits import weights_path
+from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.precision import Precision
@@ -38,12 +38,11 @@ class Request:
     @property
     def folder(self) -> Path:
         """Where models and measurements of this request are kept; another request has another."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         weights = "" if self.weights is None else f"{self.weights.resolve()} {self.weights.stat().st_mtime_ns}"
         facts = {"source": self.source, "size": self.image_size, "weights": weights, "gradient": self.gradient}
         facts |= {"samples": str(self.samples and self.samples.resolve()), "preprocess": self.preprocess or {}}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        return cache / "graphkiln-story" / digest
+        return user_cache_folder("graphkiln-story") / digest
 
 
 def trained_weights(source: str, image_size: int) -> Path | None:

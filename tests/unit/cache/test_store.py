@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache, name_of
+from graphkiln_backend.cache.entry import entry_name
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import CacheError, LoweringError
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}
@@ -141,7 +142,7 @@ def test_a_runtime_that_fails_on_a_full_disk_is_told_apart(tmp_path: Path, monke
     def fail(_: Path) -> None:
         raise LoweringError("cannot save", attempts=())
 
-    monkeypatch.setattr("graphkiln_backend.cache.artifact_cache.os.statvfs", lambda _: Full)
+    monkeypatch.setattr("graphkiln_backend.cache.store.os.statvfs", lambda _: Full)
     with pytest.raises(CacheError, match="is full"):
         fetch(tmp_path, fail)
 
@@ -164,7 +165,7 @@ class TestPruning:
     def test_the_least_recently_used_go_first(self, tmp_path: Path) -> None:
         for number in range(3):
             fetch(tmp_path, Builder(bytes(100)), {**KEY, "graph": str(number)})
-            os.utime(tmp_path / "locks" / name_of("engine", {**KEY, "graph": str(number)}), (number, number))
+            os.utime(tmp_path / "locks" / entry_name("engine", {**KEY, "graph": str(number)}), (number, number))
         fetch(tmp_path, Builder(), {**KEY, "graph": "0"})  # used again
         with ArtifactCache(tmp_path) as cache:
             assert len(cache.prune(200)) == 1
