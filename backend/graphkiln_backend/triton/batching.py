@@ -1,7 +1,4 @@
-"""Many requests -> few runs -> one answer each: grouping, one concatenate, and the split back.
-
-Pure numpy, no Triton: `model.py` translates at the edge.
-"""
+"""Many requests, few runs, one result for each: grouping, one concatenation, and the split back. Pure numpy."""
 
 from __future__ import annotations
 
@@ -13,6 +10,12 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 
 Feeds = Mapping[str, AnyArray]
+"""Arrays by input name."""
+
+
+def batch_size(feeds: Feeds) -> int:
+    """Rows of a batch: the first dimension of its first tensor."""
+    return len(next(iter(feeds.values())))
 
 
 def group_by_shape(requests: Sequence[Feeds]) -> list[list[int]]:
@@ -28,18 +31,18 @@ def group_by_shape(requests: Sequence[Feeds]) -> list[list[int]]:
     return list(groups.values())
 
 
-def split_rows(outputs: Feeds, rows: Sequence[int]) -> list[dict[str, AnyArray]]:
-    """Cuts batched outputs back into one dict per request, as views.
+def split_batch(outputs: Feeds, sizes: Sequence[int]) -> list[dict[str, AnyArray]]:
+    """Splits the outputs of a batch into those of each request, as views.
 
     Args:
-        outputs: `[sum(rows), ...]` arrays by name.
-        rows: How many rows each request brought.
+        outputs: `[sum(sizes), ...]` arrays by name.
+        sizes: Rows of each request.
 
     Raises:
-        ExecutionError: An output has another number of rows: its first dimension is no batch, and a cut would hand out
-            wrong answers.
+        ExecutionError: An output has another number of rows: its first dimension is not the batch, and a split would
+            return wrong outputs.
     """
-    ends = np.cumsum(rows)
+    ends = np.cumsum(sizes)
     for name, array in outputs.items():
         if array.shape[:1] != (ends[-1],):
             raise ExecutionError(
@@ -47,44 +50,44 @@ def split_rows(outputs: Feeds, rows: Sequence[int]) -> list[dict[str, AnyArray]]
                 hint="the graph mixes its rows: serve it with max_batch_size: 0",
             )
     return [
-        {name: array[end - count : end] for name, array in outputs.items()}
-        for end, count in zip(ends, rows, strict=True)
+        {name: array[end - size : end] for name, array in outputs.items()}
+        for end, size in zip(ends, sizes, strict=True)
     ]
 
 
-def cut_to_batches(feeds: Feeds, size: int) -> list[tuple[Feeds, int]]:
-    """Cuts a batch for a graph whose batch is fixed: full batches, the last one padded with copies of its last row.
+def pad_to_batches(feeds: Feeds, size: int) -> list[tuple[Feeds, int]]:
+    """Splits a batch for a graph with a fixed batch size: full batches, the last one padded with its last row.
 
-    Copies, not zeros: a made-up row could fail (a division, an index) where the user's rows do not.
+    Rows are repeated, not filled with zeros: a zero could fail (a division, an index) where the user's rows do not.
 
     Args:
         feeds: `[rows, ...]` arrays by name.
-        size: The graph's own batch.
+        size: The graph's own batch size.
 
     Returns:
-        Batches of exactly `size` rows, each with the number of its rows that count.
+        Batches of exactly `size` rows, each with the number of its rows that are not padding.
 
     Raises:
-        SignatureError: There is no row.
+        SignatureError: The batch is empty.
     """
-    rows = len(next(iter(feeds.values())))
+    rows = batch_size(feeds)
     if rows == 0:
         raise SignatureError("the batch is empty", expected="at least one row", got="none")
     batches: list[tuple[Feeds, int]] = []
     for start in range(0, rows, size):
         count = min(size, rows - start)
-        chunk = {name: array[start : start + count] for name, array in feeds.items()}
+        batch = {name: array[start : start + count] for name, array in feeds.items()}
         if count < size:
-            chunk = {
+            batch = {
                 name: np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)])
-                for name, array in chunk.items()
+                for name, array in batch.items()
             }
-        batches.append((chunk, count))
+        batches.append((batch, count))
     return batches
 
 
 class Concatenator:
-    """Joins the tensors of several requests along the batch, in buffers that are kept between batches.
+    """Concatenates the tensors of several requests along the batch, in buffers that are kept between batches.
 
     The result is a view of a buffer and is valid until the next call. Not thread-safe.
     """
@@ -92,13 +95,13 @@ class Concatenator:
     def __init__(self) -> None:
         self._buffers: dict[str, AnyArray] = {}
 
-    def join(self, requests: Sequence[Feeds]) -> Feeds:
+    def concatenate(self, requests: Sequence[Feeds]) -> Feeds:
         """Concatenates along the first dimension; a single request is passed through without a copy."""
         if len(requests) == 1:
             return requests[0]
-        return {name: self._join_tensor(name, [feeds[name] for feeds in requests]) for name in requests[0]}
+        return {name: self._concatenate(name, [feeds[name] for feeds in requests]) for name in requests[0]}
 
-    def _join_tensor(self, name: str, arrays: list[AnyArray]) -> AnyArray:
+    def _concatenate(self, name: str, arrays: list[AnyArray]) -> AnyArray:
         rows = sum(len(array) for array in arrays)
         buffer = self._buffers.get(name)
         first = arrays[0]

@@ -1,4 +1,4 @@
-"""What the supervisor tells the instances, through environment variables: Triton passes nothing else on to Python."""
+"""What the supervisor passes to the instances, in environment variables: Triton hands nothing else on to Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
 CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
 
 Overrides = Mapping[str, Sequence[Override]]
-"""Model name -> what the command line asks for."""
+"""Model name -> the settings of the command line."""
 
 
 def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: CacheSettings) -> dict[str, str]:
@@ -28,13 +28,13 @@ def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: C
     Args:
         instances: Folder of status files.
         shared: Folder for what instances of a model share.
-        overrides: What the command line asks for.
+        overrides: The settings of the command line.
         cache: The artifact cache.
     """
     return {
         RUN_FOLDER_VARIABLE: str(instances),
         SHARED_FOLDER_VARIABLE: str(shared),
-        OVERRIDES_VARIABLE: json.dumps({model: list(asked) for model, asked in overrides.items()}),
+        OVERRIDES_VARIABLE: json.dumps({model: list(settings) for model, settings in overrides.items()}),
         CACHE_FOLDER_VARIABLE: str(cache.folder or ""),
         CACHE_BYTES_VARIABLE: str(cache.limit_bytes),
     }
@@ -50,14 +50,14 @@ def shared_folder() -> Path | None:
     return _folder(SHARED_FOLDER_VARIABLE)
 
 
-def asked_for(model: str) -> list[Override]:
-    """What the command line asks for a model."""
-    asked: dict[str, list[list[str]]] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "{}"))
-    return [(key, value, flag) for key, value, flag in asked.get(model, [])]
+def overrides_for(model: str) -> list[Override]:
+    """The settings of the command line for a model."""
+    overrides: dict[str, list[list[str]]] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "{}"))
+    return [(key, value, flag) for key, value, flag in overrides.get(model, [])]
 
 
 def open_cache() -> ArtifactCache:
-    """The artifact cache of this server; one that vanishes with it where the command line asks for none."""
+    """The artifact cache of this server; a temporary one where the command line turned it off."""
     limit_bytes = int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_LIMIT_BYTES))
     settings = CacheSettings(folder=_folder(CACHE_FOLDER_VARIABLE), limit_bytes=limit_bytes)
     shared = shared_folder() or Path(tempfile.gettempdir()) / f"graphkiln-{os.getpid()}"

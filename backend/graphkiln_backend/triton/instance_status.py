@@ -1,4 +1,4 @@
-"""What one model instance tells the supervisor: how it was lowered, and whether it is computing right now.
+"""What one model instance tells the supervisor: what it serves with, and whether it is computing right now.
 
 An instance is a process of its own. It writes one small JSON file when it is ready, and keeps two counters (batches
 begun, batches ended) in a memory-mapped file beside it, so that the supervisor can see from outside, at any time and
@@ -13,9 +13,9 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.triton.environment import instances_folder
 
@@ -24,15 +24,15 @@ _COUNTERS = struct.Struct("=qq")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceStatus:
-    """How an instance was lowered.
+    """What an instance serves with.
 
     Attributes:
         pid: Process of the instance.
         model: Model name.
         version: Model version.
-        engine: Engine that answers.
-        device: Where it answers.
-        precision: Arithmetic that was read back from the engine.
+        engine: Engine that runs the graph.
+        device: Where it runs.
+        precision: Precision that was read back from the engine.
         nodes: Number of executed nodes by executor; empty where they could not be read.
         products: Number of executed convolutions and matrix products by element type.
         threads: Threads inside one operator.
@@ -40,7 +40,7 @@ class InstanceStatus:
         warmup_ms: Milliseconds of it for warming up.
         self_test: Verdict line of the golden samples, or empty.
         self_test_error: Relative L2 error on the golden samples, or -1.
-        fallbacks: How many steps of the plan failed before the one that serves.
+        fallbacks: How many session configurations of the plan failed before the one that serves.
     """
 
     pid: int
@@ -59,31 +59,18 @@ class InstanceStatus:
     fallbacks: int
 
 
-class StatusFile:
-    """The instance's side: publishes the status, and counts batches (`with status_file:` around each).
+class BatchCounters:
+    """Counts the batches that an instance has begun and ended, where the supervisor can read it.
 
-    Close it when the instance ends.
+    Put `with counters:` around each batch; an exception ends the batch, too. Close it when the instance ends.
     """
 
-    def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
-        # An instance that is being unloaded may end after its successor of the same name has begun.
-        name = f"{instance}.{status.pid}"
-        self._status_path = folder / f"{name}.json"
-        self._counters_path = folder / f"{name}.counters"
-        self._counters_path.write_bytes(_COUNTERS.pack(0, 0))
-        with self._counters_path.open("r+b") as file:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        _write_whole(path, _COUNTERS.pack(0, 0))
+        with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _COUNTERS.size)
         self._begun = 0
-        # Written last and renamed into place: the supervisor never reads half a status.
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(json.dumps(encode(status)))
-        temporary.rename(self._status_path)
-
-    @classmethod
-    def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
-        """Publishes under the supervisor's folder; None when no supervisor started this server."""
-        folder = instances_folder()
-        return cls(folder, instance, status) if folder else None
 
     def __enter__(self) -> Self:
         """Marks the beginning of a batch."""
@@ -91,24 +78,47 @@ class StatusFile:
         _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun - 1)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Marks the end of the batch."""
         _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun)
 
     def close(self) -> None:
-        """Removes the files: the instance no longer answers."""
+        """Removes the file."""
         self._memory.close()
-        self._status_path.unlink(missing_ok=True)
-        self._counters_path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+
+
+class StatusFile(Closeable):
+    """The instance's side: publishes its status, and removes it when it is closed.
+
+    Attributes:
+        computing: The instance's counters.
+    """
+
+    def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
+        # An instance that is being unloaded may end after its successor of the same name has begun.
+        name = f"{instance}.{status.pid}"
+        self.computing = BatchCounters(folder / f"{name}.counters")
+        self._path = folder / f"{name}.json"
+        _write_whole(self._path, json.dumps(encode(status)).encode())  # last: whoever sees it finds the counters
+
+    @classmethod
+    def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
+        """Publishes under the supervisor's folder; None when no supervisor started this server."""
+        folder = instances_folder()
+        return cls(folder, instance, status) if folder else None
+
+    def close(self) -> None:
+        """Removes the files: the instance no longer serves."""
+        self._path.unlink(missing_ok=True)
+        self.computing.close()
 
 
 def read_statuses(folder: Path) -> list[InstanceStatus]:
     """All instances that are ready, by name."""
     statuses = []
     for path in sorted(folder.glob("*.json")):
-        with suppress(FileNotFoundError):  # taken back between the listing and the reading: unloaded
+        with suppress(FileNotFoundError):  # removed between the listing and the reading: unloaded
             statuses.append(decode(InstanceStatus, json.loads(path.read_bytes())))
     return statuses
 
@@ -121,3 +131,10 @@ def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
             begun, ended = _COUNTERS.unpack(path.read_bytes())
             counters[path.stem] = (begun, ended)
     return counters
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Writes a file and renames it into place: the supervisor never reads half of one."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.rename(path)

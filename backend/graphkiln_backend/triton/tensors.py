@@ -1,7 +1,7 @@
-"""Arrays of Triton's tensors and back.
+"""Triton's tensors as arrays, and arrays as what Triton's tensors are made from.
 
 `pb_utils` knows no bf16 in numpy and hands it out by DLPack alone, which numpy for its part reads without bf16: the
-structures are read and written here.
+structures are read and written here, with ctypes. Nothing here needs `pb_utils` itself.
 
 Source: `dlpack.h` of DLPack 0.8 (`DLManagedTensor`, `DLDataTypeCode`).
 """
@@ -9,17 +9,31 @@ Source: `dlpack.h` of DLPack 0.8 (`DLManagedTensor`, `DLDataTypeCode`).
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 
-_BF16 = DType.BF16.numpy
 _BFLOAT = 4
 _CPU = 1
 _CAPSULE = b"dltensor"
+
+
+class InputTensor(Protocol):
+    """What is used of a `pb_utils.Tensor` of a request."""
+
+    def name(self) -> str:
+        """The input's name."""
+        ...
+
+    def as_numpy(self) -> AnyArray:
+        """A view of its memory; there is none of bf16."""
+        ...
+
+    def to_dlpack(self) -> object:
+        """A DLPack capsule of its memory."""
+        ...
 
 
 class _Tensor(ctypes.Structure):
@@ -37,7 +51,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Managed(ctypes.Structure):
+class _ManagedTensor(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
@@ -47,45 +61,45 @@ _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 _exported: dict[int, object] = {}
-"""What an exported tensor points to, by the address of its structure, until its consumer says that it is done."""
+"""What an exported tensor points to, by the address of its structure, until its consumer calls the deleter."""
 
 
-def _forget(address: int) -> None:
+def _release(address: int) -> None:
     _exported.pop(address, None)
 
 
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget)
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
-def to_array(tensor: Any, dtype: DType) -> AnyArray:
+def to_array(tensor: InputTensor, dtype: DType) -> AnyArray:
     """A view of an input tensor's memory, valid as long as its request.
 
     Args:
-        tensor: A `pb_utils.Tensor`.
+        tensor: A tensor of a request, in the CPU's memory.
         dtype: Its element type.
     """
     if dtype is not DType.BF16:
-        array: AnyArray = tensor.as_numpy()
-        return array
-    capsule = tensor.to_dlpack()
-    found = ctypes.cast(_get_pointer(capsule, _CAPSULE), ctypes.POINTER(_Managed)).contents.tensor
-    shape = tuple(found.shape[axis] for axis in range(found.ndim))
+        return tensor.as_numpy()
+    return from_dlpack(tensor.to_dlpack())
+
+
+def from_dlpack(capsule: object) -> AnyArray:
+    """A view of the contiguous bf16 tensor that a DLPack capsule holds; the capsule stays its owner."""
+    tensor = ctypes.cast(_get_pointer(capsule, _CAPSULE), ctypes.POINTER(_ManagedTensor)).contents.tensor
+    dtype = DType.BF16.numpy
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if 0 in shape:
-        return np.empty(shape, dtype.numpy)
-    size = int(np.prod(shape)) * dtype.numpy.itemsize
-    memory = (ctypes.c_char * size).from_address(found.data + found.byte_offset)
-    return np.frombuffer(memoryview(memory), dtype.numpy).reshape(shape)
+        return np.empty(shape, dtype)
+    size_bytes = int(np.prod(shape)) * dtype.itemsize
+    memory = (ctypes.c_char * size_bytes).from_address(tensor.data + tensor.byte_offset)
+    return np.frombuffer(memoryview(memory), dtype).reshape(shape)
 
 
-def to_tensor(name: str, array: AnyArray) -> Any:
-    """A `pb_utils.Tensor` of an array. Triton has no scalars: shape [] leaves as [1]."""
-    if not array.ndim:
-        array = array.reshape(1)
-    if array.dtype != _BF16:
-        return pb_utils.Tensor(name, array)
+def to_dlpack(array: AnyArray) -> object:
+    """A DLPack capsule of a bf16 array, which it keeps alive until its consumer calls the deleter."""
     array = np.ascontiguousarray(array)
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-    managed = _Managed(
+    managed = _ManagedTensor(
         tensor=_Tensor(
             data=array.ctypes.data,
             device_type=_CPU,
@@ -99,4 +113,5 @@ def to_tensor(name: str, array: AnyArray) -> Any:
     )
     address = ctypes.addressof(managed)
     _exported[address] = (managed, shape, array)
-    return pb_utils.Tensor.from_dlpack(name, _new_capsule(address, _CAPSULE, None))
+    capsule: object = _new_capsule(address, _CAPSULE, None)
+    return capsule

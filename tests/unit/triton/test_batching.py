@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
-from graphkiln_backend.triton.batching import Concatenator, cut_to_batches, group_by_shape, split_rows
+from graphkiln_backend.triton.batching import Concatenator, group_by_shape, pad_to_batches, split_batch
 
 shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -21,18 +21,18 @@ def request(number: int, rows: int, width: int) -> dict[str, np.ndarray]:
 def test_every_request_gets_its_own_rows_back(sizes: list[tuple[int, int]]) -> None:
     requests = [request(number, *size) for number, size in enumerate(sizes)]
     concatenator = Concatenator()
-    answered: dict[int, dict[str, np.ndarray]] = {}
+    results: dict[int, dict[str, np.ndarray]] = {}
     for group in group_by_shape(requests):
         members = [requests[i] for i in group]
-        joined = concatenator.join(members)
+        joined = concatenator.concatenate(members)
         rows = [len(member["x"]) for member in members]
         outputs = {name: array * 2 for name, array in joined.items()}
-        answered.update(zip(group, split_rows(outputs, rows), strict=True))
-    assert sorted(answered) == list(range(len(requests)))
+        results.update(zip(group, split_batch(outputs, rows), strict=True))
+    assert sorted(results) == list(range(len(requests)))
     for number, sent in enumerate(requests):
         for name in sent:
-            np.testing.assert_array_equal(answered[number][name], sent[name] * 2)
-            assert answered[number][name].dtype == sent[name].dtype
+            np.testing.assert_array_equal(results[number][name], sent[name] * 2)
+            assert results[number][name].dtype == sent[name].dtype
 
 
 @given(shapes)
@@ -46,34 +46,34 @@ def test_groups_hold_equal_shapes_and_keep_the_order(sizes: list[tuple[int, int]
 
 def test_a_single_request_is_not_copied() -> None:
     single = request(1, 2, 3)
-    assert Concatenator().join([single]) is single
+    assert Concatenator().concatenate([single]) is single
 
 
 def test_the_buffer_is_used_again() -> None:
     concatenator = Concatenator()
-    large = concatenator.join([request(1, 3, 4), request(2, 3, 4)])["x"]
-    small = concatenator.join([request(3, 1, 4), request(4, 1, 4)])["x"]
+    large = concatenator.concatenate([request(1, 3, 4), request(2, 3, 4)])["x"]
+    small = concatenator.concatenate([request(3, 1, 4), request(4, 1, 4)])["x"]
     assert np.shares_memory(large, small)
     np.testing.assert_array_equal(small, [[3.0] * 4, [4.0] * 4])
 
 
 def test_strings_are_joined_too() -> None:
     words = [{"w": np.array([b"a"], np.object_)}, {"w": np.array([b"long word", b""], np.object_)}]
-    assert Concatenator().join(words)["w"].tolist() == [b"a", b"long word", b""]
+    assert Concatenator().concatenate(words)["w"].tolist() == [b"a", b"long word", b""]
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (4, 4), (3,), ()])
 def test_an_output_without_the_batchs_rows_is_never_cut(shape: tuple[int, ...]) -> None:
     if shape == (3,):
-        assert len(split_rows({"y": np.zeros(shape)}, [1, 2])) == 2
+        assert len(split_batch({"y": np.zeros(shape)}, [1, 2])) == 2
         return
     with pytest.raises(ExecutionError, match="for a batch of 3 rows"):
-        split_rows({"y": np.zeros(shape)}, [1, 2])
+        split_batch({"y": np.zeros(shape)}, [1, 2])
 
 
 @given(rows=st.integers(1, 20), size=st.integers(1, 7))
 def test_fixed_batches_are_full_and_hold_every_row_once(rows: int, size: int) -> None:
-    batches = cut_to_batches({"x": np.arange(rows)}, size)
+    batches = pad_to_batches({"x": np.arange(rows)}, size)
     assert all(len(batch["x"]) == size for batch, _ in batches)
     kept = np.concatenate([batch["x"][:count] for batch, count in batches])
     np.testing.assert_array_equal(kept, np.arange(rows))
@@ -82,4 +82,4 @@ def test_fixed_batches_are_full_and_hold_every_row_once(rows: int, size: int) ->
 
 def test_an_empty_batch_cannot_be_padded() -> None:
     with pytest.raises(SignatureError, match="the batch is empty"):
-        cut_to_batches({"x": np.zeros((0, 3))}, 2)
+        pad_to_batches({"x": np.zeros((0, 3))}, 2)

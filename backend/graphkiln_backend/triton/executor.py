@@ -1,0 +1,176 @@
+"""Requests in, results out: everything between Triton's requests and a session, without Triton.
+
+A request's tensors are read and validated on their own, so that an error belongs to one request. Requests of like
+shapes are computed as one batch; when that fails, each is computed on its own, so that only the request at fault fails.
+
+What serves a single request is kept short: after a run has filled the processor's caches, each line of Python costs ten
+times what a benchmark of it alone says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.triton.batching import (
+    Concatenator,
+    Feeds,
+    batch_size,
+    group_by_shape,
+    pad_to_batches,
+    split_batch,
+)
+from graphkiln_backend.triton.tensors import InputTensor, to_array
+
+_CANCELLATION_CHECK_S = 2e-3
+"""Asking Triton whether a request was cancelled costs 40 us: not worth it where a run takes hardly longer."""
+_MAX_VALID_SHAPES = 1024
+
+Outputs = dict[str, AnyArray]
+Result = Outputs | GraphkilnError
+"""The requested outputs of a request in the signature's order, or why there are none."""
+
+
+class InferenceRequest(Protocol):
+    """What is used of a `pb_utils.InferenceRequest`."""
+
+    def inputs(self) -> Sequence[InputTensor]:
+        """Its tensors."""
+        ...
+
+    def requested_output_names(self) -> Collection[str]:
+        """The outputs to compute."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has given up on it."""
+        ...
+
+
+class Cancelled(GraphkilnError):
+    """The client cancelled a request before it was computed."""
+
+    triton_code = "CANCELLED"
+
+
+class Executor:
+    """Executes requests on a session. Not thread-safe; does not own the session.
+
+    Args:
+        session: What computes; of a fixed batch size or not.
+        batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
+
+    Attributes:
+        batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
+        fixed_batch_size: The batch size that every batch is padded or split to, or None.
+    """
+
+    def __init__(self, session: Session, *, batching: bool) -> None:
+        self.batch_sizes: deque[int] = deque()
+        self.fixed_batch_size = session.signature.fixed_batch if batching else None
+        self._session = session
+        self._batching = batching
+        signature = session.signature
+        self._signature = signature.with_varying_batch() if self.fixed_batch_size else signature
+        inputs = (*self._signature.inputs, *self._signature.optional_inputs)
+        self._input_types = {spec.name: spec.dtype for spec in inputs}
+        self._scalars = {spec.name for spec in inputs if not spec.shape}
+        self._output_names = [spec.name for spec in signature.outputs]
+        self._concatenator = Concatenator()
+        self._valid_shapes: set[tuple[object, ...]] = set()
+        self._run_s = 0.0
+
+    def execute(self, request: InferenceRequest) -> Result:
+        """Executes a single request."""
+        try:
+            feeds = self._read(request)
+            return self._run(feeds, self._requested_outputs(request))
+        except GraphkilnError as error:
+            return error
+
+    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
+        """Executes requests, those of like shapes as one batch.
+
+        Returns:
+            One result per request, in order.
+        """
+        results: dict[int, Result] = {}
+        feeds: dict[int, Feeds] = {}
+        for index, request in enumerate(requests):
+            try:
+                feeds[index] = self._read(request)
+            except GraphkilnError as error:
+                results[index] = error
+        for group in self._groups(feeds):
+            group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
+            results.update(zip(group, group_results, strict=True))
+        return [results[index] for index in range(len(requests))]
+
+    def _read(self, request: InferenceRequest) -> Feeds:
+        """A request's tensors by name, as views of Triton's shared memory, validated."""
+        if self._run_s > _CANCELLATION_CHECK_S and request.is_cancelled():
+            raise Cancelled("the client cancelled the request before it was computed")
+        feeds: dict[str, AnyArray] = {}
+        for tensor in request.inputs():
+            name = tensor.name()
+            feeds[name] = to_array(tensor, self._input_types[name])
+        for name in self._scalars:
+            if name in feeds:
+                feeds[name] = feeds[name].reshape(())
+        shapes = tuple([(name, array.dtype.char, array.shape) for name, array in feeds.items()])
+        if shapes not in self._valid_shapes:
+            self._signature.check(feeds)
+            if len(self._valid_shapes) < _MAX_VALID_SHAPES:
+                self._valid_shapes.add(shapes)
+        return feeds
+
+    def _requested_outputs(self, request: InferenceRequest) -> tuple[str, ...]:
+        """The outputs that a request asks for, in the signature's order."""
+        requested = request.requested_output_names()
+        return tuple([name for name in self._output_names if name in requested])
+
+    def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
+        """Indices of the requests that are computed together."""
+        indices = list(feeds)
+        if not self._batching:
+            return [[index] for index in indices]
+        return [[indices[position] for position in group] for group in group_by_shape(list(feeds.values()))]
+
+    def _execute_group(self, requests: list[InferenceRequest], feeds: list[Feeds]) -> list[Result]:
+        """Runs requests of like shapes at once; when that fails, each on its own."""
+        if len(requests) == 1:
+            return [self.execute(requests[0])]
+        requested = [self._requested_outputs(request) for request in requests]
+        union = tuple([name for name in self._output_names if any(name in names for names in requested)])
+        try:
+            outputs = self._run(self._concatenator.concatenate(feeds), union)
+            parts = split_batch(outputs, [batch_size(request_feeds) for request_feeds in feeds])
+        except GraphkilnError:
+            return [self.execute(request) for request in requests]
+        return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
+
+    def _run(self, feeds: Feeds, outputs: tuple[str, ...]) -> Outputs:
+        if self._batching:
+            self.batch_sizes.append(len(next(iter(feeds.values()))))  # batch_size(feeds), without the call
+        begun = time.monotonic()
+        try:
+            if self.fixed_batch_size:
+                return self._run_fixed(feeds, outputs, self.fixed_batch_size)
+            return self._session.run(feeds, outputs)
+        finally:
+            self._run_s = time.monotonic() - begun
+
+    def _run_fixed(self, feeds: Feeds, outputs: tuple[str, ...], size: int) -> Outputs:
+        """Runs a batch of any size on a graph of a fixed one."""
+        runs = [
+            {name: array[:count] for name, array in self._session.run(batch, outputs).items()}
+            for batch, count in pad_to_batches(feeds, size)
+        ]
+        return {name: np.concatenate([run[name] for run in runs]) for name in outputs}
