@@ -17,7 +17,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from graphkiln_backend.cache.artifact_cache import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU, Device
