@@ -48,8 +48,8 @@ from graphkiln_converters.samples import (
     synthetic_images,
 )
 from graphkiln_converters.sources.base import (
-    Derived,
-    FixedBatch,
+    FixedBatchSource,
+    GradientSource,
     InputSpec,
     SourceModel,
     SourceOptions,
@@ -111,7 +111,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         samples = list(_samples(source, inputs, edges, remaining, own, ranking=ranking, targets=targets))
         if recorded:
             samples.insert(0, _sampled_before(recorded, inputs, edges, ranking))
-        sizes = other_batch_sizes(source.batch if isinstance(source, FixedBatch) else EXPORT_BATCH)
+        sizes = other_batch_sizes(source.batch_size if isinstance(source, FixedBatchSource) else EXPORT_BATCH)
         proof = prove_graph(graph, samples, limits_of(recipe, Precision.FP32), batch_sizes=sizes)
         verification, notes = proof.verification, tuple[str, ...]()
         if recipe.precision is not Precision.FP32:
@@ -155,9 +155,9 @@ def _open(recipe: Recipe) -> SourceModel:
     source = open_source(recipe.source, source_options(recipe))
     if not recipe.gradient:
         return source
-    from graphkiln_converters.gradient import with_gradient
+    from graphkiln_converters.gradient import add_gradient
 
-    return with_gradient(source, recipe.gradient)
+    return add_gradient(source, recipe.gradient)
 
 
 def source_options(recipe: Recipe) -> SourceOptions:
@@ -322,7 +322,9 @@ def _samples(
             feeds=feeds,
             outputs=_reference(source, feeds, edges),
             gradients=_gradients(source, edges),
-            gradient_noise=source.noise(_source_feeds(feeds, edges)) if isinstance(source, Derived) else 0.0,
+            gradient_noise=source.gradient_noise(_source_feeds(feeds, edges))
+            if isinstance(source, GradientSource)
+            else 0.0,
             ranking=ranking,
             targets=targets if own and number == 0 else None,
         )
@@ -336,7 +338,7 @@ def _graph_names(inputs: tuple[InputSpec, ...], edges: Sequence[EdgePass]) -> li
 
 def _gradients(source: SourceModel, edges: Sequence[EdgePass]) -> frozenset[str]:
     """The gradient's name in the saved graph, if there is one."""
-    name = source.gradient if isinstance(source, Derived) else ""
+    name = source.gradient if isinstance(source, GradientSource) else ""
     renames = [each.outputs for each in edges if isinstance(each, Rename)]
     return frozenset({renames[0].get(name, name) if renames else name}) if name else frozenset()
 

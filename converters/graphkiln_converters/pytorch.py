@@ -1,4 +1,4 @@
-"""PyTorch modules: answers for the proof, and ONNX graphs with a dynamic batch."""
+"""PyTorch modules: reference outputs for the proof, and ONNX graphs with a dynamic batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TorchModel:
         preprocess: How an image becomes the only input, or None.
         labels: Class names.
         keywords: Whether inputs are passed by name.
-        returns: Names of what it returns, in order; empty to find them out.
+        outputs: Names of its outputs, in order; empty to find them by running it.
     """
 
     module: nn.Module
@@ -44,7 +44,7 @@ class TorchModel:
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     keywords: bool = False
-    returns: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`.
@@ -53,7 +53,7 @@ class TorchModel:
             ConversionError: The module rejects the input.
         """
         tensors = {spec.name: torch.from_numpy(feeds[spec.name]) for spec in self.inputs}
-        return {name: tensor.numpy() for name, tensor in self._answer(tensors).items()}
+        return {name: tensor.numpy() for name, tensor in self._forward(tensors).items()}
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`."""
@@ -63,77 +63,64 @@ class TorchModel:
         }
         batch = torch.export.Dim("batch")
         shapes = {spec.name: {0: batch, **_dims(dynamic.get(spec.name, {}))} for spec in self.inputs}
-        answer = self._answer(example)
-        model = _export(
+        outputs = self.outputs or self._forward(example)
+        model = export_module(
             self.module,
             () if self.keywords else tuple(example.values()),
             example if self.keywords else {},
-            shapes if self.keywords else _positional(self.module, tuple(shapes.values())),
+            dynamic_shapes=shapes if self.keywords else _positional(self.module, tuple(shapes.values())),
             input_names=[spec.name for spec in self.inputs],
-            output_names=list(self.returns or answer),
-            what=self.description,
+            output_names=list(outputs),
+            description=self.description,
         )
         _check_dynamic(model, dynamic)
         return model
 
-    def export_fixed(self, batch: int) -> onnx_ir.Model:
-        """The graph for batches of one size, with what is known of sizes computed beforehand.
-
-        Raises:
-            ConversionError: PyTorch cannot export the module.
-        """
-        example = [torch.from_numpy(array) for array in synthetic_samples(self.inputs, batch, {}, seed=0).values()]
-        return _export(
-            self.module,
-            tuple(example),
-            {},
-            None,
-            input_names=[spec.name for spec in self.inputs],
-            output_names=list(self.returns),
-            what=self.description,
-        )
-
     def close(self) -> None:
         """See `SourceModel.close`."""
 
-    def _answer(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _forward(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
             with torch.inference_mode():
-                answer = self.module(**tensors) if self.keywords else self.module(*tensors.values())
+                outputs = self.module(**tensors) if self.keywords else self.module(*tensors.values())
         except Exception as error:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             raise ConversionError(
                 f"{self.description} rejects an input of {shapes}: {_first_line(error)}",
                 hint="give the sizes of one sample: --shape 3x224x224",
             ) from error
-        return named_outputs(answer)
+        return named_outputs(outputs)
 
 
-def torch_model(module: nn.Module, **facts: Any) -> TorchModel:
-    """A `TorchModel` of a module, which is put in evaluation mode, in fp32, with frozen parameters."""
-    return TorchModel(module=module.eval().float().requires_grad_(requires_grad=False), **facts)
+def freeze(module: nn.Module) -> nn.Module:
+    """Puts a module in evaluation mode, in fp32, with frozen parameters, and returns it."""
+    return module.eval().float().requires_grad_(requires_grad=False)
 
 
-def named_outputs(answer: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
-    """A module's answer as tensors by name: a tensor, or (nested) sequences, mappings and dataclasses of them.
+def named_outputs(outputs: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
+    """What a module returns as tensors by name: a tensor, or (nested) sequences, mappings and dataclasses of them.
+
+    Args:
+        outputs: What it returned.
+        prefix: Name of a single tensor, and the start of the names of a sequence's.
 
     Raises:
-        ConversionError: Something in it is no tensor.
+        ConversionError: Something in it is not a tensor.
     """
-    if isinstance(answer, torch.Tensor):
-        return {prefix: answer}
-    if isinstance(answer, Mapping):
-        items = [(str(key), value) for key, value in answer.items() if value is not None]
-    elif isinstance(answer, tuple) and hasattr(answer, "_fields"):
-        items = [(key, value) for key, value in zip(answer._fields, answer, strict=True) if value is not None]
-    elif isinstance(answer, (list, tuple)):
-        items = [(f"{prefix}_{number}", value) for number, value in enumerate(answer)]
+    if isinstance(outputs, torch.Tensor):
+        return {prefix: outputs}
+    if isinstance(outputs, Mapping):
+        items = [(str(key), value) for key, value in outputs.items() if value is not None]
+    elif isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        items = [(key, value) for key, value in zip(outputs._fields, outputs, strict=True) if value is not None]
+    elif isinstance(outputs, (list, tuple)):
+        items = [(f"{prefix}_{number}", value) for number, value in enumerate(outputs)]
     else:
-        raise ConversionError(f"the model returns a {type(answer).__name__}, where tensors were expected")
-    found: dict[str, torch.Tensor] = {}
+        raise ConversionError(f"the model returns a {type(outputs).__name__}, where tensors were expected")
+    tensors: dict[str, torch.Tensor] = {}
     for key, value in items:
-        found.update(named_outputs(value, key))
-    return found
+        tensors.update(named_outputs(value, key))
+    return tensors
 
 
 def export_graph(
@@ -152,27 +139,76 @@ def export_graph(
         ConversionError: PyTorch cannot export the module.
     """
     example = torch.from_numpy(np.stack([sample] * EXPORT_BATCH))
-    model = _export(
+    model = export_module(
         module.eval(),
         (example,),
         {},
-        ({0: torch.export.Dim("batch")},),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
         input_names=[input_name],
         output_names=[output_name],
-        what=type(module).__name__,
+        description=type(module).__name__,
     )
     onnx_ir.save(model, path)
 
 
 def run_module(module: nn.Module, samples: AnyArray) -> AnyArray:
-    """The reference answers: the module in fp32 and evaluation mode, `[samples, ...]` in and out."""
+    """The reference outputs: the module in fp32 and evaluation mode, `[samples, ...]` in and out."""
     with torch.inference_mode():
-        answers: AnyArray = module.eval()(torch.from_numpy(samples)).numpy()
-    return answers
+        outputs: AnyArray = module.eval()(torch.from_numpy(samples)).numpy()
+    return outputs
+
+
+def export_module(
+    module: nn.Module,
+    arguments: tuple[torch.Tensor, ...],
+    keywords: dict[str, torch.Tensor],
+    *,
+    dynamic_shapes: Any,
+    input_names: list[str],
+    output_names: list[str],
+    description: str,
+) -> onnx_ir.Model:
+    """The ONNX graph of a module.
+
+    Args:
+        module: In evaluation mode.
+        arguments: Example inputs by position.
+        keywords: Example inputs by name; either these or `arguments`.
+        dynamic_shapes: As for `torch.export.export`; None where all sizes are those of the example.
+        input_names: Names of the graph's inputs.
+        output_names: Names of the graph's outputs.
+        description: The model in words, for the error.
+
+    Raises:
+        ConversionError: PyTorch cannot export the module.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own deprecations
+        try:
+            program = torch.onnx.export(
+                module,
+                arguments,
+                kwargs=keywords or None,
+                dynamo=True,
+                dynamic_shapes=dynamic_shapes,
+                input_names=input_names,
+                output_names=output_names,
+                opset_version=OPSET,
+                optimize=False,  # our own passes do it, listed and proven
+                verbose=False,
+            )
+        except Exception as error:
+            raise ConversionError(
+                f"PyTorch cannot export {description}: {_cause(error)}", hint=_workaround(error)
+            ) from error
+    if program is None:
+        raise ConversionError(f"PyTorch exported nothing for {description}")
+    model: onnx_ir.Model = program.model
+    return model
 
 
 def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """torch.export wants the shapes of `*inputs` in a tuple of their own."""
+    """torch.export expects the shapes of `*inputs` in a tuple of their own."""
     kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
     return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
 
@@ -192,39 +228,6 @@ def _check_dynamic(model: onnx_ir.Model, dynamic: Mapping[str, Mapping[int, tupl
                     f"the model takes only {shape[axis + 1]} in dimension {axis + 1} of input '{name}'",
                     hint="its code depends on that size; leave the dimension out of --dynamic",
                 )
-
-
-def _export(
-    module: Any,
-    positional: tuple[Any, ...],
-    keywords: dict[str, Any],
-    shapes: Any,
-    *,
-    input_names: list[str],
-    output_names: list[str],
-    what: str,
-) -> onnx_ir.Model:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns of its own deprecations
-        try:
-            program = torch.onnx.export(
-                module,
-                positional,
-                kwargs=keywords or None,
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=input_names,
-                output_names=output_names,
-                opset_version=OPSET,
-                optimize=False,  # our own passes do it, listed and proven
-                verbose=False,
-            )
-        except Exception as error:
-            raise ConversionError(f"PyTorch cannot export {what}: {_cause(error)}", hint=_workaround(error)) from error
-    if program is None:
-        raise ConversionError(f"PyTorch exported nothing for {what}")
-    model: onnx_ir.Model = program.model
-    return model
 
 
 def _cause(error: BaseException) -> str:

@@ -46,10 +46,10 @@ def test_a_vit(run: Convert, tmp_path: Path) -> None:
 
 
 def test_a_wrong_gradient_is_refused(run: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphkiln_converters import joint_graph
+    from graphkiln_converters import decompositions
 
-    original = joint_graph._convolution_backward
-    monkeypatch.setattr(joint_graph, "_convolution_backward", lambda *a: (original(*a)[0] * 1.001, None, None))
+    original = decompositions.convolution_backward
+    monkeypatch.setattr(decompositions, "convolution_backward", lambda *a: (original(*a)[0] * 1.001, None, None))
     with pytest.raises(VerificationError, match="export gradient"):
         run(f"python:{MODULES}:pooling", gradient="output:image")
 

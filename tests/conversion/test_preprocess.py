@@ -15,8 +15,8 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_converters.sources.huggingface import spec_of as spec_of_processor
-from graphkiln_converters.sources.timm import spec_of as spec_of_timm
+from graphkiln_converters.sources.huggingface import preprocess_from_processor
+from graphkiln_converters.sources.timm import preprocess_from_config
 from graphkiln_converters.torch_libraries import import_torchvision
 
 pytestmark = pytest.mark.train
@@ -94,7 +94,7 @@ class TestTimm:
         found = self.configurations()
         assert len(found) > 30
         for facts in found.values():
-            spec = spec_of_timm(facts, facts["input_size"])
+            spec = preprocess_from_config(facts, facts["input_size"])
             if spec is None:
                 continue
             claimed += 1
@@ -119,7 +119,7 @@ class TestTimm:
     def test_what_a_spec_cannot_say_is_not_claimed(self, facts: dict[str, Any]) -> None:
         usual = {"input_size": (3, 64, 64), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
         merged = {**usual, "mean": MEAN, "std": STD, **facts}
-        assert spec_of_timm(merged, merged["input_size"]) is None
+        assert preprocess_from_config(merged, merged["input_size"]) is None
 
 
 PROCESSORS = {
@@ -151,7 +151,7 @@ class TestTransformers:
     @pytest.mark.parametrize("kind", PROCESSORS)
     def test_the_numbers_are_the_same(self, kind: str, tmp_path: Path) -> None:
         processor = self.processor(tmp_path, kind, PROCESSORS[kind])
-        spec = spec_of_processor(processor)
+        spec = preprocess_from_processor(processor)
         assert spec is not None
         # Sizes whose crops lie between pixels, and images that are smaller than the crop.
         for size in ((301, 203), (203, 301), (227, 225), (226, 229), (50, 40), (224, 224)):
@@ -172,4 +172,4 @@ class TestTransformers:
         ],
     )
     def test_what_a_spec_cannot_say_is_not_claimed(self, kind: str, facts: dict[str, Any], tmp_path: Path) -> None:
-        assert spec_of_processor(self.processor(tmp_path, kind, facts)) is None
+        assert preprocess_from_processor(self.processor(tmp_path, kind, facts)) is None

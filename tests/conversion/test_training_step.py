@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from graphkiln.story.training_step import TrainingStep
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
-from graphkiln_converters.pytorch import torch_model
+from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec
-from graphkiln_converters.training_step import TrainingStep
 
 
 class Everything(nn.Module):
@@ -55,7 +55,9 @@ def step(module: nn.Module) -> TrainingStep:
             layer.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
             nn.init.uniform_(layer.weight, 0.5, 2)
     inputs = (InputSpec(name="image", shape=(3, 16, 16)),)
-    return TrainingStep(model=torch_model(module, description="a test", libraries=("torch",), inputs=inputs))
+    return TrainingStep(
+        model=TorchModel(module=freeze(module), description="a test", libraries=("torch",), inputs=inputs)
+    )
 
 
 def exported(asked: TrainingStep, path: Path, feeds: dict[str, AnyArray]) -> tuple[AnyArray, dict[str, AnyArray]]:

@@ -1,1 +1,1 @@
-"""Where models come from: one module per kind of source, all of the same shape (see `base`)."""
+"""Where models come from: one module for each kind of source, all of the same shape (see `base`)."""

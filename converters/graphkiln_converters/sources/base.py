@@ -1,6 +1,6 @@
 """What every source module offers: `open_source(location, options) -> SourceModel`.
 
-A source model is opened, not yet converted: it can answer (the reference of the proof) and be exported.
+A source model is opened, not yet converted: it can be run (the reference of the proof) and exported.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class InputSpec:
         dtype: Element type.
         shape: Sizes of one sample, without the batch; of an axis in `dynamic`, its usual size.
         dynamic: Axis of the sample -> smallest and largest size.
-        below: Integers are drawn from 0 up to this.
-        mask: Whether it marks which elements of the others count (ones, then zeros).
+        high: Synthetic integers are drawn from 0 up to this, exclusive.
+        mask: Whether it is an attention mask: ones where the other inputs hold tokens, then zeros.
     """
 
     name: str
     dtype: DType = DType.FP32
     shape: tuple[int, ...]
     dynamic: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    below: int = 2
+    high: int = 2
     mask: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """What a user may say about any source.
+    """The options of any source.
 
     Attributes:
-        weights: A state dict (`.pth`, `.pt`, `.safetensors`) to load, or None for the weights that the source makes.
+        weights: A state dict (`.pth`, `.pt`, `.safetensors`) to load, or None for the source's own.
         pretrained: Load published weights; needs the internet.
         features_only: A backbone that returns feature maps (timm).
         out_indices: Which feature maps.
-        shapes: Input name (or empty for an only one) -> sizes of one sample, where the source does not know them.
+        shapes: Input name (or empty for the only one) -> sizes of one sample, where the source does not know them.
     """
 
     weights: Path | None = None
@@ -61,42 +61,42 @@ class SourceOptions:
 
 
 class SourceModel(Protocol):
-    """A source model: knows its inputs, answers, and can be exported."""
+    """A source model: describes itself, can be run, and can be exported."""
 
     @property
     def description(self) -> str:
-        """The source in words."""
+        """The source as the user named it."""
         ...
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions matter."""
+        """Distributions whose versions go into the manifest."""
         ...
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:
-        """What it takes."""
+        """Its inputs, in order."""
         ...
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How an image becomes its input, where that is known."""
+        """How an image becomes its input, or None."""
         ...
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Class names, where they are known."""
+        """Class names, or empty."""
         ...
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """The reference answers, fp32: `[batch, ...]` arrays by the source's own names."""
+        """The reference outputs, fp32: `[batch, ...]` arrays by the source's own names."""
         ...
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
-        """The graph, with the source's own names and a varying first dimension.
+        """The graph, with the source's own names and a dynamic first dimension.
 
         Args:
-            dynamic: Input -> axis of the sample -> smallest and largest size, beside the batch.
+            dynamic: Input -> axis of the sample -> smallest and largest size, besides the batch.
 
         Raises:
             ConversionError: The source cannot be exported.
@@ -104,31 +104,31 @@ class SourceModel(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees what the source holds."""
+        """Releases its session and temporary files."""
         ...
 
 
 @runtime_checkable
-class Derived(Protocol):
-    """A source model that answers a gradient, too."""
+class GradientSource(Protocol):
+    """A source model that returns a gradient, too."""
 
     @property
     def gradient(self) -> str:
-        """Name of that output."""
+        """Name of the output that is a gradient."""
         ...
 
-    def noise(self, feeds: Mapping[str, AnyArray]) -> float:
-        """How much it changes with what fp32 can hardly tell, as a share of its length."""
+    def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:
+        """How much the gradient changes when its input changes by fp32's own error, as a share of its length."""
         ...
 
 
 @runtime_checkable
-class FixedBatch(Protocol):
-    """A source model that was saved with one batch size; the graph's must vary all the same."""
+class FixedBatchSource(Protocol):
+    """A source model that was saved with one batch size; the graph's is dynamic all the same."""
 
     @property
-    def batch(self) -> int:
-        """That size."""
+    def batch_size(self) -> int:
+        """The size that it was saved with."""
         ...
 
 
@@ -158,7 +158,7 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     else:
         known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
         raise ConversionError(
-            f"'{source}' is no source", hint=did_you_mean(kind, _KINDS, otherwise=f"known: {', '.join(known)}")
+            f"'{source}' is not a source", hint=did_you_mean(kind, _KINDS, otherwise=f"known: {', '.join(known)}")
         )
     try:
         module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")
@@ -175,27 +175,30 @@ def synthetic_samples(
     *,
     seed: int,
 ) -> dict[str, AnyArray]:
-    """Seeded samples `[count, ...]` by input name.
+    """Seeded random samples `[count, ...]` by input name.
 
     Args:
         inputs: The inputs.
-        count: How many samples.
-        sizes: Input -> axis of the sample -> size, for axes that vary.
+        count: Number of samples.
+        sizes: Input -> axis of the sample -> size, for dynamic axes.
         seed: Of the generator.
+
+    Raises:
+        ConversionError: An input takes text.
     """
     generator = np.random.default_rng(seed)
     feeds: dict[str, AnyArray] = {}
     for spec in inputs:
-        chosen = sizes.get(spec.name, {})
-        shape = (count, *(chosen.get(axis, size) for axis, size in enumerate(spec.shape)))
+        overrides = sizes.get(spec.name, {})
+        shape = (count, *(overrides.get(axis, size) for axis, size in enumerate(spec.shape)))
         if spec.mask:
             array: AnyArray = np.ones(shape, spec.dtype.numpy)
             array[count // 2 :, ..., shape[-1] - shape[-1] // 3 :] = 0  # half of the samples are padded
         elif spec.dtype.is_float:
             array = generator.standard_normal(shape).astype(spec.dtype.numpy)
         elif spec.dtype is DType.BYTES:
-            raise ConversionError(f"no samples can be made up for the text input '{spec.name}'")
+            raise ConversionError(f"no samples can be synthesized for the text input '{spec.name}'")
         else:
-            array = generator.integers(0, spec.below, shape).astype(spec.dtype.numpy)
+            array = generator.integers(0, spec.high, shape).astype(spec.dtype.numpy)
         feeds[spec.name] = array
     return feeds

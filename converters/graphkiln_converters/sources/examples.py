@@ -1,4 +1,4 @@
-"""What an example input says about a module's inputs."""
+"""Input specs from an example input."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def _spec(name: str, tensor: Any) -> InputSpec:
     if not isinstance(tensor, torch.Tensor) or not tensor.dim():
         raise ConversionError(f"the example of input '{name}' must be a tensor with a batch dimension")
     dtype = DType.from_numpy(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-    below = 2 if tensor.is_floating_point() or not tensor.numel() else int(tensor.max()) + 1
-    return InputSpec(name=name, dtype=dtype, shape=tuple(tensor.shape[1:]), below=max(1, below))
+    high = 2 if tensor.is_floating_point() or not tensor.numel() else int(tensor.max()) + 1
+    return InputSpec(name=name, dtype=dtype, shape=tuple(tensor.shape[1:]), high=max(1, high))

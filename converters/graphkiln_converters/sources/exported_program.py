@@ -14,10 +14,10 @@ from graphkiln_converters.sources.examples import input_specs
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Loads a program; its example inputs tell what it takes.
+    """Loads a program; its example inputs define its inputs.
 
     Raises:
-        ConversionError: The file is missing, damaged, holds no example inputs, or has its batch baked in.
+        ConversionError: The file is missing, damaged, holds no example inputs, or has a fixed batch.
     """
     if options.weights:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
@@ -32,19 +32,19 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     positional, keywords = program.example_inputs
     if positional and keywords:
         raise ConversionError(f"{location} takes positional and keyword inputs", hint="export it with one kind only")
-    module = _unlifted(program)
+    module = _frozen_module(program)
     example: Any = keywords or positional
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     inputs = input_specs(module, dict(zip(names, positional, strict=False)) if positional else example)
     if not program.range_constraints:
         raise ConversionError(
-            f"the batch of {location} is baked in",
+            f"the batch of {location} is fixed",
             hint="export it with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}",
         )
     return TorchModel(module=module, description=location, libraries=("torch",), inputs=inputs, keywords=bool(keywords))
 
 
-def _unlifted(program: torch.export.ExportedProgram) -> torch.nn.Module:
+def _frozen_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
     module = program.module()
     for parameter in module.parameters():
         parameter.requires_grad_(False)

@@ -11,7 +11,7 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Interpolation, Preprocess
-from graphkiln_converters.pytorch import TorchModel, torch_model
+from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights
@@ -34,7 +34,7 @@ _RESAMPLING: dict[int, Interpolation] = {
 
 
 class _ImageEncoder(torch.nn.Module):
-    """A transformers model of images that returns the tensors that matter."""
+    """A transformers model of images that returns the tensors worth serving."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class _ImageEncoder(torch.nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
         """`[batch, channels, height, width]` -> outputs by transformers' names."""
-        return _kept(self.model(pixel_values=pixel_values, return_dict=True))
+        return _tensors(self.model(pixel_values=pixel_values, return_dict=True))
 
 
 class _TextEncoder(torch.nn.Module):
-    """A transformers model of texts that returns the tensors that matter: no cache, no losses."""
+    """A transformers model of texts that returns the tensors worth serving: no cache, no losses."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class _TextEncoder(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """`[batch, tokens]` twice -> outputs by transformers' names."""
-        return _kept(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True))
+        return _tensors(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True))
 
 
-def _kept(answer: Any) -> dict[str, torch.Tensor]:
+def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
     names = ("logits", "last_hidden_state", "pooler_output", "image_embeds", "text_embeds")
-    return {name: answer[name] for name in names if answer.get(name) is not None}
+    return {name: outputs[name] for name in names if outputs.get(name) is not None}
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
@@ -82,8 +82,8 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         load_weights(model, options.weights)
     inputs, preprocess = _inputs(model, config, location, options)
     labels = getattr(config, "id2label", None) or {}
-    return torch_model(
-        _TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model),
+    return TorchModel(
+        module=freeze(_TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model)),
         description=f"huggingface:{location}",
         libraries=("torch", "transformers"),
         inputs=inputs,
@@ -119,7 +119,7 @@ def _inputs(
         dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
         tokens = min(_TOKENS, most)
         ids = InputSpec(
-            name="input_ids", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, below=int(config.vocab_size)
+            name="input_ids", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, high=int(config.vocab_size)
         )
         mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
         return (ids, mask), None
@@ -130,7 +130,7 @@ def _inputs(
 
 
 def _preprocess(location: str) -> Preprocess | None:
-    """What the model's image processor does, where it does nothing that a spec cannot say."""
+    """The model's image processor as a spec, or None where a spec cannot express it."""
     if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
         return None
     try:
@@ -138,22 +138,23 @@ def _preprocess(location: str) -> Preprocess | None:
         processor = automatic.from_pretrained(location, backend="pil")
     except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
         return None
-    return spec_of(processor)
+    return preprocess_from_processor(processor)
 
 
-_STEPS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
-_SAME_STEPS = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
+_METHODS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
+_SAME_FOR_IMAGES = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
 """Processors whose own code differs for segmentation maps only."""
 _CONVNEXT_WARPS_FROM = 384
 
 
-def spec_of(processor: Any) -> Preprocess | None:
-    """The spec of an image processor of transformers (Pillow's backend); None where a spec cannot say what it does.
+def preprocess_from_processor(processor: Any) -> Preprocess | None:
+    """The spec of an image processor of transformers (Pillow's backend); None where a spec cannot express it.
 
     Source: `transformers.image_processing_backends.PilBackend`; `ConvNextImageProcessorPil.resize`.
     """
     kind = type(processor)
-    usual = all(getattr(kind, step) is getattr(PilBackend, step) for step in _STEPS) or kind.__name__ in _SAME_STEPS
+    inherited = all(getattr(kind, method) is getattr(PilBackend, method) for method in _METHODS)
+    usual = inherited or kind.__name__ in _SAME_FOR_IMAGES
     convnext = kind.__name__ == "ConvNextImageProcessorPil"
     interpolation = _RESAMPLING.get(int(processor.resample or 0))
     scales = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
@@ -161,7 +162,7 @@ def spec_of(processor: Any) -> Preprocess | None:
         return None
     try:
         resize, crop = _convnext_geometry(processor) if convnext else _geometry(processor)
-    except _CannotSay:
+    except _Inexpressible:
         return None
     return Preprocess(
         resize=resize,
@@ -173,8 +174,8 @@ def spec_of(processor: Any) -> Preprocess | None:
     )
 
 
-class _CannotSay(Exception):
-    """A spec has no words for it."""
+class _Inexpressible(Exception):
+    """A spec cannot express it."""
 
 
 _Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
@@ -184,7 +185,7 @@ def _geometry(processor: Any) -> _Geometry:
     size, resize = processor.size, None
     if processor.do_resize:
         if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
-            raise _CannotSay
+            raise _Inexpressible
         resize = size.shortest_edge or (size.height, size.width)
     crop = processor.crop_size
     return resize, (crop.height, crop.width) if processor.do_center_crop else None
@@ -193,7 +194,7 @@ def _geometry(processor: Any) -> _Geometry:
 def _convnext_geometry(processor: Any) -> _Geometry:
     side = processor.size.shortest_edge
     if not processor.do_resize or not side or processor.do_center_crop:
-        raise _CannotSay
+        raise _Inexpressible
     if side >= _CONVNEXT_WARPS_FROM:
         return (side, side), None
     return int(side / processor.crop_pct), (side, side)

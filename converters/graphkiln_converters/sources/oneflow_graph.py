@@ -1,7 +1,7 @@
 """`oneflow:DIR`: what `flow.save(graph, DIR)` of OneFlow wrote; OneFlow is not needed.
 
-Its answers are those of the graph translated operation by operation, with the batch that it was saved with, and run
-without any optimization. OneFlow's own come in with `--reference`.
+Its reference outputs are those of the graph translated operation by operation, with the batch that it was saved with,
+run without any optimization. OneFlow's own come in with `--reference`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class OneflowGraph:
 
     Attributes:
         folder: What `flow.save` wrote.
-        batch: The batch that it was saved with.
+        batch_size: The batch size that it was saved with.
         session: Runs it at that batch.
         inputs: Its inputs, `INPUT_<i>`.
     """
 
     folder: Path
-    batch: int
+    batch_size: int
     session: Session
     inputs: tuple[InputSpec, ...]
     _temporary: TemporaryDirectory[str]
@@ -57,28 +57,29 @@ class OneflowGraph:
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; other batches are padded or split to the one that was saved."""
         rows = len(next(iter(feeds.values())))
-        pieces = []
-        for start in range(0, rows, self.batch):
-            piece = {name: _padded(array[start : start + self.batch], self.batch) for name, array in feeds.items()}
-            pieces.append(self.session.run(piece))
-        return {name: self._joined([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
+        batches = []
+        for start in range(0, rows, self.batch_size):
+            stop = start + self.batch_size
+            batch = {name: _pad(array[start:stop], self.batch_size) for name, array in feeds.items()}
+            batches.append(self.session.run(batch))
+        return {name: self._concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
 
-    def _joined(self, arrays: list[AnyArray]) -> AnyArray:
-        """One whose first dimension is not the batch cannot be joined: it stays what it is, and fails the proof."""
-        return np.concatenate(arrays) if arrays[0].shape[:1] == (self.batch,) else np.atleast_1d(arrays[0])
+    def _concatenate(self, arrays: list[AnyArray]) -> AnyArray:
+        """An output whose first dimension is not the batch stays as it is, and fails the proof."""
+        return np.concatenate(arrays) if arrays[0].shape[:1] == (self.batch_size,) else np.atleast_1d(arrays[0])
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`.
 
         Raises:
-            ConversionError: The batch cannot be made to vary, or another dimension is asked to.
+            ConversionError: The batch cannot be made to vary, or another dimension is requested to.
         """
         if any(dynamic.values()):
             raise ConversionError(
                 "--dynamic: only the batch of a graph of OneFlow can vary; its other sizes are saved with it"
             )
         model = load(_file(self._temporary))
-        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases stand by themselves, between convolution and norm
+        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases are nodes of their own, before the norm
         return model
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
         raise ConversionError(f"{folder / GRAPH_TEXT} cannot be read: {error}") from error
     try:
         model = translate(parse(text), folder)
-        batch = saved_batch(model)
+        batch_size = saved_batch(model)
     except ConversionError as error:
         raise ConversionError(f"{folder / GRAPH_TEXT}: {error.message}", hint=error.hint) from error
     inputs = tuple(_spec(value) for value in model.graph.inputs)
@@ -117,16 +118,16 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
     except BaseException:
         temporary.cleanup()
         raise
-    return OneflowGraph(folder=folder, batch=batch, session=session, inputs=inputs, _temporary=temporary)
+    return OneflowGraph(folder=folder, batch_size=batch_size, session=session, inputs=inputs, _temporary=temporary)
 
 
 def _folder(path: Path) -> Path:
-    """What was written, or a folder that holds it under the name that OneFlow's documentation gives it."""
+    """The folder itself, or its `model` folder, as OneFlow's documentation calls it."""
     for folder in (path, path / "model"):
         if (folder / GRAPH_TEXT).is_file():
             return folder
-    what = "there is no folder" if not path.is_dir() else f"there is no {GRAPH_TEXT} in"
-    raise ConversionError(f"{what} {path}", hint='name the folder that flow.save(graph, "DIR") wrote: oneflow:DIR')
+    problem = "there is no folder" if not path.is_dir() else f"there is no {GRAPH_TEXT} in"
+    raise ConversionError(f"{problem} {path}", hint='name the folder that flow.save(graph, "DIR") wrote: oneflow:DIR')
 
 
 def _spec(value: onnx_ir.Value) -> InputSpec:
@@ -135,7 +136,7 @@ def _spec(value: onnx_ir.Value) -> InputSpec:
     return InputSpec(name=str(value.name), dtype=dtype, shape=sizes[1:])
 
 
-def _padded(rows: AnyArray, count: int) -> AnyArray:
+def _pad(rows: AnyArray, count: int) -> AnyArray:
     return np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)]) if len(rows) < count else rows
 
 

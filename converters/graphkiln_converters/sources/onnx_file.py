@@ -17,8 +17,8 @@ from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 
-_USUAL_SIZE = 8
-"""For a dimension whose size nobody says."""
+_DEFAULT_SIZE = 8
+"""Of a dynamic dimension whose size is not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class OnnxModel:
         return self.session.run(feeds)
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002
-        """See `SourceModel.export`; the graph's own varying dimensions stay as they are. Old opsets are raised."""
+        """See `SourceModel.export`; the graph's own dynamic dimensions stay as they are, old opsets are converted."""
         model = load(self.path)
         if (model.opset_imports.get("") or OPSET) < OPSET:
             version_converter.convert_version(model, OPSET, fallback=True)
@@ -79,7 +79,7 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
         shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
         session.close()
         raise ConversionError(
-            f"{location} has no batch that varies in every input and output: {shapes}",
+            f"{location} has no dynamic batch in every input and output: {shapes}",
             hint="export it with a dynamic first dimension; served as it is, its fixed batch is padded or split",
         )
     return OnnxModel(path=path, session=session, inputs=tuple(_spec(spec, options) for spec in signature.inputs))
@@ -87,6 +87,6 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
 
 def _spec(spec: TensorSpec, options: SourceOptions) -> InputSpec:
     given = options.shapes.get(spec.name) or options.shapes.get("")
-    sizes = given or tuple(dim if isinstance(dim, int) else _USUAL_SIZE for dim in spec.shape[1:])
-    varying = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(spec.shape[1:]) if isinstance(dim, str)}
-    return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=varying)
+    sizes = given or tuple(dim if isinstance(dim, int) else _DEFAULT_SIZE for dim in spec.shape[1:])
+    dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(spec.shape[1:]) if isinstance(dim, str)}
+    return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)

@@ -1,4 +1,4 @@
-"""`python:FILE_OR_MODULE:FACTORY`: any `nn.Module` that a function (or class) of the user's makes."""
+"""`python:FILE_OR_MODULE:FACTORY`: any `nn.Module` that a function (or class) of the user's returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_converters.pytorch import TorchModel, torch_model
+from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.examples import input_specs
 from graphkiln_converters.weights import load_weights
@@ -23,17 +23,17 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     """Calls the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
 
     Raises:
-        ConversionError: There is no such file or factory, it fails, or nobody said what the input looks like.
+        ConversionError: There is no such file or factory, it fails, or the input's shape is not known.
     """
     place, separator, factory_name = location.rpartition(":")
     if not separator:
         raise ConversionError(f"'python:{location}' names no factory", hint="write python:FILE_OR_MODULE:FACTORY")
     factory = _factory(_import(place), factory_name, place)
     try:
-        made = factory()
+        returned = factory()
     except Exception as error:
         raise ConversionError(f"{factory_name} of {place} fails: {type(error).__name__}: {error}") from error
-    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    module, example = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(module, torch.nn.Module):
         raise ConversionError(
             f"{factory_name} of {place} returns a {type(module).__name__}, expected a torch.nn.Module",
@@ -43,12 +43,12 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         load_weights(module, options.weights)
     if example is None and not options.shapes:
         raise ConversionError(
-            f"nobody says what the input of {factory_name} looks like",
+            f"the shape of {factory_name}'s input is not known",
             hint="give the sizes of one sample (--shape 3x224x224), or return (module, example input) from the factory",
         )
-    inputs = input_specs(module, example) if example is not None else _shaped(options)
-    return torch_model(
-        module,
+    inputs = input_specs(module, example) if example is not None else _specs(options)
+    return TorchModel(
+        module=freeze(module),
         description=f"python:{location}",
         libraries=("torch",),
         inputs=inputs,
@@ -56,7 +56,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     )
 
 
-def _shaped(options: SourceOptions) -> tuple[InputSpec, ...]:
+def _specs(options: SourceOptions) -> tuple[InputSpec, ...]:
     return tuple(InputSpec(name=name or "input", shape=shape) for name, shape in options.shapes.items())
 
 
@@ -85,5 +85,5 @@ def _factory(module: ModuleType, name: str, place: str) -> Any:
     factory = getattr(module, name, None)
     if not callable(factory):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConversionError(f"{place} has no '{name}' that could be called", hint=did_you_mean(name, known))
+        raise ConversionError(f"{place} has no function '{name}'", hint=did_you_mean(name, known))
     return factory

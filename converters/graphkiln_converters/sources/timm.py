@@ -10,7 +10,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_converters.pytorch import TorchModel, torch_model
+from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
@@ -25,7 +25,7 @@ _IMAGENET_CLASSES = 1000
 
 
 def list_architectures(pattern: str) -> list[str]:
-    """Architectures whose name fits a pattern such as `resnet*`."""
+    """Architectures whose name matches a pattern such as `resnet*`."""
     names: list[str] = timm.list_models(pattern)
     return names
 
@@ -45,55 +45,56 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         if classes := trained_classes(module, options.weights):
             module = _create(location, options, num_classes=classes)
         load_weights(module, options.weights)
-    facts = resolve_data_config(  # type: ignore[no-untyped-call]
+    config = resolve_data_config(  # type: ignore[no-untyped-call]
         getattr(module, "pretrained_cfg", {}), model=module
     )
-    shape = options.shapes.get("", tuple(facts["input_size"]))
+    shape = options.shapes.get("", tuple(config["input_size"]))
     classes = 0 if options.features_only else getattr(module, "num_classes", 0)
-    return torch_model(
-        module,
+    return TorchModel(
+        module=freeze(module),
         description=f"timm:{location}",
         libraries=("torch", "timm"),
         inputs=(InputSpec(name="image", shape=shape),),
-        preprocess=spec_of(facts, shape),
+        preprocess=preprocess_from_config(config, shape),
         labels=_labels() if classes == _IMAGENET_CLASSES else (),
     )
 
 
-def _create(location: str, options: SourceOptions, **facts: Any) -> torch.nn.Module:
-    features: dict[str, Any] = {**facts, "features_only": True} if options.features_only else facts
+def _create(location: str, options: SourceOptions, **settings: Any) -> torch.nn.Module:
+    if options.features_only:
+        settings["features_only"] = True
     if options.out_indices:
-        features["out_indices"] = options.out_indices
+        settings["out_indices"] = options.out_indices
     try:
         # Exportable layers: timm's own switch for jitted ones that tracing cannot follow.
         module: torch.nn.Module = timm.create_model(
-            location, pretrained=options.pretrained, exportable=True, **features
+            location, pretrained=options.pretrained, exportable=True, **settings
         )
     except OSError as error:
         raise not_downloaded(location, error) from error
     except (RuntimeError, AttributeError, TypeError, AssertionError, IndexError) as error:
-        raise ConversionError(f"timm cannot make {location} with these options: {error}") from error
+        raise ConversionError(f"timm cannot create {location} with these options: {error}") from error
     return module
 
 
-def spec_of(facts: dict[str, object], shape: tuple[int, ...]) -> Preprocess | None:
-    """The spec of a model's `resolve_data_config`; None where a spec cannot say what timm does.
+def preprocess_from_config(config: dict[str, Any], shape: tuple[int, ...]) -> Preprocess | None:
+    """The spec of a model's `resolve_data_config`; None where a spec cannot express it.
 
     Source: `timm.data.transforms_imagenet_eval`: resize to size / crop_pct, center crop, normalize.
     """
     _, height, width = shape
-    squash = facts.get("crop_mode") == "squash"
-    # A spec cannot say what timm does for borders, nor that the longer side is rounded in images that are not square.
-    sayable = squash or (facts.get("crop_mode", "center") == "center" and height == width)
-    if facts["interpolation"] not in _INTERPOLATIONS or not sayable:
+    squash = config.get("crop_mode") == "squash"
+    # A spec cannot express timm's borders, nor that the longer side is rounded in images that are not square.
+    expressible = squash or (config.get("crop_mode", "center") == "center" and height == width)
+    if config["interpolation"] not in _INTERPOLATIONS or not expressible:
         return None
-    scaled = tuple(math.floor(side / float(facts["crop_pct"])) for side in (height, width))  # type: ignore[arg-type]
+    scaled = tuple(math.floor(side / float(config["crop_pct"])) for side in (height, width))
     return Preprocess(
         resize=(scaled[0], scaled[1]) if squash else scaled[0],
         crop=(height, width),
-        interpolation=facts["interpolation"],  # type: ignore[arg-type]
-        mean=facts["mean"],  # type: ignore[arg-type]
-        std=facts["std"],  # type: ignore[arg-type]
+        interpolation=config["interpolation"],
+        mean=config["mean"],
+        std=config["std"],
         color="RGB" if shape[0] == 3 else "L",
     )
 

@@ -9,7 +9,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_converters.pytorch import TorchModel, torch_model
+from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
@@ -38,18 +38,26 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         load_weights(module, options.weights)
     transforms = published.transforms()
     shape = options.shapes.get("", (3, *transforms.crop_size * 2))
-    return torch_model(
-        module,
+    return TorchModel(
+        module=freeze(module),
         description=f"torchvision:{location}",
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=shape),),
-        preprocess=_spec(transforms, shape),
+        preprocess=preprocess_from_transforms(transforms, shape),
         labels=_labels(module, published.meta["categories"]),
     )
 
 
-def _spec(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
-    """As published; for images of another size, as large a part of the image is cut out."""
+def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
+    """The spec of published transforms; for images of another size, resize and crop keep their ratio.
+
+    Args:
+        transforms: `torchvision.transforms._presets.ImageClassification`.
+        shape: `(channels, height, width)` of the input.
+
+    Raises:
+        ConversionError: The shape is not that of an image.
+    """
     if len(shape) != 3:
         raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x224x224")
     _, height, width = shape

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln.story.requests import Machine, Request
+from graphkiln.story.training_step import TrainingStep
 from graphkiln.story.ways import Model, convert_options
 from graphkiln.story.work import open_model, published
 from graphkiln_backend.graph.errors import MeasurementError
@@ -21,7 +22,6 @@ from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import synthetic_samples
-from graphkiln_converters.training_step import TrainingStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

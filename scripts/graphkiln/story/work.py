@@ -23,9 +23,9 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 
 if TYPE_CHECKING:
+    from graphkiln.story.training_step import TrainingStep
     from graphkiln_backend.engines.base import Session
     from graphkiln_converters.pytorch import TorchModel
-    from graphkiln_converters.training_step import TrainingStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class EagerWork:
     def open(self) -> Iterator[Asked]:
         """See `Work`."""
         with closing(open_model(self.request)) as model:
-            from graphkiln_converters.training_step import TrainingStep
+            from graphkiln.story.training_step import TrainingStep
 
             step, spec = TrainingStep(model=model), published(model, self.request)
             name = model.inputs[0].name
@@ -98,7 +98,7 @@ class EagerWork:
             )
 
     def _answers(self, model: TorchModel, samples: AnyArray) -> Answers:
-        from graphkiln_converters.gradient import with_gradient
+        from graphkiln_converters.gradient import add_gradient
         from graphkiln_converters.proving import run_in_batches
 
         model.module.to("cpu")
@@ -106,10 +106,12 @@ class EagerWork:
         if not self.request.gradient:
             (scores,) = run_in_batches(model.run, feeds, size=8).values()
             return Answers(scores=scores)
-        derived = with_gradient(model, self.derivative)
+        derived = add_gradient(model, self.derivative)
         scores, gradients = run_in_batches(derived.run, feeds, size=8).values()
         return Answers(
-            scores=scores, gradients=gradients, noise=derived.noise({name: array[:8] for name, array in feeds.items()})
+            scores=scores,
+            gradients=gradients,
+            noise=derived.gradient_noise({name: array[:8] for name, array in feeds.items()}),
         )
 
 
@@ -271,12 +273,12 @@ def _batch(jpegs: Sequence[bytes], spec: Preprocess) -> AnyArray:
 
 def _eager_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
     """The gradients, and what they change when the image changes by as little as fp32 can tell."""
-    from graphkiln_converters.gradient import nudged
+    from graphkiln_converters.gradient import perturb
 
     step.model.module.to("cpu")
     steady = _row(step.run(feeds)[1])
     generator = np.random.default_rng(0)
-    other = _row(step.run({name: nudged(array, generator) for name, array in feeds.items()})[1])
+    other = _row(step.run({name: perturb(array, generator) for name, array in feeds.items()})[1])
     return steady, float(np.linalg.norm(np.subtract(other, steady)) / np.linalg.norm(steady))
 
 
