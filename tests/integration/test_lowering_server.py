@@ -208,7 +208,7 @@ class TestExplain:
         assert max(map(len, text.splitlines()[:12])) <= 80
         assert re.search(r"engine +│ openvino +│ parameters.engine", text)
         assert re.search(r"threads +│ 1 +│ --set", text)
-        assert "rejected: engine onnxruntime of parameters.xrt: parameters.engine asks for openvino" in text
+        assert "rejected: engine onnxruntime of parameters.xrt: parameters.engine requests openvino" in text
         assert "2. onnxruntime on cpu, 1 threads" in text
         assert "serves: openvino on cpu" in text
         assert "nodes on CPU; products: 5 in fp32" in text

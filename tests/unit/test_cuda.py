@@ -19,7 +19,7 @@ from graphkiln_backend.graph.device import CPU as ON_CPU
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.settings import _CUDA_KEYS
+from graphkiln_backend.lowering.setting_keys import CUDA_KEYS
 
 STEP = SessionConfig(engine="onnxruntime", device=Device.gpu(1), threads=1, spin=False, reason="test")
 
@@ -42,7 +42,7 @@ class TestProvider:
     def test_every_option_is_one_that_the_provider_knows(self) -> None:
         known = Path(__file__).with_name("cuda_options.txt").read_text().split("\n\n")[1].split()
         every = replace(STEP, precision=Precision.TF32, layout="nhwc", conv_search="exhaustive")
-        assert {*cpu_or_cuda(every)[1], *_CUDA_KEYS, "enable_cuda_graph"} <= set(known)
+        assert {*cpu_or_cuda(every)[1], *CUDA_KEYS, "enable_cuda_graph"} <= set(known)
 
     def test_a_cpu_has_none_of_it(self) -> None:
         assert cpu_or_cuda(replace(STEP, device=ON_CPU)) == (CPU, {})

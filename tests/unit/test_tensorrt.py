@@ -16,7 +16,7 @@ from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _option
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.settings import _TENSORRT_KEYS
+from graphkiln_backend.lowering.setting_keys import TENSORRT_KEYS
 from graphkiln_backend.repository.onnx_file import read_signature
 
 STEP = SessionConfig(engine="tensorrt", device=Device.gpu(1), threads=1, spin=False, reason="test", largest_batch=16)
@@ -34,7 +34,7 @@ def known_options() -> set[str]:
 
 def _asked_names() -> set[str]:
     refused = {"precision_mode", "trt_cuda_graph_enable"}
-    every = dict.fromkeys((key for key in _TENSORRT_KEYS if key not in refused), "1")
+    every = dict.fromkeys((key for key in TENSORRT_KEYS if key not in refused), "1")
     lowered = replace(STEP, precision=Precision.FP16, options=every)
     return set(_options(lowered, None, Path("folder"))) | set(
         _options(replace(STEP, precision=Precision.BF16), None, None)

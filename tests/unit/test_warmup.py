@@ -12,18 +12,10 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.lowering.warmup import batch_sizes, repeated, synthetic_feeds, warm_up
+from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds, warm_up
 from graphkiln_backend.repository.version import read_version
 
 STEP = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-
-
-@pytest.mark.parametrize(
-    ("largest", "preferred", "expected"),
-    [(1, (), (1,)), (8, (), (1, 2, 4, 8)), (12, (6,), (1, 2, 4, 6, 8, 12)), (4, (64,), (1, 2, 4))],
-)
-def test_sizes(largest: int, preferred: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    assert batch_sizes(largest, preferred) == expected
 
 
 def test_every_size_is_run(digits: Path) -> None:

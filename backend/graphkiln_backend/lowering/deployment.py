@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.precision import Precision
@@ -13,88 +12,67 @@ from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
 from graphkiln_backend.lowering.settings import Override, Settings
-from graphkiln_backend.lowering.warmup import batch_sizes
+from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """A version, what is asked of it, and how it will be brought there.
+    """A version, what is requested of it, and the plan that follows from both.
 
     Attributes:
         version: The graph and what is known of it.
-        settings: What its configuration and the command line ask for.
-        plan: The steps to try.
+        settings: What its configuration and the command line request.
+        plan: The sessions to try.
         saved: Precision that the graph was saved in.
-        warm_sizes: The batch sizes that Triton will form.
+        warmup_batch_sizes: The batch sizes to run before the first request comes.
     """
 
     version: ModelVersion
     settings: Settings
     plan: LoweringPlan
     saved: Precision
-    warm_sizes: tuple[int, ...]
+    warmup_batch_sizes: tuple[int, ...]
 
     @classmethod
     def read(
-        cls, folder: Path, config: Mapping[str, Any], machine: Resources, overrides: Sequence[Override] = ()
+        cls, folder: Path, config: ModelConfig, resources: Resources, overrides: Sequence[Override] = ()
     ) -> Deployment:
         """Reads a version and plans it.
 
         Args:
-            folder: The version folder.
-            config: As Triton gives it to a Python backend, complete.
-            machine: Where it will run; its `instances` are taken from the configuration.
-            overrides: What the command line asks for.
+            folder: The folder that holds the version's graph.
+            config: The model's configuration, completed from the graph.
+            resources: What it runs on; `instances` are the configuration's, whatever stands there.
+            overrides: What the command line requests.
 
         Raises:
-            GraphkilnError: The version or its configuration is not usable, or nothing can run it as it is asked for.
+            GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
         """
-        settings = Settings.from_config(config, gpu=machine.device.is_gpu, overrides=overrides)
-        version = read_version(folder, config.get("default_model_filename", ""))
+        settings = Settings.from_config(config, resources.device, overrides)
+        version = read_version(folder, config.default_model_filename)
         saved = saved_precision(version)
-        sizes = _warm_sizes(config)
-        machine = replace(machine, instances=_instances(config))
+        sizes = config.warmup_batch_sizes
+        resources = replace(resources, instances=config.instances)
         return cls(
             version=version,
             settings=settings,
-            plan=plan(settings, machine, saved=saved, largest_batch=max(sizes)),
+            plan=plan(settings, resources, saved=saved, largest_batch=max(sizes)),
             saved=saved,
-            warm_sizes=sizes,
+            warmup_batch_sizes=sizes,
         )
 
-    def lower(self, cache: ArtifactCache) -> Lowered:
-        """Builds, proves and warms the session that will answer.
+    def build(self, cache: ArtifactCache) -> Lowered:
+        """Builds, proves and warms up the session that will serve.
 
         Args:
             cache: Where artifacts are kept.
 
         Raises:
-            LoweringError: No step worked.
+            LoweringError: No session of the plan works.
         """
         artifacts = Artifacts(self.version, self.saved, cache)
-        return lower(
-            self.version,
-            self.plan,
-            Requirements(
-                artifacts=artifacts,
-                warm_sizes=self.warm_sizes,
-                self_test=self.settings.self_test,
-            ),
+        requirements = Requirements(
+            artifacts=artifacts, warm_sizes=self.warmup_batch_sizes, self_test=self.settings.self_test
         )
-
-
-def _instances(config: Mapping[str, Any]) -> int:
-    """Instances of the model on this machine: Triton fills in the count of every group."""
-    return max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
-
-
-def _warm_sizes(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The batch sizes that Triton will form by this configuration."""
-    largest = int(config.get("max_batch_size", 0))
-    if largest < 1:
-        return (1,)
-    preferred = config.get("dynamic_batching", {}).get("preferred_batch_size", [])
-    if "dynamic_batching" not in config:
-        return (1, largest)
-    return batch_sizes(largest, tuple(map(int, preferred)))
+        return lower(self.version, self.plan, requirements)

@@ -20,16 +20,6 @@ _RUNS = 2
 """The first run allocates, the second finds its memory planned."""
 
 
-def batch_sizes(max_batch_size: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The sizes to warm: 1, the powers of two, the preferred ones, and the largest."""
-    sizes = {1, max_batch_size, *preferred}
-    size = 2
-    while size < max_batch_size:
-        sizes.add(size)
-        size *= 2
-    return tuple(sorted(size for size in sizes if 0 < size <= max_batch_size))
-
-
 def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | None, *, already: bool = False) -> str:
     """Runs the session at every size.
 

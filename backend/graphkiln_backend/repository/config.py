@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -24,10 +24,13 @@ ONEFLOW_BACKEND = "oneflow"
 DEFAULT_MAX_BATCH_SIZE = 4
 """For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`."""
 
+ModelConfigProto: TypeAlias = pb.ModelConfig
+"""Triton's protobuf of a model configuration: untyped, so it stays in this package."""
+
 _COMPLETED_FIELDS = ("max_batch_size", "input", "output", "dynamic_batching")
 
 
-def read_config(path: Path) -> pb.ModelConfig:
+def read_config(path: Path) -> ModelConfigProto:
     """Parses a config.pbtxt; a missing file is an empty configuration.
 
     Raises:
@@ -40,6 +43,29 @@ def read_config(path: Path) -> pb.ModelConfig:
         except (text_format.ParseError, UnicodeDecodeError) as error:
             raise RepositoryError(f"{path} is not a model configuration: {error}") from error
     return config
+
+
+def parse_json(text: str) -> ModelConfigProto:
+    """Parses a configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names.
+
+    Fields that this version of the protobuf does not have are passed over: the server may be newer.
+
+    Raises:
+        RepositoryError: The text is not a model configuration.
+    """
+    try:
+        return json_format.Parse(text, pb.ModelConfig(), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise RepositoryError(f"the JSON is not a model configuration: {error}") from error
+
+
+def write_config(config: ModelConfigProto, path: Path) -> None:
+    """Writes a config.pbtxt.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.write_text(text_format.MessageToString(config))
 
 
 def config_text(
@@ -59,7 +85,7 @@ def config_text(
         max_batch_size: Largest batch that Triton may form; 0 for a graph that cannot be batched.
         preprocess: Published for clients.
         labels_file: File in the model's folder with one class name a line, for the first output.
-        ranking: Published for clients, of a graph that answers its best classes itself.
+        ranking: Published for clients, of a graph that ranks its classes itself.
     """
     config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
     complete(config, signature, labels_file=labels_file)
@@ -72,7 +98,7 @@ def config_text(
     return text_format.MessageToString(config)
 
 
-def complete(config: pb.ModelConfig, signature: Signature, *, labels_file: str | None) -> None:
+def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str | None) -> None:
     """Fills in what a configuration leaves out, and checks what it says against the graph.
 
     Names, dtypes, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying first dimension),
@@ -109,19 +135,14 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
             config[field] = completed[field]
 
 
-def as_dictionary(config: pb.ModelConfig) -> dict[str, Any]:
-    """A configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names."""
-    return dict(json_format.MessageToDict(config, preserving_proto_field_name=True))
-
-
-def _refuse_unsupported(config: pb.ModelConfig) -> None:
-    """Keys that Triton leaves to the backend, and hands to no Python backend: ignored, they would change answers."""
-    asked = {
+def _refuse_unsupported(config: ModelConfigProto) -> None:
+    """Refuses keys that Triton hands to no Python backend: ignored, they would change the outputs."""
+    requested = {
         "batch_input": config.batch_input,
         "batch_output": config.batch_output,
         "sequence_batching.state": config.sequence_batching.state,
     }
-    for key, value in asked.items():
+    for key, value in requested.items():
         if value:
             raise RepositoryError(
                 f"config.pbtxt of '{config.name}' asks for {key}, which graphkiln does not offer",
@@ -129,7 +150,7 @@ def _refuse_unsupported(config: pb.ModelConfig) -> None:
             )
 
 
-def _leaves_out_the_batch(config: pb.ModelConfig, signature: Signature) -> bool:
+def _leaves_out_the_batch(config: ModelConfigProto, signature: Signature) -> bool:
     """Whether the tensors that the configuration names (if any) have their dims without the batch dimension.
 
     Source: Triton ONNX Runtime backend, auto-completion of `max_batch_size`.
@@ -143,7 +164,7 @@ def _leaves_out_the_batch(config: pb.ModelConfig, signature: Signature) -> bool:
     )
 
 
-def _check_batch(config: pb.ModelConfig, signature: Signature) -> None:
+def _check_batch(config: ModelConfigProto, signature: Signature) -> None:
     for spec in (*signature.inputs, *signature.outputs):
         if not spec.shape:
             raise RepositoryError(
@@ -159,7 +180,7 @@ def _check_batch(config: pb.ModelConfig, signature: Signature) -> None:
 
 
 def _complete_tensors(
-    config: pb.ModelConfig,
+    config: ModelConfigProto,
     tensors: Any,
     specs: tuple[TensorSpec, ...],
     optional: tuple[TensorSpec, ...],
@@ -204,7 +225,7 @@ def _contradiction(tensor: Any, kind: str, what: str, expected: str, got: str) -
     )
 
 
-def _check_all_inputs(config: pb.ModelConfig, signature: Signature) -> None:
+def _check_all_inputs(config: ModelConfigProto, signature: Signature) -> None:
     given = {tensor.name for tensor in config.input}
     missing = [str(spec) for spec in signature.inputs if spec.name not in given]
     if missing:
@@ -214,7 +235,7 @@ def _check_all_inputs(config: pb.ModelConfig, signature: Signature) -> None:
         )
 
 
-def _add_warmup(config: pb.ModelConfig) -> None:
+def _add_warmup(config: ModelConfigProto) -> None:
     """Lets Triton send itself one sample before it is ready: the first request is slow all the way through Triton."""
     if any(dim < 0 for tensor in config.input for dim in tensor.dims):
         return  # no size is known to be right

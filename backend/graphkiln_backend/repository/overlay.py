@@ -6,36 +6,38 @@ least a second each. With complete configurations it need not. The user's folder
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from google.protobuf import text_format
-
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, DROP_IN_PLATFORM, complete, read_config
+from graphkiln_backend.repository.config import (
+    BACKEND,
+    DROP_IN_BACKEND,
+    DROP_IN_PLATFORM,
+    ModelConfigProto,
+    complete,
+    read_config,
+    write_config,
+)
+from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import CONFIG_FILE, LABELS_FILE, find_graph, newest_version, read_manifest
 
-DEFAULT_INSTANCES = {DROP_IN_BACKEND: 2}
-"""CPU instances that Triton makes where a configuration names none; one for every other backend."""
-
-
-Adopt = Callable[[Path], Path]
+GraphFolder = Callable[[Path], Path]
 """Version folder -> the folder that holds its graph: itself, unless another framework saved it."""
 
 
-def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str], adopt: Adopt) -> list[Path]:
+def build_overlay(
+    stores: Sequence[Path], folder: Path, backends: frozenset[str], graph_folder: GraphFolder
+) -> list[Path]:
     """Mirrors stores with complete configurations.
 
     Args:
         stores: The user's model stores.
         folder: Where to build the mirrors; made when missing.
         backends: Names under which our backend is installed.
-        adopt: Converts what is not ours yet.
+        graph_folder: Finds the graph of a version.
 
     Returns:
         One mirror per store.
@@ -49,7 +51,7 @@ def build_overlay(stores: Sequence[Path], folder: Path, backends: frozenset[str]
         mirror = folder / str(index)
         mirror.mkdir(parents=True)
         for model in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
-            _mirror_model(model, mirror / model.name, backends, adopt)
+            _mirror_model(model, mirror / model.name, backends, graph_folder)
         mirrors.append(mirror)
     return mirrors
 
@@ -58,14 +60,14 @@ def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
     """Bytes of all inputs and outputs of a largest batch, once per instance of every model.
 
     Dimensions that vary count as 1, texts as nothing: a lower bound.
+
+    Args:
+        mirrors: Stores with complete configurations.
     """
     footprints = []
     for path in sorted(path for mirror in mirrors for path in mirror.glob(f"*/{CONFIG_FILE}")):
-        config = read_config(path)
-        rows = max(1, config.max_batch_size)
-        footprint = rows * sum(_row_bytes(tensor) for tensor in (*config.input, *config.output))
-        instances = sum(group.count or 1 for group in config.instance_group)
-        footprints += [footprint] * (instances or DEFAULT_INSTANCES.get(config.backend, 1))
+        config = ModelConfig.read(path, has_gpu=False)  # on a CPU there are at least as many instances as on a GPU
+        footprints += [config.batch_bytes] * config.instances
     return footprints
 
 
@@ -85,18 +87,13 @@ def version_signature(version: Path, default_filename: str) -> Signature:
     return manifest.signature if manifest else read_signature(find_graph(version, default_filename))
 
 
-def _row_bytes(tensor: Any) -> int:
-    dtype = DType.from_config(tensor.data_type)
-    return 0 if dtype is DType.BYTES else dtype.numpy.itemsize * math.prod(max(1, dim) for dim in tensor.dims)
-
-
-def complete_config(model: Path, backends: frozenset[str], adopt: Adopt) -> Any:
+def complete_config(model: Path, backends: frozenset[str], graph_folder: GraphFolder) -> ModelConfigProto:
     """A model's configuration, completed from the graph of its newest version.
 
     Args:
         model: The model's folder.
         backends: Names under which our backend is installed.
-        adopt: Converts what is not ours yet.
+        graph_folder: Finds the graph of a version.
 
     Raises:
         RepositoryError: The configuration or the graph is not usable, or the model is of another backend.
@@ -108,15 +105,15 @@ def complete_config(model: Path, backends: frozenset[str], adopt: Adopt) -> Any:
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:
         raise RepositoryError(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
-    newest = adopt(newest_version(model))
+    newest = graph_folder(newest_version(model))
     complete(config, version_signature(newest, config.default_model_filename), labels_file=labels_file(model))
     return config
 
 
-def _mirror_model(model: Path, mirror: Path, backends: frozenset[str], adopt: Adopt) -> None:
-    config = complete_config(model, backends, adopt)
+def _mirror_model(model: Path, mirror: Path, backends: frozenset[str], graph_folder: GraphFolder) -> None:
+    config = complete_config(model, backends, graph_folder)
     mirror.mkdir()
     for entry in model.iterdir():
         if entry.name != CONFIG_FILE:
             (mirror / entry.name).symlink_to(entry.absolute())
-    (mirror / CONFIG_FILE).write_text(text_format.MessageToString(config))
+    write_config(config, mirror / CONFIG_FILE)

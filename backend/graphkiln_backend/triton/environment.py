@@ -53,7 +53,7 @@ def shared_folder() -> Path | None:
 def overrides_for(model: str) -> list[Override]:
     """The settings of the command line for a model."""
     overrides: dict[str, list[list[str]]] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "{}"))
-    return [(key, value, flag) for key, value, flag in overrides.get(model, [])]
+    return [Override(*override) for override in overrides.get(model, [])]
 
 
 def open_cache() -> ArtifactCache:

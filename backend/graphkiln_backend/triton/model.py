@@ -7,7 +7,6 @@ Runs inside the stub process only. Everything that can be done without Triton li
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import time
@@ -27,6 +26,7 @@ from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.selection import Lowered
 from graphkiln_backend.repository.config import complete_dictionary
+from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.overlay import labels_file, version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, shared_folder
 from graphkiln_backend.triton.executor import Executor
@@ -70,17 +70,18 @@ class TritonPythonModel:
             TritonModelException: The version cannot be served; the message holds the full cause.
         """
         begun = time.monotonic()
-        config = json.loads(args["model_config"])
         log_to_triton(args["model_name"])
         self._cache = open_cache()
         try:
-            deployment = _read_deployment(args, config, self._cache)
-            lowered = deployment.lower(self._cache)
+            device = _device(args)
+            config = ModelConfig.from_json(args["model_config"], has_gpu=device.is_gpu)
+            deployment = _read_deployment(args, config, device, self._cache)
+            lowered = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = lowered.session
-        self._executor = Executor(self._session, batching=config["max_batch_size"] > 0)
+        self._executor = Executor(self._session, batching=config.max_batch_size > 0)
         status = _status(args, lowered, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(args["model_name"], deployment, lowered, self._executor.fixed_batch_size)
         instance = args["model_instance_name"]
@@ -112,8 +113,8 @@ class TritonPythonModel:
         self._cache.close()
 
 
-def _read_deployment(args: dict[str, str], config: dict[str, Any], cache: ArtifactCache) -> Deployment:
-    resources = Resources(device=_device(args), cores=usable_cores(), probe=probe, shared_folder=shared_folder())
+def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:
+    resources = Resources(device=device, cores=usable_cores(), probe=probe, shared_folder=shared_folder())
     graph = adopted(Path(args["model_repository"]) / args["model_version"], cache)
     return Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
 

@@ -27,7 +27,7 @@ def explain(
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())
         if not plan_only:
-            lowered = deployment.lower(artifacts)
+            lowered = deployment.build(artifacts)
             with lowered.session:
                 _show_result(lowered)
 
@@ -36,7 +36,7 @@ def _show_settings(settings: Settings, saved: Precision) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("setting", "value", "asked for by")
+    table = Table("setting", "value", "requested by")
     rows = {
         "engine": settings.engine or "the default",
         "precision": settings.precision or f"as saved ({saved})",

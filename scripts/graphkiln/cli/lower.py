@@ -14,7 +14,7 @@ def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
     """Lower a model as the server will, prove it, and keep what was built in the cache."""
     begun = time.monotonic()
     with opened_cache(cache) as artifacts:
-        lowered = read_deployment(path, set_, artifacts).lower(artifacts)
+        lowered = read_deployment(path, set_, artifacts).build(artifacts)
         with lowered.session:
             seconds = time.monotonic() - begun
             for line in (*lowered.fallbacks, *lowered.notes):

@@ -97,7 +97,7 @@ def _checked_stores(stores: list[Path]) -> list[Path]:
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
     """What the command line asks for, by model; --set goes before --enable."""
-    from graphkiln_backend.lowering.settings import parse_override
+    from graphkiln_backend.lowering.settings import Override, parse_override
 
     models = sorted({path.name for store in stores for path in store.iterdir() if path.is_dir()})
     overrides: dict[str, list[Override]] = {}
@@ -113,7 +113,7 @@ def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[
             _check_model(name, models, stores, f"--enable-{engine} {name}")
             if engines.setdefault(name, engine) != engine:
                 raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} name '{name}'")
-            overrides.setdefault(name, []).append(("engine", engine, f"--enable-{engine}"))
+            overrides.setdefault(name, []).append(Override("engine", engine, f"--enable-{engine}"))
     return overrides
 
 

@@ -20,12 +20,12 @@ def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: st
 
 
 def engines(planned: LoweringPlan) -> list[str]:
-    return [step.engine for step in planned.candidates]
+    return [config.engine for config in planned.candidates]
 
 
 @pytest.mark.parametrize(("available", "instances", "threads"), [(2, 1, 2), (8, 3, 2), (2, 4, 1)])
 def test_shares_the_cores(available: int, instances: int, threads: int) -> None:
-    assert plan(Settings(), machine(cores=available, instances=instances)).steps[0].threads == threads
+    assert plan(Settings(), machine(cores=available, instances=instances)).configs[0].threads == threads
 
 
 @pytest.mark.parametrize(
@@ -103,19 +103,19 @@ def test_fallbacks_come_last_in_the_users_order() -> None:
     fallback = (Choice(engine="openvino", precision=Precision.FP32), Choice(engine="onnxruntime"))
     settings = Settings(engine="openvino", precision=Precision.BF16, fallback=fallback, origins={"fallback": "--set"})
     planned = plan(settings, machine())
-    assert [str(step) for step in planned.steps] == [
+    assert [str(config) for config in planned.configs] == [
         "openvino on cpu in bf16",
         "openvino on cpu in fp32",
         "onnxruntime on cpu",
     ]
-    assert "asked for by --set" in planned.fallback[0].reason
+    assert "requested by --set" in planned.fallback[0].reason
 
 
 def test_explains_itself() -> None:
-    settings = Settings(streams=2, precision=Precision.BF16, rejected=("threads 3 of x: y asks for 2",))
+    settings = Settings(streams=2, precision=Precision.BF16, rejected=("threads 3 of x: y requests 2",))
     text = plan(settings, machine(instances=2)).explain()
     assert "1. openvino on cpu in bf16, 1 threads, idle threads sleep, 2 streams: the default, 2 cores shared" in text
-    assert "rejected: threads 3 of x: y asks for 2" in text
+    assert "rejected: threads 3 of x: y requests 2" in text
     assert "rejected: onnxruntime: ONNX Runtime has no bf16 kernels for CPUs" in text
     gpu = plan(Settings(layout="nhwc", conv_search="heuristic"), machine("gpu:0")).explain()
     assert "layout nhwc, heuristic search for convolutions" in gpu

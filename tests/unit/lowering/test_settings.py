@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ from lowered import cpu
 
 from graphkiln_backend.engines.base import SessionTuning
 from graphkiln_backend.engines.onnxruntime import session_options
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import plan
-from graphkiln_backend.lowering.settings import Choice, Override, Settings, parse_override
+from graphkiln_backend.lowering.setting_values import Choice
+from graphkiln_backend.lowering.settings import Override, Settings, parse_override
+from graphkiln_backend.repository.model_config import ModelConfig
 
 
 def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dict[str, Any]:
@@ -23,7 +27,8 @@ def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dic
 
 
 def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> Settings:
-    return Settings.from_config(document, gpu=gpu, overrides=overrides)
+    config = ModelConfig.from_json(json.dumps(document), has_gpu=gpu)
+    return Settings.from_config(config, Device.gpu() if gpu else CPU, overrides)
 
 
 def test_an_empty_configuration_asks_for_nothing() -> None:
@@ -139,7 +144,7 @@ def test_what_is_refused(document: dict[str, Any], words: str) -> None:
 def test_the_options_reach_onnx_runtime() -> None:
     parameters = {"execution_mode": "1", "inter_op_thread_count": "3", "intra_op_thread_count": "2", "session.x": "y"}
     settings = read(config({**parameters, "enable_mem_arena": "0", "enable_mem_pattern": "0"}, graph={"level": 2}))
-    options = session_options(plan(settings, cpu(8)).steps[0])
+    options = session_options(plan(settings, cpu(8)).configs[0])
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 3)
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
     assert options.execution_mode.name == "ORT_PARALLEL"
@@ -149,8 +154,8 @@ def test_the_options_reach_onnx_runtime() -> None:
 
 
 class TestPrecedence:
-    ENABLE = ("engine", "tensorrt", "--enable-tensorrt")
-    SET = ("engine", "onnxruntime", "--set")
+    ENABLE = Override("engine", "tensorrt", "--enable-tensorrt")
+    SET = Override("engine", "onnxruntime", "--set")
 
     def test_the_order(self) -> None:
         document = accelerators("cpu", "openvino", {"xrt": "oneflow", "engine": "auto"})
@@ -165,22 +170,22 @@ class TestPrecedence:
     def test_what_lost_is_told(self) -> None:
         rejected = read(accelerators("cpu", "openvino"), self.SET, self.ENABLE).rejected
         assert rejected == (
-            "engine tensorrt of --enable-tensorrt: --set asks for onnxruntime",
-            "engine openvino of execution accelerator openvino: --set asks for onnxruntime",
+            "engine tensorrt of --enable-tensorrt: --set requests onnxruntime",
+            "engine openvino of execution accelerator openvino: --set requests onnxruntime",
         )
 
     def test_options_of_one_engine_are_not_handed_to_another(self) -> None:
         written = accelerators("cpu", "openvino", num_streams="2", cache_dir="x")
-        same = read(written, ("engine", "openvino", "--enable-openvino"))
+        same = read(written, Override("engine", "openvino", "--enable-openvino"))
         assert (same.streams, same.options) == (2, {"openvino": {"cache_dir": "x"}})
         other = read(written, self.ENABLE)
         assert (other.streams, other.options) == (0, {"openvino": {"cache_dir": "x"}})  # for openvino as a fallback
-        assert "streams 2 of execution accelerator openvino: another engine is asked for" in other.rejected
+        assert "streams 2 of execution accelerator openvino: another engine is requested" in other.rejected
 
     def test_the_command_line_wins_in_every_vocabulary(self) -> None:
         written = config({"threads": "8", "engine": "onnxruntime", "conv_search": "default"})
-        flags = [("intra_op_thread_count", "2", "--set"), ("xrt", "openvino", "--set")]
-        settings = read(written, *flags, ("cudnn_conv_algo_search", "0", "--set"), gpu=True)
+        flags = [Override("intra_op_thread_count", "2", "--set"), Override("xrt", "openvino", "--set")]
+        settings = read(written, *flags, Override("cudnn_conv_algo_search", "0", "--set"), gpu=True)
         assert (settings.threads, settings.engine, settings.conv_search) == (2, "openvino", "exhaustive")
 
     def test_auto_takes_the_settings_of_a_block(self) -> None:
@@ -209,4 +214,4 @@ class TestPrecedence:
         with pytest.raises(RepositoryError, match="did you mean 'precision'"):
             parse_override("precison=bf16")
         with pytest.raises(RepositoryError, match="--set must be"):
-            read({}, ("precision", "bf17", "--set"))
+            read({}, Override("precision", "bf17", "--set"))

@@ -1,0 +1,100 @@
+"""The values of settings: text from a config.pbtxt or a flag in, typed values out.
+
+Each parser takes the origin of the text beside it, which a refusal names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.precision import Precision
+
+_PRECISIONS = ", ".join(Precision)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """An engine, and the precision that it must compute in; None leaves it to the graph or the plan."""
+
+    engine: str
+    precision: Precision | None = None
+
+    def __str__(self) -> str:
+        return f"{self.engine}:{self.precision}" if self.precision else self.engine
+
+
+def parse_flag(origin: str, text: str) -> bool:
+    """Reads `0` or `1`, as the C++ backend writes a flag.
+
+    Raises:
+        RepositoryError: It is neither.
+    """
+    if text not in ("0", "1"):
+        raise invalid_value(origin, text, "0 or 1")
+    return text == "1"
+
+
+def parse_switch(origin: str, text: str) -> bool:
+    """Reads `on` or `off`.
+
+    Raises:
+        RepositoryError: It is neither.
+    """
+    if text not in ("on", "off"):
+        raise invalid_value(origin, text, "on or off")
+    return text == "on"
+
+
+def parse_count(origin: str, text: str) -> int:
+    """Reads a number of threads or streams; 0 means the default.
+
+    Raises:
+        RepositoryError: It is not a whole number.
+    """
+    if not text.isdecimal():
+        raise invalid_value(origin, text, "a whole number, 0 for the default")
+    return int(text)
+
+
+def parse_precision(origin: str, text: str) -> Precision | None:
+    """Reads a precision; empty for none.
+
+    Raises:
+        RepositoryError: It is unknown.
+    """
+    if not text:
+        return None
+    try:
+        return Precision(text)
+    except ValueError:
+        raise invalid_value(origin, text, _PRECISIONS) from None
+
+
+def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:
+    """Reads a list of engines such as `openvino:bf16, onnxruntime`.
+
+    Raises:
+        RepositoryError: A precision is unknown.
+    """
+    return tuple(_parse_choice(origin, word) for part in text.split(",") if (word := part.strip()))
+
+
+def _parse_choice(origin: str, word: str) -> Choice:
+    engine, _, precision = word.partition(":")
+    try:
+        return Choice(engine=engine, precision=Precision(precision) if precision else None)
+    except ValueError:
+        expected = f"ENGINE or ENGINE:PRECISION, with a precision of {_PRECISIONS}"
+        raise invalid_value(origin, word, expected) from None
+
+
+def invalid_value(origin: str, text: str, expected: str) -> RepositoryError:
+    """The error for a malformed value.
+
+    Args:
+        origin: The key that holds it.
+        text: As written.
+        expected: What may be written.
+    """
+    return RepositoryError(f"{origin} must be {expected}, got '{text}'")
