@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir
 
-from graphkiln_backend.engines.quantization import Quantization, quantize
+from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.precision import Precision
@@ -158,8 +158,8 @@ def quantize_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], 
     ]
     if not recipe.quantize_ends:
         keep += [products[0], products[-1]]
-    how = Quantization(method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, keep=tuple(keep))
-    coverage = quantize(named, samples, how, target)
+    settings = Quantization(method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep))
+    coverage = quantize(named, samples, settings, target)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
     return str(coverage)

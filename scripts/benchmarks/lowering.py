@@ -16,7 +16,7 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.quantization import Quantization, quantize
+from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
 from graphkiln_backend.engines.registry import load_engine, probe
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -184,5 +184,5 @@ def _quantized(architecture: str) -> Path:
     if not target.exists():
         print(f"quantizing {architecture} (once)", file=sys.stderr)
         samples = np.random.default_rng(0).normal(size=(8, *_IMAGE)).astype(np.float32)
-        quantize(exported(architecture), {"INPUT_0": samples}, Quantization(batch=4), target)
+        quantize(exported(architecture), {"INPUT_0": samples}, Quantization(batch_size=4), target)
     return target

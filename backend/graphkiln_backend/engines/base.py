@@ -1,7 +1,8 @@
 """What every engine module offers.
 
-An engine says whether it can do a step (`probe`), then turns a graph file into a session (`build`). A session answers
-`run`, and tells with `placement` what really ran where, so that nobody has to believe a configuration.
+An engine says whether it can run on a device (`probe`), then turns a graph file into a session (`build`). A session
+computes outputs (`run`), and reports what really ran where (`placement`), so that nobody has to believe a
+configuration.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from graphkiln_backend.graph.signature import Signature
 
 GraphLevel = Literal["all", "extended", "basic", "off"]
 """How far a runtime may rewrite a graph while it loads it."""
+KernelType = Precision | Literal["fp64", "integer", "unknown"]
+"""What a kernel computes in: a precision, or what no precision names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionTuning:
-    """How a runtime runs a graph; none of it changes an answer.
+    """How a runtime runs a graph; none of it changes an output.
+
+    The text of this class is part of the keys of caches that exist: its name and its fields stay as they are.
 
     Attributes:
         graph_level: Graph optimizations at load.
@@ -46,22 +51,22 @@ class SessionTuning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionConfig:
-    """One way to run a graph.
+    """How to run a graph: everything that an engine needs to know beside the graph.
 
     Attributes:
         engine: Name in the registry.
         device: Where it runs.
         threads: Threads inside one operator.
-        spin: Whether idle threads spin (fast answers) or sleep (cores are shared).
-        reason: Why the plan holds this step.
+        spin: Whether idle threads spin (low latency) or sleep (cores are shared).
+        reason: Why the plan holds this configuration.
         precision: What products must be computed in; None leaves it to the graph and proves nothing.
         layout: `nchw`, `nhwc`, or empty for the engine's own choice.
         conv_search: How cuDNN searches for kernels, or empty for its default.
-        streams: Parts of a batch that are computed side by side.
-        largest_batch: The largest batch that will be asked for.
+        streams: Parts of a batch that are computed in parallel.
+        largest_batch: The largest batch that will be requested.
         tuning: The rest of the session's options.
         shared_folder: Where instances of the same model put what they can share, or None for an only instance.
-        options: Options in the engine's own vocabulary, as the configuration wrote them.
+        options: Options by the engine's own names, as config.pbtxt has them.
     """
 
     engine: str
@@ -84,7 +89,7 @@ class SessionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Support:
-    """Answer to "can you run this here?"; `reason` says why not."""
+    """Whether an engine can run on a device; `reason` says why not."""
 
     ok: bool
     reason: str = ""
@@ -95,15 +100,15 @@ class Placement:
     """What really ran, read back from the runtime.
 
     Attributes:
-        nodes: Number of executed nodes by the runtime's own name of the executor.
-        products: Number of executed convolutions and matrix products by the element type that they were computed in.
-        precision: Element type of most of the arithmetic: `fp32`, `fp16`, `int8`, ...
-        elsewhere: Products that ran on another device than the step's, by name.
+        nodes: Number of executed nodes by the runtime's own name of what executed them, such as an execution provider.
+        precision: What most of the arithmetic was computed in.
+        products: Number of executed convolutions and matrix products by what they were computed in.
+        elsewhere: Products that ran on another device than the configuration's, by name.
     """
 
     nodes: Mapping[str, int]
-    precision: str
-    products: Mapping[str, int] = field(default_factory=dict)
+    precision: KernelType
+    products: Mapping[KernelType, int] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -113,7 +118,7 @@ class Placement:
 
 
 class Session(Protocol):
-    """A graph that is ready to answer. Not thread-safe: one caller at a time."""
+    """A graph that is ready to run. Not thread-safe: one caller at a time."""
 
     @property
     def signature(self) -> Signature:
@@ -128,9 +133,10 @@ class Session(Protocol):
             outputs: Names of the outputs to compute.
 
         Returns:
-            New arrays by output name, in the order asked for.
+            New arrays by output name, in the requested order.
 
         Raises:
+            SignatureError: The runtime refuses the feeds.
             ExecutionError: The runtime failed.
         """
         ...
@@ -157,14 +163,15 @@ class Engine(Protocol):
         """Whether this engine can run on the device, without building anything."""
         ...
 
-    def identity(self, step: SessionConfig) -> Mapping[str, str]:
+    def identity(self, config: SessionConfig) -> Mapping[str, str]:
         """Everything that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
 
-        Empty when the engine compiles nothing that is worth keeping for such a step.
+        Empty when the engine compiles nothing that is worth keeping for such a configuration. Names and values are the
+        keys of caches that exist.
         """
         ...
 
-    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
+    def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Writes into an empty folder what `build` can start from.
 
         Raises:
@@ -172,13 +179,13 @@ class Engine(Protocol):
         """
         ...
 
-    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> Session:
+    def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> Session:
         """Loads a graph file.
 
         Args:
             graph_path: The graph.
-            step: How to run it.
-            compiled: What `compile` wrote for the same graph and step, or None.
+            config: How to run it.
+            compiled: The folder that `compile` wrote for the same graph and configuration, or None.
 
         Raises:
             EngineUnavailable: The runtime cannot run here.

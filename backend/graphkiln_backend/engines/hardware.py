@@ -1,4 +1,4 @@
-"""What the machine computes with, as far as compiled artifacts depend on it."""
+"""The processor and the GPUs of this machine, as far as compiled artifacts depend on them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 
-_CPU_FACTS = Path("/proc/cpuinfo")
-_GPU_FACTS = ("name", "compute_cap", "driver_version")
+_CPUINFO = Path("/proc/cpuinfo")
+_GPU_FIELDS = ("name", "compute_cap", "driver_version")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +41,16 @@ def identity(device: Device) -> str:
 
 
 def gpu(device: Device) -> Gpu:
-    """Facts of a GPU.
+    """Looks up a GPU.
 
     Raises:
-        EngineUnavailable: There is no such GPU; the message names those that there are.
+        EngineUnavailable: There is no such GPU; the message names the GPUs of the machine.
     """
     found = gpus()
     if device.index >= len(found):
-        there = ", ".join(f"{Device.gpu(number)} ({each.name})" for number, each in enumerate(found)) or "none"
+        present = ", ".join(f"{Device.gpu(index)} ({model.name})" for index, model in enumerate(found)) or "none"
         raise EngineUnavailable(
-            f"there is no GPU {device.index} here; GPUs: {there}",
+            f"there is no GPU {device.index} here; GPUs: {present}",
             hint="change `gpus` of the instance_group, give the container its GPUs (docker run --gpus all), or use "
             "KIND_CPU",
         )
@@ -66,19 +66,21 @@ def gpus() -> tuple[Gpu, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    command = [program, f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]
+    command = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (subprocess.SubprocessError, OSError):  # no driver that answers: no GPU that could be used
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (subprocess.SubprocessError, OSError):  # without a driver no GPU can be used
         return ()
-    rows = [row for row in csv.reader(shown.stdout.splitlines(), skipinitialspace=True) if len(row) == len(_GPU_FACTS)]
+    rows = [
+        row for row in csv.reader(listed.stdout.splitlines(), skipinitialspace=True) if len(row) == len(_GPU_FIELDS)
+    ]
     return tuple(Gpu(name=name, compute_capability=capability, driver=driver) for name, capability, driver in rows)
 
 
 @cache
 def _cpu() -> str:
     """Model name and a digest of the instruction sets."""
-    facts = dict(re.findall(r"^([^\t\n]+?)\s*: (.*)$", _CPU_FACTS.read_text(), re.MULTILINE))
-    flags = facts.get("flags") or facts.get("Features", "")
+    fields = dict(re.findall(r"^([^\t\n]+?)\s*: (.*)$", _CPUINFO.read_text(), re.MULTILINE))
+    flags = fields.get("flags") or fields.get("Features", "")
     digest = hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:16]
-    return f"{facts.get('model name', platform.processor() or platform.machine())}, instruction sets {digest}"
+    return f"{fields.get('model name', platform.processor() or platform.machine())}, instruction sets {digest}"

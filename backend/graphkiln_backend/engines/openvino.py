@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import openvino
 
-from graphkiln_backend.engines.base import Placement, SessionConfig, Support
+from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig, Support
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
 _DEVICE = "CPU"
@@ -28,7 +29,17 @@ _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
 """Layers that multiply and add, as OpenVINO names them after its own rewriting."""
 _COMPILED = "model.blob"
-_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64", "i8": "int8", "u8": "int8"}
+"""The file in the entries of caches that exist."""
+_KERNEL_TYPES: dict[str, KernelType] = {
+    "f32": Precision.FP32,
+    "f16": Precision.FP16,
+    "bf16": Precision.BF16,
+    "f64": "fp64",
+    "i8": Precision.INT8,
+    "u8": Precision.INT8,
+    **dict.fromkeys(("i4", "i16", "i32", "i64", "u1", "u4", "u16", "u32", "u64", "boolean"), "integer"),
+}
+"""OpenVINO's names of element types."""
 
 
 class OpenVinoEngine:
@@ -38,38 +49,41 @@ class OpenVinoEngine:
         """Says yes to the CPU."""
         return Support(ok=False, reason=f"openvino serves cpu, not {device}") if device.is_gpu else Support(ok=True)
 
-    def identity(self, step: SessionConfig) -> Mapping[str, str]:
+    def identity(self, config: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
-        return {"openvino": openvino.__version__, "options": str(sorted(_options(step).items()))}
+        return {"openvino": openvino.__version__, "options": str(sorted(_options(config).items()))}
 
-    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
+    def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Writes the compiled model as OpenVINO exports it.
 
         Raises:
             LoweringError: As `build`.
         """
-        blob = _compile(graph_path, step).export_model()
+        blob = _compile(graph_path, config).export_model()
         (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
 
-    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> OpenVinoSession:
-        """Compiles a graph with the step's threads, or loads what was compiled.
+    def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OpenVinoSession:
+        """Compiles a graph, or loads what was compiled.
 
         Raises:
             LoweringError: OpenVINO refuses the graph or an option.
         """
-        model = _import(compiled / _COMPILED, step) if compiled else _compile(graph_path, step)
+        model = _import(compiled / _COMPILED, config) if compiled else _compile(graph_path, config)
         try:
-            return OpenVinoSession(model, step.streams)
+            return OpenVinoSession(model, config.streams)
         except ManifestError as error:
             raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
 
 
-class OpenVinoSession:
+class OpenVinoSession(Closeable):
     """A compiled graph; see `engines.base.Session`.
 
     Args:
         compiled: The model.
-        streams: Parts of a batch that are computed side by side, where every tensor has a row per sample.
+        streams: Parts of a batch that are computed in parallel, where every tensor has a row per sample.
+
+    Raises:
+        ManifestError: One of its tensors is not one that Triton can carry.
     """
 
     def __init__(self, compiled: openvino.CompiledModel, streams: int = 1) -> None:
@@ -89,24 +103,26 @@ class OpenVinoSession:
         return self._signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all and returns those asked for."""
+        """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all of them in any case."""
         names = self._outputs if outputs is None else outputs
         try:
             if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
-                return self._run_side_by_side(feeds, names)
-            arrays = {name: _carried(array) for name, array in feeds.items()}
+                return self._run_in_parallel(feeds, names)
+            arrays = {name: _to_openvino(array) for name, array in feeds.items()}
             results = self._requests[0].infer(arrays, share_inputs=True, share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
-            self._signature.check(feeds)  # says better than OpenVINO what is wrong with an input
+            self._signature.check(feeds)  # says more clearly than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
         return {name: self._typed(name, results[name]) for name in names}
 
-    def _run_side_by_side(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
-        """Cuts a batch into a part for each stream, and joins the answers."""
+    def _run_in_parallel(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
+        """Splits a batch into a part for each stream, and joins their outputs."""
         rows = len(next(iter(feeds.values())))
         requests = self._requests[:rows]
         cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
-        parts = [{name: _carried(array[start:stop]) for name, array in feeds.items()} for start, stop in pairwise(cuts)]
+        parts = [
+            {name: _to_openvino(array[start:stop]) for name, array in feeds.items()} for start, stop in pairwise(cuts)
+        ]
         started = []
         try:
             for request, part in zip(requests, parts, strict=True):
@@ -115,7 +131,7 @@ class OpenVinoSession:
             for request in requests:
                 request.wait()
         except BaseException:
-            for request in started:  # none may go on reading inputs that are given back now
+            for request in started:  # none may go on reading inputs that the caller frees now
                 with suppress(RuntimeError):
                     request.wait()
             raise
@@ -125,77 +141,71 @@ class OpenVinoSession:
         }
 
     def _typed(self, name: str, array: AnyArray) -> AnyArray:
-        """OpenVINO hands out bf16 under the name of another type of two bytes."""
+        """OpenVINO returns bf16 as another type of two bytes."""
         return array.view(DType.BF16.numpy) if name in self._bf16_outputs else array
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds and counts the kernels of the executed model, with the precision that each ran in."""
         self.run(feeds)
-        kernels = 0
-        precisions: Counter[str] = Counter()
-        products: Counter[str] = Counter()
+        kernels: Counter[KernelType] = Counter()
+        products: Counter[KernelType] = Counter()
         for operation in self._compiled.get_runtime_model().get_ordered_ops():
-            facts = operation.get_rt_info()
-            kind = str(facts["layerType"].astype(str))
-            if kind in _NOT_KERNELS:
+            info = operation.get_rt_info()
+            layer = str(info["layerType"].astype(str))
+            if layer in _NOT_KERNELS:
                 continue
-            kernels += 1
-            name = str(facts["runtimePrecision"].astype(str)).lower()
-            precision = _PRECISIONS.get(name, name)
-            precisions[precision] += 1
-            if kind in _PRODUCTS:
-                products[precision] += 1
-        most = (products or precisions).most_common(1)
-        return Placement(nodes={"CPU": kernels}, products=dict(products), precision=most[0][0] if most else "unknown")
+            kernel_type = _KERNEL_TYPES.get(str(info["runtimePrecision"].astype(str)).lower(), "unknown")
+            kernels[kernel_type] += 1
+            if layer in _PRODUCTS:
+                products[kernel_type] += 1
+        most = (products or kernels).most_common(1)
+        return Placement(
+            nodes={_DEVICE: kernels.total()},
+            precision=most[0][0] if most else "unknown",
+            products=dict(products),
+        )
 
     def close(self) -> None:
         """Drops the compiled model."""
         del self._requests, self._compiled
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _compile(graph_path: Path, step: SessionConfig) -> openvino.CompiledModel:
+def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
         core = openvino.Core()
-        return core.compile_model(core.read_model(str(graph_path)), _DEVICE, _options(step))
+        return core.compile_model(core.read_model(str(graph_path)), _DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
 
 
-def _import(blob: Path, step: SessionConfig) -> openvino.CompiledModel:
+def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        return openvino.Core().import_model(blob.read_bytes(), _DEVICE, _options(step))
+        return openvino.Core().import_model(blob.read_bytes(), _DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError) as error:
-        raise LoweringError(f"OpenVINO cannot load what it compiled, {blob}", attempts=(str(error),)) from error
+        raise LoweringError(f"OpenVINO cannot load {blob}, which it compiled itself", attempts=(str(error),)) from error
 
 
-def _options(step: SessionConfig) -> dict[str, Any]:
-    """OpenVINO's properties for a step.
+def _options(config: SessionConfig) -> dict[str, Any]:
+    """OpenVINO's properties for a configuration.
 
     Raises:
-        LoweringError: An option asks for something that this engine does not offer.
+        LoweringError: An option requests a device that this engine does not offer.
     """
-    if step.options.get("device_type", "CPU") != "CPU":
+    if config.options.get("device_type", "CPU") != "CPU":
         raise LoweringError(
-            "OpenVINO serves the CPU here", attempts=(f"device_type must be CPU, got '{step.options['device_type']}'",)
+            "OpenVINO serves the CPU here",
+            attempts=(f"device_type must be CPU, got '{config.options['device_type']}'",),
         )
     options: dict[str, Any] = {
         # Its own default on many CPUs is bf16. With f32, what the graph holds in bf16 or fp16 stays that.
         "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": step.threads,
-        "NUM_STREAMS": str(step.streams),
+        "INFERENCE_NUM_THREADS": config.threads,
+        "NUM_STREAMS": str(config.streams),
         # Each process would pin its threads to the machine's first cores, all instances to the same ones.
         "ENABLE_CPU_PINNING": False,
     }
-    if "cache_dir" in step.options:
-        options["CACHE_DIR"] = step.options["cache_dir"]
+    if "cache_dir" in config.options:
+        options["CACHE_DIR"] = config.options["cache_dir"]
     return options
 
 
@@ -207,8 +217,8 @@ def _spec(port: Any) -> TensorSpec:
     )
 
 
-def _carried(array: AnyArray) -> Any:
-    """What OpenVINO takes for an array; of bf16 it would take the bits for another type's."""
+def _to_openvino(array: AnyArray) -> Any:
+    """What OpenVINO takes as an array; the bits of bf16 it would take for another type's."""
     contiguous = np.asarray(array, order="C")  # keeps a scalar's rank
     if array.dtype != DType.BF16.numpy:
         return contiguous

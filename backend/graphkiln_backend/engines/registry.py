@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import cast
 
 from graphkiln_backend.engines.base import Engine, Support
 from graphkiln_backend.graph.device import Device
@@ -28,11 +27,12 @@ def load_engine(name: str) -> Engine:
     """
     for entry in entry_points(group=GROUP, name=name):
         try:
-            return cast("Engine", entry.load()())
+            engine: Engine = entry.load()()
         except ImportError as error:
             raise EngineUnavailable(
                 f"engine '{name}' is known but its runtime is not installed: {error}", extra=_EXTRAS.get(name)
             ) from error
+        return engine
     raise EngineUnavailable(f"unknown engine '{name}'", hint=did_you_mean(name, engine_names()))
 
 

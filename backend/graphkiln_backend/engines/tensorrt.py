@@ -1,9 +1,9 @@
 """TensorRT, reached through ONNX Runtime's TensorRT provider: the graph's own types decide the precision.
 
 What TensorRT 10 and 11 have in common is a typed network: fp16, bf16 and int8 stand in the graph (casts, Q/DQ), and no
-flag is set for them. Engines are built for shapes: the profile comes from the signature, so that no request of a size
-that the server admits makes TensorRT build another engine. A dimension that varies and is not the batch has no bounds
-in a signature: without the user's own profile it is refused, not guessed.
+flag is set for them. Engines are built for shapes: the optimization profile comes from the signature, so that no
+request of a size that the server admits makes TensorRT build another engine. A dimension that varies and is not the
+batch has no bounds in a signature: without the user's own profile it is refused, not guessed.
 
 Source: ONNX Runtime, "TensorRT Execution Provider" (configuration options, explicit shape range).
 """
@@ -17,8 +17,9 @@ from pathlib import Path
 
 import onnxruntime
 
-from graphkiln_backend.engines.base import SessionConfig, Support
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeSession, cpu_or_cuda, gpu_support, load, session_options
+from graphkiln_backend.engines.base import KernelType, SessionConfig, Support
+from graphkiln_backend.engines.onnxruntime.providers import probe_gpu, select_provider
+from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession, session_options
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
@@ -44,7 +45,7 @@ class TensorRtEngine:
         """Says yes to a GPU that is there, where the provider and TensorRT's libraries are installed."""
         if not device.is_gpu:
             return Support(ok=False, reason="tensorrt serves gpu:N, not cpu")
-        support = gpu_support(PROVIDER, device)
+        support = probe_gpu(PROVIDER, device)
         if not support.ok:
             return support
         try:
@@ -55,67 +56,72 @@ class TensorRtEngine:
             )
         return support
 
-    def identity(self, step: SessionConfig) -> Mapping[str, str]:
+    def identity(self, config: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
-        options = sorted(_options(step, None, None).items())
-        facts = {"onnxruntime": onnxruntime.__version__, "tensorrt": _version(), "options": str(options)}
-        return {**facts, "largest batch": str(step.largest_batch)}
+        return {
+            "onnxruntime": onnxruntime.__version__,
+            "tensorrt": _version(),
+            "options": str(sorted(_options(config, None, None).items())),
+            "largest batch": str(config.largest_batch),
+        }
 
-    def compile(self, graph_path: Path, step: SessionConfig, folder: Path) -> None:
+    def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Lets TensorRT build its engines and timings for the profile.
 
         Raises:
             LoweringError: The graph cannot be built, or has sizes without bounds.
         """
-        self.build(graph_path, step, folder).close()
+        self.build(graph_path, config, folder).close()
 
-    def build(self, graph_path: Path, step: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
+    def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
         """Loads a graph; what TensorRT does not take runs on CUDA, and is counted.
 
         Raises:
             LoweringError: TensorRT refuses the graph, or it has sizes without bounds.
         """
-        computed = replace(step, precision=step.precision or read_precision(graph_path))
-        options = _options(computed, read_signature(graph_path), compiled)
-        on_cuda = cpu_or_cuda(replace(step, options={}))
+        precision = config.precision or read_precision(graph_path)
+        options = _options(replace(config, precision=precision), read_signature(graph_path), compiled)
+        cuda = select_provider(replace(config, options={}))
         # ONNX Runtime's profile shows one kernel for all that TensorRT took. Its network is typed: what the graph holds
         # in a type is computed in it.
-        fused = {str(computed.precision): count_products(graph_path)}
-        return load(graph_path, session_options(step), [(PROVIDER, options), on_cuda], fused=fused)
+        fused_products: dict[KernelType, int] = {precision: count_products(graph_path)}
+        return OnnxRuntimeSession(
+            graph_path, session_options(config), [(PROVIDER, options), cuda], fused_products=fused_products
+        )
 
 
-def _options(step: SessionConfig, signature: Signature | None, folder: Path | None) -> dict[str, str]:
-    """The provider's options for a step.
+def _options(config: SessionConfig, signature: Signature | None, folder: Path | None) -> dict[str, str]:
+    """The provider's options for a configuration; the user's own come last.
 
     Args:
-        step: What to run.
-        signature: For the profile; None leaves it out.
+        config: How to run the graph.
+        signature: For the optimization profile; None leaves it out.
         folder: Where engines and timings are kept, or None.
 
     Raises:
         LoweringError: An input has a size without bounds.
     """
-    if step.options.get("trt_cuda_graph_enable", "0") not in ("0", "false", "False"):
+    if config.options.get("trt_cuda_graph_enable", "0") not in ("0", "false", "False"):
         raise LoweringError(
             "trt_cuda_graph_enable is not supported",
-            attempts=("recorded runs need inputs and outputs that never move, which Triton's are not",),
-            hint="take it out; engine onnxruntime has enable_cuda_graph in its cuda block",
+            attempts=("CUDA graphs need inputs and outputs at fixed addresses, and Triton's are not",),
+            hint="leave it out; engine onnxruntime has enable_cuda_graph in its cuda block",
         )
-    asked = {_RENAMED.get(name, name): value for name, value in step.options.items()}
-    options = {"device_id": str(step.device.index), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
-    if step.precision and (step.precision.is_half or step.precision.is_integer):
+    own = {_RENAMED.get(name, name): value for name, value in config.options.items()}
+    options = {"device_id": str(config.device.index), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
+    if config.precision and (config.precision.is_half or config.precision.is_integer):
         # The provider forbids TensorRT a type unless it is named; the graph says where it is used.
-        options[f"trt_{step.precision}_enable"] = "1"
+        options[f"trt_{config.precision}_enable"] = "1"
     if folder:
         options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(folder)}
         options |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": str(folder)}
-    if signature and not any(name in asked for name in _PROFILES):
-        options |= _profiles(signature, step.largest_batch)
-    return {**options, **asked}
+    if signature and not any(name in own for name in _PROFILES):
+        options |= _profile_shapes(signature, config.largest_batch)
+    return {**options, **own}
 
 
-def _profiles(signature: Signature, largest_batch: int) -> dict[str, str]:
-    """The shapes between which an engine must work: batches of 1 up to the largest, for which it is optimized."""
+def _profile_shapes(signature: Signature, largest_batch: int) -> dict[str, str]:
+    """The shapes between which an engine must work: batches of 1 up to the largest, which it is optimized for."""
     dynamic = [spec for spec in signature.inputs if any(isinstance(dim, str) for dim in spec.shape)]
     if not dynamic:
         return {}
@@ -132,14 +138,14 @@ def _shape(spec: TensorSpec, batch: int) -> list[int]:
     if free:
         raise LoweringError(
             f"TensorRT needs bounds for every size, and input {spec} has none for {', '.join(free)}",
-            attempts=("an engine would be built anew in mid-traffic for each new size",),
+            attempts=("an engine would be built in mid-traffic for each new size",),
             hint=f"give {', '.join(_PROFILES)} in the tensorrt block of config.pbtxt, or convert with fixed sizes",
         )
     return [batch if isinstance(dim, str) else dim for dim in spec.shape]
 
 
 def _version() -> str:
-    """TensorRT's own version number, such as 101300; of the library that will be loaded."""
+    """TensorRT's own version number, such as 101300, of the library that will be loaded."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -9,7 +9,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
 - `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln_backend.repository.overlay)
 - `instances/`: status files (graphkiln_backend.triton.instance_status)
-- `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.shared_weights)
+- `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 """
 

@@ -148,7 +148,7 @@ def _status(args: dict[str, str], lowered: Lowered, *, load_ms: float) -> Instan
         device=str(lowered.step.device),
         precision=lowered.placement.precision if lowered.placement else "unknown",
         nodes=dict(lowered.placement.nodes) if lowered.placement else {},
-        products=dict(lowered.placement.products) if lowered.placement else {},
+        products={str(name): count for name, count in lowered.placement.products.items()} if lowered.placement else {},
         threads=lowered.step.threads,
         load_ms=load_ms,
         warmup_ms=lowered.warmup_s * 1e3,

@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graphkiln_backend.graph.closing import Closeable
+
 _GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 
 
-class SharedWeights:
-    """The shared copy of a graph, made by whichever process comes first and removed by the last one that closes it.
+class SharedWeights(Closeable):
+    """The shared copy of a graph: written by the first process that needs it, removed by the last that closes it.
 
     Args:
-        folder: Where copies live; on this machine and for this run only, since they may fit its processor alone.
+        folder: Where copies live: on this machine and for this run only, since they may fit its processor alone.
         graph_path: The graph; a change of it or of a file beside it makes a new copy.
         options: Everything else that the copy depends on.
-        save: Writes the copy to the path that it is given, and its weights to `WEIGHTS` beside it.
+        save: Writes the copy to a path, and its weights to `WEIGHTS` beside it.
 
     Raises:
         OSError: The folder cannot be written.
@@ -41,17 +43,17 @@ class SharedWeights:
                 partial.mkdir()
                 save(partial / _GRAPH)
                 partial.rename(self._target)
-            # A process that dies gives its lock back: nobody need count users.
+            # A process that dies releases its lock: nobody need count users.
             self._use = (self._target / _GRAPH).open("rb")
             fcntl.flock(self._use, fcntl.LOCK_SH)
 
     @property
     def path(self) -> Path:
-        """The copy's graph."""
+        """The graph of the copy."""
         return self._target / _GRAPH
 
     def close(self) -> None:
-        """Gives the copy back. Call it once."""
+        """Releases the copy. Call it once."""
         with self._locked(), self._use:
             try:
                 fcntl.flock(self._use, fcntl.LOCK_EX | fcntl.LOCK_NB)

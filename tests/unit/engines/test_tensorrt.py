@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln_backend.engines import onnxruntime as runtime
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import Gpu
+from graphkiln_backend.engines.onnxruntime import providers
 from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _options
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
@@ -19,7 +19,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_keys import TENSORRT_KEYS
 from graphkiln_backend.repository.onnx_file import read_signature
 
-STEP = SessionConfig(engine="tensorrt", device=Device.gpu(1), threads=1, spin=False, reason="test", largest_batch=16)
+CONFIG = SessionConfig(engine="tensorrt", device=Device.gpu(1), threads=1, spin=False, reason="test", largest_batch=16)
 NAMES = Path(__file__).with_name("tensorrt_options.txt")
 
 
@@ -35,9 +35,9 @@ def known_options() -> set[str]:
 def _asked_names() -> set[str]:
     refused = {"precision_mode", "trt_cuda_graph_enable"}
     every = dict.fromkeys((key for key in TENSORRT_KEYS if key not in refused), "1")
-    lowered = replace(STEP, precision=Precision.FP16, options=every)
+    lowered = replace(CONFIG, precision=Precision.FP16, options=every)
     return set(_options(lowered, None, Path("folder"))) | set(
-        _options(replace(STEP, precision=Precision.BF16), None, None)
+        _options(replace(CONFIG, precision=Precision.BF16), None, None)
     )
 
 
@@ -46,27 +46,27 @@ def test_every_option_is_one_that_the_provider_knows() -> None:
 
 
 def test_precision_is_a_matter_of_the_graph() -> None:
-    assert _options(STEP, None, None)["trt_fp16_enable"] == "0"
-    assert _options(replace(STEP, precision=Precision.FP16), None, None)["trt_fp16_enable"] == "1"
-    assert _options(replace(STEP, precision=Precision.BF16), None, None)["trt_bf16_enable"] == "1"
-    assert _options(replace(STEP, precision=Precision.INT8), None, None)["trt_int8_enable"] == "1"
+    assert _options(CONFIG, None, None)["trt_fp16_enable"] == "0"
+    assert _options(replace(CONFIG, precision=Precision.FP16), None, None)["trt_fp16_enable"] == "1"
+    assert _options(replace(CONFIG, precision=Precision.BF16), None, None)["trt_bf16_enable"] == "1"
+    assert _options(replace(CONFIG, precision=Precision.INT8), None, None)["trt_int8_enable"] == "1"
 
 
 def test_recorded_runs_are_refused() -> None:
     with pytest.raises(LoweringError, match="trt_cuda_graph_enable is not supported"):
-        _options(replace(STEP, options={"trt_cuda_graph_enable": "1"}), None, None)
-    _options(replace(STEP, options={"trt_cuda_graph_enable": "0"}), None, None)
+        _options(replace(CONFIG, options={"trt_cuda_graph_enable": "1"}), None, None)
+    _options(replace(CONFIG, options={"trt_cuda_graph_enable": "0"}), None, None)
 
 
 def test_engines_and_timings_are_kept_where_the_cache_says() -> None:
-    options = _options(STEP, None, Path("/cache/entry"))
+    options = _options(CONFIG, None, Path("/cache/entry"))
     assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == "/cache/entry"
-    own = replace(STEP, options={"trt_engine_cache_path": "/mine"})
+    own = replace(CONFIG, options={"trt_engine_cache_path": "/mine"})
     assert _options(own, None, Path("/cache/entry"))["trt_engine_cache_path"] == "/mine"
 
 
 def test_the_profile_comes_from_the_signature(digits: Path) -> None:
-    options = _options(STEP, read_signature(digits / "1" / "model.onnx"), None)
+    options = _options(CONFIG, read_signature(digits / "1" / "model.onnx"), None)
     assert options["device_id"] == "1"
     assert options["trt_profile_min_shapes"] == "INPUT_0:1x1x32x32"
     assert options["trt_profile_opt_shapes"] == options["trt_profile_max_shapes"] == "INPUT_0:16x1x32x32"
@@ -76,8 +76,8 @@ def test_sizes_without_bounds_are_refused_unless_the_user_bounds_them(tmp_path: 
     folder = zoo.add(tmp_path, "m", zoo.identity(("batch", "n"), 1))
     signature = read_signature(folder / "model.onnx")
     with pytest.raises(LoweringError, match=r"has none for n.*trt_profile_min_shapes"):
-        _options(STEP, signature, None)
-    bounded = replace(STEP, options={"trt_profile_min_shapes": "x:1x1"})
+        _options(CONFIG, signature, None)
+    bounded = replace(CONFIG, options={"trt_profile_min_shapes": "x:1x1"})
     assert _options(bounded, signature, None)["trt_profile_min_shapes"] == "x:1x1"
 
 
@@ -91,7 +91,7 @@ class TestProbe:
 
     def test_missing_libraries_name_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
-        monkeypatch.setattr(runtime, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
+        monkeypatch.setattr(providers, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
         support = TensorRtEngine().probe(Device.gpu(0))
         if not support.ok:
             assert "libnvinfer.so.10" in support.reason

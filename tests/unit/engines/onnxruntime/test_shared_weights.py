@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.shared_weights import WEIGHTS, SharedWeights
+from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS, SharedWeights
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError
 
@@ -67,7 +67,7 @@ def test_the_last_one_that_closes_it_removes_the_copy(graph: Path, tmp_path: Pat
     assert second.path.exists()
     second.close()
     assert not second.path.parent.exists()
-    with closing(SharedWeights(tmp_path, graph, "", save)) as third:
+    with SharedWeights(tmp_path, graph, "", save) as third:
         assert third.path.exists()
 
 
@@ -76,7 +76,7 @@ def test_a_changed_graph_or_option_makes_a_new_copy(graph: Path, tmp_path: Path)
         path.write_bytes(b"")
 
     def path(options: str) -> Path:
-        copy = stack.enter_context(closing(SharedWeights(tmp_path, graph, options, save)))
+        copy = stack.enter_context(SharedWeights(tmp_path, graph, options, save))
         return copy.path
 
     with ExitStack() as stack:
@@ -94,11 +94,11 @@ def test_a_copy_that_was_left_half_done_is_made_again(graph: Path, tmp_path: Pat
 
     with pytest.raises(OSError, match="no space"):
         SharedWeights(tmp_path, graph, "", fail)
-    with closing(SharedWeights(tmp_path, graph, "", lambda path: path.write_bytes(b"whole") and None)) as copy:
+    with SharedWeights(tmp_path, graph, "", lambda path: path.write_bytes(b"whole") and None) as copy:
         assert copy.path.read_bytes() == b"whole"
 
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error(graph: Path, tmp_path: Path) -> None:
-    step = dataclasses.replace(ALONE, shared_folder=tmp_path / "missing")
+    config = dataclasses.replace(ALONE, shared_folder=tmp_path / "missing")
     with pytest.raises(LoweringError, match="make room in the temporary folder"):
-        OnnxRuntimeEngine().build(graph, step)
+        OnnxRuntimeEngine().build(graph, config)

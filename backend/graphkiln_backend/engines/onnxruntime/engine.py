@@ -1,0 +1,104 @@
+"""The engine of ONNX Runtime: plain sessions, compiled ones, and ones that share their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+
+from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
+from graphkiln_backend.engines.onnxruntime.session import (
+    OnnxRuntimeSession,
+    disable_optimizations,
+    save_optimized,
+    session_options,
+)
+from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights
+from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.errors import LoweringError
+
+_COMPILED = "optimised.onnx"
+"""Spelled as in the entries of caches that exist."""
+
+
+class OnnxRuntimeEngine:
+    """ONNX Runtime on the CPU or on CUDA."""
+
+    def probe(self, device: Device) -> Support:
+        """Says yes to the CPU, and to a GPU that is there and that this build of ONNX Runtime has a provider for."""
+        return probe_gpu(CUDA, device) if device.is_gpu else Support(ok=True)
+
+    def identity(self, config: SessionConfig) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are kept."""
+        if config.device.is_gpu or config.tuning.graph_level == "off":
+            return {}
+        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning)}
+
+    def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
+        """Writes the optimized graph, its weights beside it so that they are mapped and not copied.
+
+        At most at the level `extended`: what comes after it is made for one processor, and done at load.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        level = "extended" if config.tuning.graph_level == "all" else config.tuning.graph_level
+        options = session_options(replace(config, tuning=replace(config.tuning, graph_level=level)))
+        save_optimized(graph_path, options, folder / _COMPILED)
+
+    def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
+        """Loads a graph.
+
+        Raises:
+            LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
+                graph to another provider than the requested one.
+        """
+        source = compiled / _COMPILED if compiled else graph_path
+        if config.shared_folder and not config.device.is_gpu:
+            return _build_shared(source, config, config.shared_folder)
+        return OnnxRuntimeSession(
+            source,
+            session_options(config),
+            [select_provider(config)],
+            arena_shrinkage=config.tuning.arena_shrinkage,
+            cuda_graphs=config.device.is_gpu and config.options.get("enable_cuda_graph") == "1",
+        )
+
+    def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
+        """Loads a graph as the reference of the numeric policy: CPU, every graph optimization off.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        options = onnxruntime.SessionOptions()
+        disable_optimizations(options)
+        return OnnxRuntimeSession(graph_path, options, [(CPU, {})])
+
+
+def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
+    """Loads the copy of a graph that all instances share, and writes it first where it is missing.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph, or the copy cannot be written.
+    """
+
+    def save(target: Path) -> None:
+        options = session_options(config)
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+        save_optimized(graph_path, options, target)
+
+    try:
+        shared = SharedWeights(folder, graph_path, f"{onnxruntime.__version__}|{config.tuning}", save)
+    except OSError as error:
+        raise LoweringError(
+            f"cannot share the weights of {graph_path} between instances",
+            attempts=(str(error),),
+            hint="make room in the temporary folder (TMPDIR), or serve one instance",
+        ) from error
+    options = session_options(config)
+    disable_optimizations(options)  # the shared copy is optimized already
+    shrinkage = config.tuning.arena_shrinkage
+    return OnnxRuntimeSession(shared.path, options, [(CPU, {})], arena_shrinkage=shrinkage, owned=shared)

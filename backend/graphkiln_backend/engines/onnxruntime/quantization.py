@@ -1,0 +1,170 @@
+"""Static int8 quantization by ONNX Runtime's own quantizer, and how much of the graph became integer.
+
+Activations are QUInt8 and weights QInt8 per channel: with QInt8 activations the x86 kernels leave convolutions in
+float.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import onnxruntime
+from onnxruntime import quantization
+
+from graphkiln_backend.engines.onnxruntime.providers import CPU
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import LoweringError
+
+CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+
+_METHODS = {
+    "minmax": quantization.CalibrationMethod.MinMax,
+    "entropy": quantization.CalibrationMethod.Entropy,
+    "percentile": quantization.CalibrationMethod.Percentile,
+}
+_INTEGER = {"QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"}
+_FLOAT = {"Conv", "FusedConv", "MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
+_QUANTIZER = logging.getLogger("onnxruntime.quantization")
+_QUIET = threading.Lock()
+"""Held while the quantizer is silenced: stdout is the process's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantization:
+    """How a graph is quantized.
+
+    Attributes:
+        method: How ranges are found from the calibration samples.
+        quantize_bias: Whether biases become INT32.
+        exclude: Names of nodes that stay fp32.
+        batch_size: Calibration samples to run at once.
+    """
+
+    method: CalibrationMethod = "minmax"
+    quantize_bias: bool = True
+    exclude: tuple[str, ...] = ()
+    batch_size: int = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """How many products compute with integers once the runtime has loaded the graph."""
+
+    integer: int
+    products: int
+
+    def __str__(self) -> str:
+        return f"{self.integer}/{self.products} products in int8"
+
+
+def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantization, target: Path) -> Coverage:
+    """Writes a QDQ graph.
+
+    Args:
+        graph: The fp32 graph.
+        samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
+        settings: How to quantize.
+        target: Where to write.
+
+    Raises:
+        LoweringError: The graph cannot be quantized.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder, _silenced():
+            prepared = Path(folder) / "prepared.onnx"
+            quantization.quant_pre_process(str(graph), str(prepared), skip_symbolic_shape=True)
+            quantization.quantize_static(
+                str(prepared),
+                str(target),
+                _CalibrationReader(samples, settings.batch_size),
+                quant_format=quantization.QuantFormat.QDQ,
+                op_types_to_quantize=None,
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+                nodes_to_exclude=list(settings.exclude),
+                calibrate_method=_METHODS[settings.method],
+                # One batch at a time: without it every value of every layer of all samples is held at once.
+                extra_options={"QuantizeBias": settings.quantize_bias, "CalibStridedMinMax": 1},
+            )
+    except Exception as error:  # the quantizer raises whatever it meets
+        raise LoweringError(f"cannot quantize {graph}", attempts=(f"{type(error).__name__}: {error}",)) from error
+    return count_integer_products(target)
+
+
+def count_integer_products(graph: Path) -> Coverage:
+    """Counts the products of a graph as ONNX Runtime runs it."""
+    with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(optimized)
+        onnxruntime.InferenceSession(str(graph), options, providers=[CPU])
+        operators = Counter(node.op_type for node in onnx.load(optimized, load_external_data=False).graph.node)
+    integer = sum(operators[name] for name in _INTEGER)
+    return Coverage(integer=integer, products=integer + sum(operators[name] for name in _FLOAT))
+
+
+class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]
+    """Gives the calibration samples in batches, some of them after each `set_range`."""
+
+    def __init__(self, samples: Mapping[str, AnyArray], batch_size: int) -> None:
+        self._samples = samples
+        self._batch_size = batch_size
+        count = len(next(iter(samples.values())))
+        self._starts = list(range(0, count - count % batch_size or count, batch_size))
+        self._remaining = iter(self._starts)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._remaining = iter(self._starts[start_index:end_index])
+
+    def get_next(self) -> dict[str, Any] | None:
+        start = next(self._remaining, None)
+        if start is None:
+            return None
+        return {name: array[start : start + self._batch_size] for name, array in self._samples.items()}
+
+
+class _QuantizerLogging:
+    """Stands in for the module `logging`: what would go to the root logger goes to the quantizer's own."""
+
+    def __getattr__(self, name: str) -> Any:
+        own = name in {"debug", "info", "warning", "error", "exception", "critical", "log"}
+        return getattr(_QUANTIZER if own else logging, name)
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps the quantizer's chatter from stdout, which belongs to whoever prints JSON there, and from the log.
+
+    Its modules print, and log a line per tensor with `logging.info`: to the root logger, which is not ours to
+    configure. Warnings still pass.
+    """
+    with _QUIET, contextlib.redirect_stdout(io.StringIO()):
+        own = [module for name, module in sys.modules.items() if name.startswith("onnxruntime.quantization.")]
+        using_root = [module for module in own if getattr(module, "logging", None) is logging]
+        level = _QUANTIZER.level
+        _QUANTIZER.setLevel(logging.WARNING)
+        for module in using_root:
+            vars(module)["logging"] = _QuantizerLogging()
+        try:
+            yield
+        finally:
+            for module in using_root:
+                vars(module)["logging"] = logging
+            _QUANTIZER.setLevel(level)

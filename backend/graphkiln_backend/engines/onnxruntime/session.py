@@ -1,0 +1,245 @@
+"""Sessions of ONNX Runtime.
+
+Providers are named explicitly and read back after the build, because ONNX Runtime replaces a provider that it cannot
+start with the CPU and says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig
+from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
+from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
+from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
+from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
+from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
+from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
+
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+_ERRORS = (
+    native.EngineError,
+    native.EPFail,
+    native.Fail,
+    native.InvalidArgument,
+    native.InvalidGraph,
+    native.InvalidProtobuf,
+    native.NoSuchFile,
+    native.NotImplemented,
+    native.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
+
+
+class OnnxRuntimeSession(Closeable):
+    """A loaded graph; see `engines.base.Session`.
+
+    Args:
+        graph_path: The graph.
+        options: ONNX Runtime's session options.
+        providers: Names and options; the first one must take the graph, the others what it leaves.
+        arena_shrinkage: Devices whose memory arenas shrink after each run, such as `cpu:0`; empty for none.
+        cuda_graphs: Whether runs are captured as CUDA graphs and replayed; needs the provider's `enable_cuda_graph`.
+        fused_products: For a provider that runs the graph as one kernel: the graph's products by element type.
+        owned: Closed with the session, or when there will be none.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph or chooses another provider, or Triton cannot carry its tensors.
+    """
+
+    def __init__(
+        self,
+        graph_path: Path,
+        options: onnxruntime.SessionOptions,
+        providers: Sequence[Provider],
+        *,
+        arena_shrinkage: str = "",
+        cuda_graphs: bool = False,
+        fused_products: Mapping[KernelType, int] | None = None,
+        owned: Closeable | None = None,
+    ) -> None:
+        self._graph_path = graph_path
+        self._options = options
+        self._providers = list(providers)
+        self._fused_products = fused_products or {}
+        self._owned = owned
+        try:
+            self._session = _open(graph_path, options, self._providers)
+            self._signature = _read_signature(self._session, graph_path)
+        except BaseException:
+            self._close_owned()
+            raise
+        specs = (*self._signature.inputs, *self._signature.outputs)
+        self._has_bf16 = any(spec.dtype is DType.BF16 for spec in specs)
+        self._has_strings = any(spec.dtype is DType.BYTES for spec in self._signature.inputs)
+        self._outputs = [spec.name for spec in self._signature.outputs]
+        self._run_options = _run_options(arena_shrinkage)
+        self._runner: CudaGraphRunner | None = None
+        if cuda_graphs:  # plain runs stand beside the captured ones, for the profile
+            self._run_options.add_run_config_entry("gpu_graph_id", NO_CAPTURE)
+            if not (self._has_bf16 or self._has_strings):
+                self._runner = CudaGraphRunner(self._session, device_id=int(self._providers[0][1]["device_id"]))
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and outputs as ONNX Runtime sees them."""
+        return self._signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`."""
+        return self._run(self._session, feeds, outputs, self._runner)
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds under ONNX Runtime's profiler and counts the kernels that ran.
+
+        In a session of its own, which lives as long as that: one that was ever profiled loses 40 bytes at each later
+        run (seen with ONNX Runtime 1.31).
+        """
+        with tempfile.TemporaryDirectory(prefix="graphkiln-profile-") as folder:
+            self._options.enable_profiling = True
+            self._options.profile_file_prefix = str(Path(folder) / "profile")
+            session = onnxruntime.InferenceSession(str(self._graph_path), self._options, providers=self._providers)
+            try:
+                self._run(session, feeds)
+            finally:
+                profile = Path(session.end_profiling())
+            events = json.loads(profile.read_bytes())
+        return summarize_profile(events, self._providers[0][0], self._fused_products)
+
+    def close(self) -> None:
+        """Drops the runtime's session."""
+        del self._session, self._runner
+        self._close_owned()
+
+    def _run(
+        self,
+        session: onnxruntime.InferenceSession,
+        feeds: Mapping[str, AnyArray],
+        outputs: Sequence[str] | None = None,
+        runner: CudaGraphRunner | None = None,
+    ) -> dict[str, AnyArray]:
+        names = self._outputs if outputs is None else outputs
+        if self._has_strings:
+            feeds = {name: decode_text(name, array) for name, array in feeds.items()}
+        try:
+            if runner:
+                return runner.run(feeds, names)
+            if self._has_bf16:
+                arrays = run_ort_values(session, names, feeds, self._run_options)
+            else:
+                arrays = session.run(names, feeds, self._run_options)
+        except native.InvalidArgument as error:
+            expected = ", ".join(map(str, self._signature.inputs))
+            raise SignatureError("ONNX Runtime refuses the input", expected=expected, got=str(error)) from error
+        except _ERRORS as error:
+            raise ExecutionError(f"ONNX Runtime failed: {error}") from error
+        return dict(zip(names, arrays, strict=True))
+
+    def _close_owned(self) -> None:
+        if self._owned:
+            self._owned.close()
+
+
+def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
+    """ONNX Runtime's session options for a configuration."""
+    tuning = config.tuning
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = _LEVELS[tuning.graph_level]
+    options.execution_mode = (
+        onnxruntime.ExecutionMode.ORT_PARALLEL if tuning.parallel else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    )
+    options.intra_op_num_threads = config.threads
+    options.inter_op_num_threads = tuning.inter_threads or (config.threads if tuning.parallel else 1)
+    options.enable_cpu_mem_arena = tuning.memory_arena
+    options.enable_mem_pattern = tuning.memory_pattern
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if config.spin else "0")
+    for name, value in tuning.config_entries.items():
+        options.add_session_config_entry(name, value)
+    return options
+
+
+def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
+    """Makes a session run the graph as it stands in the file."""
+    options.graph_optimization_level = _LEVELS["off"]
+
+
+def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
+    """Writes the graph as these options optimize it for the CPU, its weights to `WEIGHTS` beside it.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph.
+    """
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    _open(graph_path, options, [(CPU, {})])
+
+
+def _open(
+    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
+) -> onnxruntime.InferenceSession:
+    """Loads a graph, and makes sure that the first provider took it.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph or chooses another provider.
+    """
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(graph_path), options, providers=providers)
+    except _ERRORS as error:
+        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),)) from error
+    requested, chosen = providers[0][0], session.get_providers()
+    if chosen[0] != requested:
+        raise LoweringError(
+            f"{graph_path} would not run where it was asked to",
+            attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
+        )
+    return session
+
+
+def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
+    """The session's inputs and outputs.
+
+    Raises:
+        LoweringError: One of them is not a tensor that Triton can carry.
+    """
+    try:
+        return Signature(
+            inputs=tuple(_spec(node) for node in session.get_inputs()),
+            outputs=tuple(_spec(node) for node in session.get_outputs()),
+            optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
+        )
+    except ManifestError as error:
+        raise LoweringError(f"ONNX Runtime cannot serve {graph_path}", attempts=(str(error),)) from error
+
+
+def _spec(node: Any) -> TensorSpec:
+    return TensorSpec(
+        name=node.name,
+        dtype=DType.from_onnxruntime(node.type),
+        # ONNX Runtime gives None for a dimension without a name.
+        shape=tuple(free_dim(node.name, axis) if dim is None else dim for axis, dim in enumerate(node.shape)),
+    )
+
+
+def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    if arena_shrinkage:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
+    return options
