@@ -197,7 +197,7 @@ BROKEN = {
     "name": (zoo.scale(("batch", 3)), 'input { name: "z" dims: [3] }', "input 'z' is not in the graph", "x FP32"),
     "unbatchable": (zoo.scale(()), "max_batch_size: 4", "has no batch dimension", "max_batch_size: 0"),
     "batch_input": (zoo.scale(("batch", 3)), 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }',
-                    "asks for batch_input", "compute it in the graph"),
+                    "requests batch_input", "compute it in the graph"),
     "accelerator": (zoo.scale(("batch", 3)),
                     'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
                     "the instance runs on the CPU", "GPU"),

@@ -1,9 +1,12 @@
-"""config.pbtxt: read, completed from the graph's signature, and written, with Triton's own protobuf definitions."""
+"""config.pbtxt as Triton's protobuf: read, completed from the signature of the graph, and written.
+
+The rest of the project reads a configuration through `repository.model_config.ModelConfig`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -34,15 +37,16 @@ def read_config(path: Path) -> ModelConfigProto:
     """Parses a config.pbtxt; a missing file is an empty configuration.
 
     Raises:
-        RepositoryError: The text is not a model configuration; the message holds the line and the field.
+        RepositoryError: The file cannot be read or is not a model configuration; the message holds the line and field.
     """
-    config = pb.ModelConfig()
-    if path.exists():
-        try:
-            text_format.Parse(path.read_text(), config)
-        except (text_format.ParseError, UnicodeDecodeError) as error:
-            raise RepositoryError(f"{path} is not a model configuration: {error}") from error
-    return config
+    if not path.exists():
+        return pb.ModelConfig()
+    try:
+        return text_format.Parse(path.read_text(), pb.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise RepositoryError(f"{path} is not a model configuration: {error}") from error
+    except OSError as error:
+        raise RepositoryError(f"cannot read {path}: {error}") from error
 
 
 def parse_json(text: str) -> ModelConfigProto:
@@ -81,11 +85,14 @@ def config_text(
 
     Args:
         name: Model name.
-        signature: Inputs and outputs; with a varying first dimension each when `max_batch_size` is above 0.
+        signature: Inputs and outputs; each with a varying first dimension when `max_batch_size` is above 0.
         max_batch_size: Largest batch that Triton may form; 0 for a graph that cannot be batched.
         preprocess: Published for clients.
-        labels_file: File in the model's folder with one class name a line, for the first output.
+        labels_file: File in the model's folder with one label per line, for the first output.
         ranking: Published for clients, of a graph that ranks its classes itself.
+
+    Returns:
+        The text, complete: nothing is left to Triton's own completion.
     """
     config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
     complete(config, signature, labels_file=labels_file)
@@ -99,16 +106,21 @@ def config_text(
 
 
 def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str | None) -> None:
-    """Fills in what a configuration leaves out, and checks what it says against the graph.
+    """Fills in what a configuration omits, and checks the rest against the graph.
 
-    Names, dtypes, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying first dimension),
-    dynamic batching, reshapes for scalars, and the labels of the first output.
+    Filled in are names, data types, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying
+    first dimension), dynamic batching, reshapes for scalars, and the labels of the first output.
+
+    Args:
+        config: Changed in place.
+        signature: Of the graph.
+        labels_file: File in the model's folder with one label per line, or None.
 
     Raises:
         RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
     """
     _refuse_unsupported(config)
-    if config.max_batch_size == 0 and signature.batchable and _leaves_out_the_batch(config, signature):
+    if config.max_batch_size == 0 and signature.batchable and _omits_batch(config, signature):
         config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batched = config.max_batch_size > 0
     if batched:
@@ -116,8 +128,8 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
     optional = {spec.name for spec in signature.optional_inputs}
     for tensor in config.input:
         tensor.optional |= tensor.name in optional
-    _complete_tensors(config, config.input, signature.inputs, signature.optional_inputs, batched=batched)
-    _complete_tensors(config, config.output, signature.outputs, (), batched=batched)
+    _complete_tensors(config, "input", signature.inputs, signature.optional_inputs, batched=batched)
+    _complete_tensors(config, "output", signature.outputs, (), batched=batched)
     _check_all_inputs(config, signature)
     if labels_file and not any(output.label_filename for output in config.output):
         config.output[0].label_filename = labels_file
@@ -126,7 +138,16 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
 
 
 def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_file: str | None) -> None:
-    """`complete` for the live dictionary that Triton hands to a Python backend's auto-completion."""
+    """`complete` for the live dictionary that Triton hands to a Python backend's auto-completion.
+
+    Args:
+        config: The protobuf as a dictionary with its own field names; changed in place.
+        signature: Of the graph.
+        labels_file: File in the model's folder with one label per line, or None.
+
+    Raises:
+        RepositoryError: The configuration contradicts the graph.
+    """
     message = json_format.ParseDict(config, pb.ModelConfig(), ignore_unknown_fields=True)
     complete(message, signature, labels_file=labels_file)
     completed = json_format.MessageToDict(message, preserving_proto_field_name=True)
@@ -145,13 +166,13 @@ def _refuse_unsupported(config: ModelConfigProto) -> None:
     for key, value in requested.items():
         if value:
             raise RepositoryError(
-                f"config.pbtxt of '{config.name}' asks for {key}, which graphkiln does not offer",
+                f"config.pbtxt of '{config.name}' requests {key}, which graphkiln does not offer",
                 hint="Triton hands it to no Python backend: compute it in the graph, or send it as an input",
             )
 
 
-def _leaves_out_the_batch(config: ModelConfigProto, signature: Signature) -> bool:
-    """Whether the tensors that the configuration names (if any) have their dims without the batch dimension.
+def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
+    """Whether the dims in the configuration, if there are any, come without the batch dimension.
 
     Source: Triton ONNX Runtime backend, auto-completion of `max_batch_size`.
     """
@@ -181,13 +202,13 @@ def _check_batch(config: ModelConfigProto, signature: Signature) -> None:
 
 def _complete_tensors(
     config: ModelConfigProto,
-    tensors: Any,
+    kind: Literal["input", "output"],
     specs: tuple[TensorSpec, ...],
     optional: tuple[TensorSpec, ...],
     *,
     batched: bool,
 ) -> None:
-    kind = "input" if tensors is config.input else "output"
+    tensors = config.input if kind == "input" else config.output
     if not tensors:
         for spec in specs:
             tensors.add(name=spec.name)
@@ -203,22 +224,22 @@ def _complete_tensors(
 
 def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool) -> None:
     if tensor.data_type == pb.DataType.TYPE_INVALID:
-        tensor.data_type = _type(spec.dtype)
+        tensor.data_type = _data_type(spec.dtype)
     dims = _dims(spec, batched=batched)
     if not tensor.dims:
         tensor.dims.extend(dims or [1])
         if not dims and batched:
             tensor.reshape.SetInParent()  # Triton has no scalars: [1] outside, [] inside
-    if tensor.data_type != _type(spec.dtype):
-        raise _contradiction(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
+    if tensor.data_type != _data_type(spec.dtype):
+        raise _mismatch(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
     given = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
     if not spec.shape and given == [1]:
         return  # not batched, Triton allows no empty reshape: the backend turns [1] into [] itself
     if len(given) != len(dims) or any(model not in (-1, named) for model, named in zip(dims, given, strict=True)):
-        raise _contradiction(tensor, kind, f"dims{' (without the batch)' if batched else ''}", str(dims), str(given))
+        raise _mismatch(tensor, kind, f"dims{' (without the batch)' if batched else ''}", str(dims), str(given))
 
 
-def _contradiction(tensor: Any, kind: str, what: str, expected: str, got: str) -> RepositoryError:
+def _mismatch(tensor: Any, kind: str, what: str, expected: str, got: str) -> RepositoryError:
     return RepositoryError(
         f"config.pbtxt: {what} of {kind} '{tensor.name}' do not fit the graph: expected {expected}, got {got}",
         hint=f"correct them, or leave the {kind} out: it is completed from the graph",
@@ -230,15 +251,15 @@ def _check_all_inputs(config: ModelConfigProto, signature: Signature) -> None:
     missing = [str(spec) for spec in signature.inputs if spec.name not in given]
     if missing:
         raise RepositoryError(
-            f"config.pbtxt of '{config.name}' leaves out inputs of the graph: {', '.join(missing)}",
+            f"config.pbtxt of '{config.name}' omits inputs of the graph: {', '.join(missing)}",
             hint="name all inputs or none",
         )
 
 
 def _add_warmup(config: ModelConfigProto) -> None:
-    """Lets Triton send itself one sample before it is ready: the first request is slow all the way through Triton."""
+    """Has Triton send itself a sample before it is ready: the first request is slow all the way through Triton."""
     if any(dim < 0 for tensor in config.input for dim in tensor.dims):
-        return  # no size is known to be right
+        return  # no size is known to suit the graph
     warmup = config.model_warmup.add(name="one sample", batch_size=1, count=3)
     for tensor in config.input:
         warmup.inputs[tensor.name].data_type = tensor.data_type
@@ -246,7 +267,7 @@ def _add_warmup(config: ModelConfigProto) -> None:
         warmup.inputs[tensor.name].zero_data = True
 
 
-def _type(dtype: DType) -> int:
+def _data_type(dtype: DType) -> int:
     return int(pb.DataType.Value(dtype.config_name))
 
 

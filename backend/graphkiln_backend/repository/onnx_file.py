@@ -14,7 +14,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
-_QUANTIZED = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+_QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
 _PRECISIONS: dict[int, Precision] = {
@@ -25,13 +25,14 @@ _PRECISIONS: dict[int, Precision] = {
 
 
 def read_signature(path: Path) -> Signature:
-    """Inputs (those that need feeding) and outputs of a graph, in its own order.
+    """Inputs and outputs of a graph, in its own order; inputs with a default in the graph are optional.
 
     Raises:
-        RepositoryError: The file is damaged, an input or output is not a tensor, or weights that should lie in another
-            file of the folder are missing or lead out of it.
+        RepositoryError: The file is damaged, an input or output is not a tensor, or weights in another file are missing
+            or lie outside the graph's folder.
+        ManifestError: An element type cannot be carried by Triton.
     """
-    graph = _read(path)
+    graph = _load(path)
     if not graph.output:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
     _check_external_data(graph, path)
@@ -44,13 +45,13 @@ def read_signature(path: Path) -> Signature:
 
 
 def read_precision(path: Path) -> Precision:
-    """The element type that a graph keeps most of its weights in: fp32, fp16, bf16, or int8 where it is quantized.
+    """The precision of most of a graph's weights: fp32, fp16, bf16, or int8 where it is quantized.
 
     Raises:
         RepositoryError: The file is damaged.
     """
-    graph = _read(path)
-    if any(node.op_type in _QUANTIZED for node in graph.node):
+    graph = _load(path)
+    if any(node.op_type in _QUANTIZED_OPERATORS for node in graph.node):
         return Precision.INT8
     elements: Counter[Precision] = Counter()
     for tensor in graph.initializer:
@@ -60,15 +61,15 @@ def read_precision(path: Path) -> Precision:
 
 
 def count_products(path: Path) -> int:
-    """Number of convolutions and matrix products in a graph's main part.
+    """Number of convolutions and matrix products in a graph, without those in its subgraphs.
 
     Raises:
         RepositoryError: The file is damaged.
     """
-    return sum(node.op_type in PRODUCTS for node in _read(path).node)
+    return sum(node.op_type in PRODUCTS for node in _load(path).node)
 
 
-def _read(path: Path) -> onnx.GraphProto:
+def _load(path: Path) -> onnx.GraphProto:
     try:
         return onnx.load_model(path, load_external_data=False).graph
     except (DecodeError, OSError) as error:
@@ -88,12 +89,12 @@ def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
     for location in locations:
         if Path(location).is_absolute() or ".." in Path(location).parts:
             raise RepositoryError(
-                f"{path} wants weights from '{location}', which leads out of the version folder",
+                f"{path} refers to weights in '{location}', which leads out of the version folder",
                 hint="put the weights beside the graph",
             )
         if not (path.parent / location).is_file():
             raise RepositoryError(
-                f"{path} wants weights from '{location}', which is missing", hint=f"copy it into {path.parent}"
+                f"{path} refers to weights in '{location}', which is missing", hint=f"copy it into {path.parent}"
             )
 
 
@@ -101,7 +102,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise RepositoryError(
-            f"{path}: '{value.name}' is a {kind or 'value without a type'}, Triton can carry tensors only",
+            f"{path}: '{value.name}' is a {kind or 'value without a type'}, and Triton carries tensors only",
             hint="export without ZipMap (skl2onnx: options={'zipmap': False}), or cut the output off the graph",
         )
     tensor = value.type.tensor_type
