@@ -1,4 +1,4 @@
-"""tritonserver's own flags: checked against its `--help`, completed with our defaults, otherwise passed untouched."""
+"""tritonserver's own flags: checked against its `--help`, and passed on as typed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,22 @@ from graphkiln_backend.graph.spelling import did_you_mean
 
 _TRUE = {"true", "1", "on"}
 _STORE_FLAGS = ("model-repository", "model-store")
-_OURS = ("backend-directory",)
+_MANAGED_FLAGS = ("backend-directory",)
+"""Set by graphkiln itself, to a folder that holds what the user's value names."""
+_SERVICES = {"http": ("HTTP", 8000), "grpc": ("gRPC", 8001), "metrics": ("metrics", 8002)}
+"""tritonserver's name of a service in its flags -> protocol and default port."""
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - tritonserver's default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenAddress:
-    """An address that the server will listen on."""
+    """An address that the server will listen on.
+
+    Attributes:
+        protocol: `HTTP`, `gRPC` or `metrics`.
+        host: An IPv4 or IPv6 address, or a host name.
+        port: The TCP port.
+    """
 
     protocol: str
     host: str
@@ -27,10 +37,7 @@ class ListenAddress:
     @property
     def local_address(self) -> tuple[str, int]:
         """Where this machine reaches it."""
-        return ("127.0.0.1" if self.host == "0.0.0.0" else self.host, self.port)  # noqa: S104 - compared, not bound
-
-
-_DEFAULTS = (("http", "HTTP", 8000), ("grpc", "gRPC", 8001), ("metrics", "metrics", 8002))
+        return ("127.0.0.1" if self.host == _ANY_HOST else self.host, self.port)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +65,7 @@ class TritonFlags:
             known: tritonserver's flags -> whether they take a value.
 
         Raises:
-            ServerSetupError: A flag is unknown (the nearest is named), lacks its value, or is no flag at all.
+            ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is not a flag.
         """
         kept: list[str] = []
         values: dict[str, str] = {}
@@ -78,43 +85,43 @@ class TritonFlags:
                 stores.append(Path(value))
                 continue
             values[name] = value
-            if name not in _OURS:
+            if name not in _MANAGED_FLAGS:
                 kept += words
         backends = Path(values["backend-directory"]) if "backend-directory" in values else None
         return cls(arguments=tuple(kept), values=values, stores=tuple(stores), backends=backends)
 
-    def endpoint(self, name: str) -> ListenAddress | None:
+    def listen_address(self, service: str) -> ListenAddress | None:
         """Where `http`, `grpc` or `metrics` will listen, or None when it is switched off.
 
         Raises:
             ServerSetupError: The port is not a number.
         """
-        if self.values.get(f"allow-{name}", "true").lower() not in _TRUE:
+        if self.values.get(f"allow-{service}", "true").lower() not in _TRUE:
             return None
-        _, protocol, default = next(row for row in _DEFAULTS if row[0] == name)
-        text = self.values.get(f"{name}-port", str(default))
-        if not text.isdecimal() or not 0 < int(text) < 65536:
+        protocol, default_port = _SERVICES[service]
+        port = self.values.get(f"{service}-port", str(default_port))
+        if not port.isdecimal() or not 0 < int(port) < 65536:
             raise ServerSetupError(
-                f"--{name}-port must be a port number, got '{text}'", hint=f"--{name}-port={default}"
+                f"--{service}-port must be a port number, got '{port}'", hint=f"--{service}-port={default_port}"
             )
-        fallback = self.values.get("http-address", "0.0.0.0") if name == "metrics" else "0.0.0.0"  # noqa: S104
-        return ListenAddress(protocol=protocol, host=self.values.get(f"{name}-address", fallback), port=int(text))
+        default_host = self.values.get("http-address", _ANY_HOST) if service == "metrics" else _ANY_HOST
+        host = self.values.get(f"{service}-address", default_host)
+        return ListenAddress(protocol=protocol, host=host, port=int(port))
 
-    def endpoints(self) -> list[ListenAddress]:
+    def listen_addresses(self) -> list[ListenAddress]:
         """All addresses that the server will listen on."""
-        found = (self.endpoint(name) for name, _, _ in _DEFAULTS)
-        return [endpoint for endpoint in found if endpoint]
+        return [address for service in _SERVICES if (address := self.listen_address(service))]
 
     def check_ports(self) -> None:
         """Binds every port once.
 
         Raises:
-            ServerSetupError: A port is in use or not allowed; the fix names a free one.
+            ServerSetupError: A port is in use or not allowed; the hint names a free one.
         """
-        for name, _, _ in _DEFAULTS:
-            endpoint = self.endpoint(name)
-            if endpoint and self.values.get(f"reuse-{name}-port", "false").lower() not in _TRUE:
-                _check_free(name, endpoint)
+        for service in _SERVICES:
+            address = self.listen_address(service)
+            if address and self.values.get(f"reuse-{service}-port", "false").lower() not in _TRUE:
+                _check_free(service, address)
 
 
 def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
@@ -128,25 +135,25 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
         )
 
 
-def _check_free(name: str, endpoint: ListenAddress) -> None:
-    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _check_free(service: str, address: ListenAddress) -> None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((endpoint.host, endpoint.port))
+            listener.bind((address.host, address.port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ServerSetupError(
-                    f"cannot listen on {endpoint.host}:{endpoint.port} ({endpoint.protocol}): {error.strerror}",
-                    hint=f"choose another address with --{name}-address or port with --{name}-port",
+                    f"cannot listen on {address.host}:{address.port} ({address.protocol}): {error.strerror}",
+                    hint=f"choose another address with --{service}-address or port with --{service}-port",
                 ) from error
             raise ServerSetupError(
-                f"port {endpoint.port} ({endpoint.protocol}) is in use",
-                hint=f"stop the program that holds it, or choose another: --{name}-port={_free_port()}",
+                f"port {address.port} ({address.protocol}) is in use",
+                hint=f"stop the program that holds it, or choose another: --{service}-port={_free_port()}",
             ) from error
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

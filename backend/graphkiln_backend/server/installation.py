@@ -40,13 +40,13 @@ class Installation:
 
     @cached_property
     def flags(self) -> dict[str, bool]:
-        """Every command line flag (without dashes) -> whether it takes a value.
+        """Every command line flag, without its dashes -> whether it takes a value.
 
         Raises:
             ServerSetupError: The program does not run on this machine.
         """
         try:
-            shown = subprocess.run(
+            completed = subprocess.run(
                 [self.binary, "--help"],
                 env={**os.environ, "LD_LIBRARY_PATH": self.library_path},
                 capture_output=True,
@@ -56,9 +56,9 @@ class Installation:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServerSetupError(f"{self.binary} does not run here: {error}") from error
-        flags = {name: bool(value) for name, value in _FLAG.findall(shown.stdout + shown.stderr)}
+        flags = {name: bool(value) for name, value in _FLAG.findall(completed.stdout + completed.stderr)}
         if not flags:
-            last = (shown.stderr.strip().splitlines() or ["no output"])[-1]
+            last = (completed.stderr.strip().splitlines() or ["no output"])[-1]
             raise ServerSetupError(f"{self.binary} does not run here: {last}")
         return flags
 
@@ -79,25 +79,24 @@ def find_installation() -> Installation:
     candidates = (Path(on_path).resolve() if on_path else None, _CONTAINER / "bin" / "tritonserver")
     for binary in candidates:
         if binary and binary.exists():
-            return _of_container(binary)
+            return _container_installation(binary)
     spec = find_spec("pytriton")
     if spec and spec.submodule_search_locations:
-        return _of_wheel(Path(spec.submodule_search_locations[0]))
+        return _wheel_installation(Path(spec.submodule_search_locations[0]))
     raise ServerSetupError(
         "no tritonserver found on PATH, in /opt/tritonserver or in this Python environment",
         hint="pip install 'graphkiln[serve]'",
     )
 
 
-def _of_container(binary: Path) -> Installation:
+def _container_installation(binary: Path) -> Installation:
     root = binary.parent.parent
     stub = root / "backends" / "python" / _STUB
-    wanted = f"libpython{_python()}.so"
     if not stub.exists():
         raise ServerSetupError(f"{binary} has no Python backend: {stub} is missing")
-    if wanted.encode() not in stub.read_bytes():
+    if f"libpython{_python_version()}.so".encode() not in stub.read_bytes():
         raise ServerSetupError(
-            f"the Python backend of {binary} was built for another Python than {_python()}",
+            f"the Python backend of {binary} was built for another Python than {_python_version()}",
             hint="install graphkiln into the Python of that Triton release",
         )
     return Installation(
@@ -105,12 +104,12 @@ def _of_container(binary: Path) -> Installation:
     )
 
 
-def _of_wheel(package: Path) -> Installation:
+def _wheel_installation(package: Path) -> Installation:
     root = package / "tritonserver"
-    stub = root / "python_backend_stubs" / _python() / _STUB
+    stub = root / "python_backend_stubs" / _python_version() / _STUB
     if not stub.exists():
         known = ", ".join(sorted(path.name for path in (root / "python_backend_stubs").iterdir()))
-        raise ServerSetupError(f"nvidia-pytriton has no stub for Python {_python()}", hint=f"it has {known}")
+        raise ServerSetupError(f"nvidia-pytriton has no stub for Python {_python_version()}", hint=f"it has {known}")
     return Installation(
         binary=root / "bin" / "tritonserver",
         backends=root / "backends",
@@ -120,16 +119,16 @@ def _of_wheel(package: Path) -> Installation:
     )
 
 
-def _python() -> str:
+def _python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _libpython() -> Path:
     """Folder of the shared library of the running interpreter, which the stub links.
 
-    Without it on LD_LIBRARY_PATH the stub would load a foreign one and die in odd ways.
+    Without it on LD_LIBRARY_PATH the stub would load another Python's and crash.
     """
-    library = f"libpython{_python()}.so.1.0"
+    library = f"libpython{_python_version()}.so.1.0"
     configured = Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix)
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     candidates = (configured, configured / multiarch, Path(sys.base_prefix) / "lib", Path("/usr/lib") / multiarch)
@@ -138,5 +137,5 @@ def _libpython() -> Path:
             return folder
     raise ServerSetupError(
         f"{library} is not installed: Triton's Python stub needs the shared library of this Python",
-        hint=f"apt-get install libpython{_python()}",
+        hint=f"apt-get install libpython{_python_version()}",
     )

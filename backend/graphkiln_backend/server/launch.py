@@ -46,9 +46,9 @@ class Launch:
         installation: The server to run.
         stores: Model stores.
         flags: The user's flags for tritonserver.
-        overrides: What the command line asks for, by model.
+        overrides: Settings of the command line, by model.
         cache: The artifact cache.
-        replace_onnxruntime: Whether our backend stands in for an installed C++ `onnxruntime` backend.
+        replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
     """
 
     installation: Installation
@@ -62,21 +62,24 @@ class Launch:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
 
         Args:
-            folder: Of this run.
+            folder: The folder of this run, empty.
 
         Returns:
             The command line for `start`.
+
+        Raises:
+            ServerSetupError: The backends cannot be assembled, or there is too little shared memory.
         """
-        ours = folder.assemble_backends(
+        backends = folder.assemble_backends(
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         stores = folder.link_stores(self.stores)
-        mirrors = self._mirrors(stores, folder, ours) if self._may_complete() else None
+        mirrors = self._mirror_stores(stores, folder, backends) if self._can_complete() else None
         memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
         return command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
-        """Starts tritonserver in a session of its own, so that only we signal it."""
+        """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
         return subprocess.Popen(
             command,
             env=self._environment(folder),
@@ -85,18 +88,18 @@ class Launch:
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
         )
 
-    def _mirrors(self, stores: Sequence[Path], folder: RunFolder, ours: frozenset[str]) -> list[Path] | None:
+    def _mirror_stores(self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str]) -> list[Path] | None:
         """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
         try:
             with self.cache.open(folder.shared / "artifacts") as cache:
                 adopt = partial(adopted, cache=cache, convert=convert_apart)
-                return build_overlay(stores, folder.overlay, ours, adopt)
+                return build_overlay(stores, folder.overlay, backends, adopt)
         except (GraphkilnError, OSError) as error:
             _log.warning("Triton completes the configurations itself, which takes longer: %s", error)
             return None
 
-    def _may_complete(self) -> bool:
-        """Whether the stores can be mirrored: not while they may change, and not against the user's own flags."""
+    def _can_complete(self) -> bool:
+        """Whether the configurations can be completed: not of stores that may change, nor against the user's flags."""
         control = self.flags.values.get("model-control-mode", "none")
         return control == "none" and not _COMPLETION_FLAGS & self.flags.values.keys()
 
@@ -121,7 +124,7 @@ def command_line(
     *,
     complete: bool,
 ) -> list[str]:
-    """Tritonserver's command line: the user's arguments as typed, and our defaults where the user gave none.
+    """Tritonserver's command line: the user's arguments as typed, and defaults where the user gave none.
 
     Args:
         installation: The server to run.
@@ -131,23 +134,28 @@ def command_line(
         memory: Sizes of shared-memory regions.
         complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
     """
-    # The HTTP port is shared with the supervisor's stand-in, which answers 503 while the server restarts.
-    defaults = {"log-info": "false", "cache-directory": str(installation.caches), "reuse-http-port": "true"}
-    if not _NVIDIA_DRIVER.exists():
-        # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
-        defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
-    if "log-verbose" in flags.values:
-        del defaults["log-info"]
     return [
         str(installation.binary),
         *(f"--model-repository={store}" for store in stores),
         f"--backend-directory={folder.backends}",
         f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
         *(() if _sizes_regions(flags) else (f"--backend-config=python,shm-default-byte-size={memory.region_bytes}",)),
-        *(f"--{name}={value}" for name, value in defaults.items() if name not in flags.values),
+        *(f"--{name}={value}" for name, value in _default_values(installation, flags).items()),
         *(("--disable-auto-complete-config",) if complete else ()),
         *flags.arguments,
     ]
+
+
+def _default_values(installation: Installation, flags: TritonFlags) -> dict[str, str]:
+    """Values for flags that the user left out."""
+    # The HTTP port is shared with the supervisor, which responds with 503 while the server restarts.
+    defaults = {"cache-directory": str(installation.caches), "reuse-http-port": "true"}
+    if "log-verbose" not in flags.values:
+        defaults["log-info"] = "false"
+    if not _NVIDIA_DRIVER.exists():
+        # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
+        defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
+    return {name: value for name, value in defaults.items() if name not in flags.values}
 
 
 def _sizes_regions(flags: TritonFlags) -> bool:
@@ -155,6 +163,6 @@ def _sizes_regions(flags: TritonFlags) -> bool:
 
 
 def _die_with_parent() -> None:
-    """In the child: get SIGTERM when the supervisor itself is killed, so that no server is orphaned."""
+    """In the child: get SIGTERM when the supervisor itself is killed, so that no server outlives it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

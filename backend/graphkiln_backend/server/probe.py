@@ -1,4 +1,4 @@
-"""Asks a running server how it is, over HTTP, with the standard library."""
+"""Asks a running server for the state of its models, over HTTP, with the standard library."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelState:
-    """One row of what the server serves.
+    """A model version as the server lists it.
 
     Attributes:
         model: Model name.
         version: Model version.
         state: Triton's state: `READY`, `UNAVAILABLE`, ...
         reason: Triton's reason for a state other than READY.
-        status: What our backend's slowest instance reported; None for models of other backends.
+        status: What its slowest instance reported; None for models of other backends.
     """
 
     model: str
@@ -32,13 +32,17 @@ class ModelState:
     status: InstanceStatus | None
 
 
-def model_states(http_endpoint: ListenAddress, instances: Path) -> list[ModelState]:
-    """Every model version that the server knows, with our backend's status.
+def model_states(address: ListenAddress, instances: Path) -> list[ModelState]:
+    """Every model version that the server knows.
+
+    Args:
+        address: Where it listens for HTTP.
+        instances: Folder of status files.
 
     Raises:
-        OSError: The server does not answer.
+        OSError: The server does not list its models.
     """
-    slowest = {(s.model, str(s.version)): s for s in sorted(read_statuses(instances), key=lambda s: s.load_ms)}
+    slowest = _slowest_instances(instances)
     return [
         ModelState(
             model=row["name"],
@@ -47,16 +51,38 @@ def model_states(http_endpoint: ListenAddress, instances: Path) -> list[ModelSta
             reason=row.get("reason", ""),
             status=slowest.get((row["name"], row.get("version", ""))),
         )
-        for row in json.loads(_post(http_endpoint, "/v2/repository/index"))
+        for row in json.loads(_post(address, "/v2/repository/index"))
     ]
 
 
-def _post(endpoint: ListenAddress, path: str) -> bytes:
-    connection = http.client.HTTPConnection(*endpoint.local_address, timeout=_TIMEOUT_S)
+def states_of_instances(instances: Path) -> list[ModelState]:
+    """The model versions whose instances are ready, for a server that does not list its models.
+
+    Args:
+        instances: Folder of status files.
+    """
+    return [
+        ModelState(model=model, version=version, state="READY", reason="", status=status)
+        for (model, version), status in _slowest_instances(instances).items()
+    ]
+
+
+def _slowest_instances(instances: Path) -> dict[tuple[str, str], InstanceStatus]:
+    """By model and version."""
+    statuses = sorted(read_statuses(instances), key=lambda status: status.load_ms)
+    return {(status.model, str(status.version)): status for status in statuses}
+
+
+def _post(address: ListenAddress, path: str) -> bytes:
+    connection = http.client.HTTPConnection(*address.local_address, timeout=_TIMEOUT_S)
     try:
         connection.request("POST", path, headers={"Connection": "close"})
-        return connection.getresponse().read()
+        response = connection.getresponse()
+        body = response.read()
     except http.client.HTTPException as error:
-        raise ConnectionError(f"port {endpoint.port} broke off its answer: {error}") from error
+        raise ConnectionError(f"port {address.port} broke off its response: {error}") from error
     finally:
         connection.close()
+    if response.status != http.HTTPStatus.OK:
+        raise ConnectionError(f"port {address.port} responded with status {response.status} to {path}")
+    return body

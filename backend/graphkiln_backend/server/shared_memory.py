@@ -1,4 +1,4 @@
-"""Is there enough shared memory for the models, and how much should each instance start with?
+"""How much shared memory the models need, and how much of it each instance starts with.
 
 Every Python instance exchanges tensors with tritonserver through a region in /dev/shm that starts at 1 MB and grows on
 demand. Docker gives a container 64 MB unless told otherwise: too little is an error here, with the fix, and not a crash
@@ -15,9 +15,9 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.overlay import batch_footprints
 
-FOLDER = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file of ours
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file
 
-_LEAST_REGION_BYTES = 1 << 20
+_MIN_REGION_BYTES = 1 << 20
 _ALIGNMENT = 1 << 20
 _HEADROOM = 1.25
 """The regions hold messages and the allocator's own data beside the tensors."""
@@ -41,40 +41,40 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
 
     Args:
         mirrors: Stores with complete configurations.
-        free_bytes: What /dev/shm has left.
+        free_bytes: Free bytes of /dev/shm.
 
     Raises:
         ServerSetupError: There is too little; the message says how much is needed and how to get it.
     """
-    sizes = [_region(footprint) for footprint in batch_footprints(mirrors)]
+    sizes = [_region_bytes(footprint) for footprint in batch_footprints(mirrors)]
     needed = sum(sizes)
     if needed > free_bytes:
         raise ServerSetupError(
-            f"{FOLDER} has {free_bytes >> 20} MB left, but {len(sizes)} model instances need {needed >> 20} MB "
+            f"{SHARED_MEMORY} has {free_bytes >> 20} MB left, but {len(sizes)} model instances need {needed >> 20} MB "
             "for their largest batches",
             hint=f"docker run --shm-size={2 * needed >> 20}m, or a smaller max_batch_size",
         )
-    largest = max(sizes, default=_LEAST_REGION_BYTES)
+    largest = max(sizes, default=_MIN_REGION_BYTES)
     # One size serves all instances: take the largest where that leaves half of the memory free.
     fits = largest * len(sizes) <= free_bytes // 2
-    return SharedMemoryPlan(region_bytes=largest if fits else _LEAST_REGION_BYTES, needed_bytes=needed)
+    return SharedMemoryPlan(region_bytes=largest if fits else _MIN_REGION_BYTES, needed_bytes=needed)
 
 
 def free_shared_memory() -> int:
-    """Bytes that /dev/shm has left.
+    """Free bytes of /dev/shm.
 
     Raises:
         ServerSetupError: There is no /dev/shm.
     """
     try:
-        facts = os.statvfs(FOLDER)
+        stats = os.statvfs(SHARED_MEMORY)
     except OSError as error:
         raise ServerSetupError(
-            f"there is no {FOLDER}: Triton needs it for tensors", hint="mount a tmpfs there"
+            f"there is no {SHARED_MEMORY}: Triton needs it for tensors", hint="mount a tmpfs there"
         ) from error
-    return facts.f_bavail * facts.f_frsize
+    return stats.f_bavail * stats.f_frsize
 
 
-def _region(footprint_bytes: int) -> int:
-    wanted = max(_LEAST_REGION_BYTES, int(footprint_bytes * _HEADROOM) + _LEAST_REGION_BYTES)
-    return -(-wanted // _ALIGNMENT) * _ALIGNMENT
+def _region_bytes(footprint_bytes: int) -> int:
+    size_bytes = max(_MIN_REGION_BYTES, int(footprint_bytes * _HEADROOM) + _MIN_REGION_BYTES)
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,7 +1,7 @@
-"""Answers 503 on the HTTP port while the server restarts, so that health checks see "not ready" and not a dead port.
+"""Responds with 503 on the HTTP port while the server restarts: health checks see "not ready" and not a dead port.
 
 It shares the port with tritonserver (SO_REUSEPORT): it can listen before the old server is gone and until the new one
-answers; the kernel spreads connections over both for the few milliseconds in which both listen.
+responds; the kernel spreads connections over both for the few milliseconds in which both listen.
 """
 
 from __future__ import annotations
@@ -10,37 +10,32 @@ import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.flags import ListenAddress
 
-_BODY = json.dumps({"error": "a model instance died: the server restarts, ask again in a few seconds"}).encode()
+_BODY = json.dumps({"error": "a model instance died: the server restarts, try again in a few seconds"}).encode()
 _RETRY_AFTER_S = 1
 
 
-class UnavailableListener:
-    """A listener that answers every request with 503 until it is closed.
+class UnavailableListener(Closeable):
+    """Responds to every request with 503 until it is closed.
 
     Args:
-        endpoint: The server's HTTP address; the server must have been started with `--reuse-http-port=true`.
+        address: The server's HTTP address; the server must have been started with `--reuse-http-port=true`.
 
     Raises:
         OSError: The port cannot be shared.
     """
 
-    def __init__(self, endpoint: ListenAddress) -> None:
-        listener = _Listener6 if ":" in endpoint.host else _Listener
-        self._listener = listener((endpoint.host, endpoint.port), _Handler)
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.05,), name="graphkiln-standin")
+    def __init__(self, address: ListenAddress) -> None:
+        listener = _Listener6 if ":" in address.host else _Listener
+        self._listener = listener((address.host, address.port), _Handler)
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.05,), name="graphkiln-unavailable")
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Stops listening."""
         self._listener.shutdown()
         self._listener.server_close()
@@ -50,7 +45,7 @@ class UnavailableListener:
 class _Listener(ThreadingHTTPServer):
     allow_reuse_port = True
     daemon_threads = True
-    block_on_close = False  # a client that sends nothing must not keep the stand-in
+    block_on_close = False  # a client that sends nothing must not keep the listener
 
 
 class _Listener6(_Listener):
@@ -61,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 5
 
     def __getattr__(self, name: str) -> Any:
-        """Every method of HTTP gets the same answer."""
+        """Every method of HTTP gets the same response."""
         if name.startswith("do_"):
             return self._refuse
         raise AttributeError(name)
@@ -75,4 +70,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(_BODY)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: a health check every second would fill the log."""
+        """Logs nothing: a health check every second would fill the log."""

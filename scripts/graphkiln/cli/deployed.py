@@ -68,9 +68,9 @@ def _backend_names() -> frozenset[str]:
     """The names under which `serve` installs our backend here; all of them where no Triton is installed."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.installation import find_installation
-    from graphkiln_backend.server.run_folder import NAMES, names_of_ours
+    from graphkiln_backend.server.run_folder import BACKEND_NAMES, backend_names
 
     try:
-        return names_of_ours([find_installation().backends], replace_onnxruntime=False)
+        return backend_names([find_installation().backends], replace_onnxruntime=False)
     except ServerSetupError:
-        return NAMES
+        return BACKEND_NAMES

@@ -49,7 +49,7 @@ def serve(
         str, typer.Option(help="How large it may grow; the least recently used goes first.", metavar="SIZE")
     ] = "20G",
     replace_onnxruntime: Annotated[
-        bool, typer.Option("--replace-onnxruntime", help="Stand in for an installed C++ onnxruntime backend, too.")
+        bool, typer.Option("--replace-onnxruntime", help="Replace an installed C++ onnxruntime backend, too.")
     ] = False,
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
@@ -65,7 +65,8 @@ def serve(
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags)
-    stores = _checked_stores([*(model_store or ()), *flags.stores] or [_DEFAULT_STORE])
+    stores = [*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]
+    _check_stores(stores)
     overrides = _overrides(set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
     flags.check_ports()
     supervisor = Supervisor(
@@ -77,7 +78,7 @@ def serve(
             cache=cache_settings(cache, parse_size(cache_size)),
             replace_onnxruntime=replace_onnxruntime,
         ),
-        on_live=lambda states: _show(states, flags),
+        on_live=lambda states: _print_states(states, flags),
     )
     code = supervisor.run()
     if code:
@@ -85,18 +86,17 @@ def serve(
     raise typer.Exit(code)
 
 
-def _checked_stores(stores: list[Path]) -> list[Path]:
+def _check_stores(stores: list[Path]) -> None:
     for store in stores:
         if not store.is_dir():
             raise ServerSetupError(
                 f"model store '{store}' is {'not a folder' if store.exists() else 'missing'}",
                 hint="name a folder of models: --model-store DIR",
             )
-    return stores
 
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
-    """What the command line asks for, by model; --set goes before --enable."""
+    """Settings of the command line, by model; --set goes before --enable-*."""
     from graphkiln_backend.lowering.settings import Override, parse_override
 
     models = sorted({path.name for store in stores for path in store.iterdir() if path.is_dir()})
@@ -124,8 +124,8 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
         )
 
 
-def _show(states: list[ModelState], flags: TritonFlags) -> None:
-    """One table of what is served, and where."""
+def _print_states(states: list[ModelState], flags: TritonFlags) -> None:
+    """Prints a table of what is served, and where."""
     from rich.console import Console
     from rich.table import Table
 
@@ -147,5 +147,5 @@ def _show(states: list[ModelState], flags: TritonFlags) -> None:
     for state in states:
         if state.reason and state.state != "READY":
             console.print(f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False)
-    addresses = (f"{e.protocol} {e.local_address[0]}:{e.port}" for e in flags.endpoints())
+    addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
     console.print("serving " + ", ".join(addresses), highlight=False)

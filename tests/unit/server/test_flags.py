@@ -32,14 +32,14 @@ def test_model_stores_are_taken_out() -> None:
 
 
 def test_the_last_value_counts() -> None:
-    endpoint = TritonFlags.parse(["--http-port=1", "--http-port=2"], KNOWN).endpoint("http")
-    assert endpoint is not None
-    assert endpoint.port == 2
+    address = TritonFlags.parse(["--http-port=1", "--http-port=2"], KNOWN).listen_address("http")
+    assert address is not None
+    assert address.port == 2
 
 
-def test_endpoints() -> None:
+def test_services_that_are_switched_off_listen_nowhere() -> None:
     flags = TritonFlags.parse(["--allow-http=false", "--grpc-port=7"], KNOWN)
-    assert [(e.protocol, e.port) for e in flags.endpoints()] == [("gRPC", 7), ("metrics", 8002)]
+    assert [(a.protocol, a.port) for a in flags.listen_addresses()] == [("gRPC", 7), ("metrics", 8002)]
 
 
 def test_a_port_that_may_be_shared_is_not_checked() -> None:
