@@ -175,7 +175,7 @@ def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
     except (SignatureError, ExecutionError, ConversionError) as error:
         shapes = ", ".join(f"{name} {[size, *array.shape[1:]]}" for name, array in feeds.items())
         raise VerificationError(
-            "the answers changed", report=f"the graph does not run with {shapes}: {error}"
+            "the outputs changed", report=f"the graph does not run with {shapes}: {error}"
         ) from error
 
 

@@ -95,8 +95,8 @@ def verify(
     return Verified(verdicts=tuple(verdicts), placement=placement)
 
 
-def _named(limits: Limits, step: str) -> Limits:
-    return replace(limits, step=step)
+def _named(limits: Limits, name: str) -> Limits:
+    return replace(limits, name=name)
 
 
 def _replay(

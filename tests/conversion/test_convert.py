@@ -194,7 +194,7 @@ class TestPlantedFaults:
     """Every conversion that breaks answers is caught."""
 
     def refuse(self, run: Convert, store: Path, source: str, **options: Any) -> None:
-        with pytest.raises(VerificationError, match="the answers changed"):
+        with pytest.raises(VerificationError, match="the outputs changed"):
             run(source, **options)
         assert not list(store.rglob("model.onnx"))
 

@@ -58,7 +58,7 @@ class TestVerify:
             f"fp32 on {engine}, your samples",
             "ran",
         ]
-        assert "5/5 same answer" in lines[2]
+        assert "top-1 agreement 5/5" in lines[2]
 
     def test_a_changed_graph_fails(self, digits: Path, tmp_path: Path) -> None:
         version = shutil.copytree(digits / "1", tmp_path / "1")
@@ -70,7 +70,7 @@ class TestVerify:
         (version / MANIFEST_FILE).write_text(json.dumps(manifest))
         finished = run_command("verify", version)
         assert finished.returncode == 1
-        assert "the answers changed" in finished.stderr
+        assert "the outputs changed" in finished.stderr
 
     def test_nothing_to_compare_with(self, tmp_path: Path) -> None:
         finished = run_command("verify", zoo.add(tmp_path, "bare", zoo.scale(("batch", 3))))

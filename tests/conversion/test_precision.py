@@ -71,7 +71,7 @@ def test_the_trained_model_keeps_its_answers(  # noqa: PLR0917 - fixtures and pa
     version = run(str(digits / "1" / "model.onnx"), precision=precision, amp=amp, **options)
     manifest = Manifest.read(version / "manifest.json")
     assert [verification.step for verification in manifest.verification] == ["export", precision]
-    assert "same answer" in manifest.verification[1].verdict
+    assert "top-1 agreement" in manifest.verification[1].verdict
     step = OPENVINO if precision == "bf16" else ONNX_RUNTIME
     before = accuracy(digits / "1", ONNX_RUNTIME, data)
     after = accuracy(version, step, data)
@@ -192,8 +192,8 @@ class TestDecision:
     def test_flips_below_the_noise_do_not_count(self) -> None:
         reference = np.array([[0.0, 1.0], [0.5, 0.5001], [1.0, 0.0]])
         flipped = np.array([[0.0, 1.0], [0.5001, 0.5], [1.0, 0.0]])
-        assert decide(reference, flipped, BF16, noise=1e-3).same == 3
-        assert decide(reference, flipped, BF16, noise=1e-6).same == 2
+        assert decide(reference, flipped, BF16, noise=1e-3).agreeing == 3
+        assert decide(reference, flipped, BF16, noise=1e-6).agreeing == 2
 
     def test_close_calls_decide_nothing(self) -> None:
         reference = np.random.default_rng(0).normal(size=(50, 10)) * 1e-3 + 5
@@ -203,7 +203,7 @@ class TestDecision:
 
     def test_one_answer_to_everything_decides_nothing(self) -> None:
         reference = np.tile([0.0, 9.0], (5, 1))
-        assert "same answer" in decide(reference, reference, BF16, noise=0).undecided
+        assert "same top-1 class" in decide(reference, reference, BF16, noise=0).inconclusive
 
     def test_the_bound_is_that_of_clopper_and_pearson(self) -> None:
         assert lower_bound(256, 256) == pytest.approx(0.025 ** (1 / 256), abs=1e-6)

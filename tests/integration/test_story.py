@@ -300,7 +300,7 @@ class TestWrongAnswers:
         honest = telling.judge
 
         def spoiled(reference: Any, found: Any, limits: Any, **facts: Any) -> Any:
-            worse = type(found)(scores=found.scores[:, ::-1].copy()) if limits.step == "other-engine" else found
+            worse = type(found)(scores=found.scores[:, ::-1].copy()) if limits.name == "other-engine" else found
             return honest(reference, worse if told.record.seen else found, limits, **facts)
 
         monkeypatch.setattr(telling, "judge", spoiled)

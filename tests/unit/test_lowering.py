@@ -141,7 +141,7 @@ class TestLower:
         (version_folder / "manifest.json").write_text(
             manifest.replace(version.manifest.golden.sha256, sha256_of(version_folder / "golden.npz"))
         )
-        with pytest.raises(LoweringError, match="the answers changed"):
+        with pytest.raises(LoweringError, match="the outputs changed"):
             lower_version(version_folder, self.PLAN, cache)
 
     def test_a_manifest_of_other_tensors_is_refused(self, version_folder: Path, cache: ArtifactCache) -> None:

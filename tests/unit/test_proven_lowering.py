@@ -145,7 +145,7 @@ class TestSelfTest:
 
         monkeypatch.setattr(OnnxRuntimeSession, "run", wrong)
         lower_version(digits / "1", ORT, cache, warm_sizes=(1, 4)).session.close()
-        with pytest.raises(LoweringError, match="the answers changed"):
+        with pytest.raises(LoweringError, match="the outputs changed"):
             lower_version(digits / "1", ORT, cache, warm_sizes=(1, 8))
         lowered = lower_version(digits / "1", ORT, cache, warm_sizes=(1, 8), self_test=False)
         lowered.session.close()

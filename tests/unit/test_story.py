@@ -228,7 +228,7 @@ class TestJudging:
     def test_other_decisions(self) -> None:
         found = self.judged(self.flipped(3), limits=BF16, noise=1e-6)
         assert not found.passed
-        assert "47/50 same answer" in found.verdict
+        assert "top-1 agreement 47/50" in found.verdict
 
     def test_int8_may_decide_otherwise_where_as_many_are_right(self) -> None:
         """Two wrong answers instead of two right ones elsewhere: the metric did not drop."""

@@ -8,7 +8,7 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── LoweringError               no engine could run the graph (`attempts`)
 ├── CacheError                  the artifact cache cannot be used
 ├── ExecutionError              an engine failed while it ran a graph
-├── VerificationError           the answers changed (`report`)
+├── VerificationError           the outputs changed (`report`)
 ├── ConversionError             a source model could not become a saved graph
 ├── ServerSetupError            the server cannot be started as asked
 ├── MeasurementError            something could not be measured

@@ -85,7 +85,7 @@ def limits_of(saved: Precision, step: SessionConfig) -> Limits:
     limits = REPLAY[saved]
     if step.precision in BY_PRECISION and step.precision != saved:
         limits = BY_PRECISION[step.precision]
-    return replace(limits, step=f"{step.precision or saved} on {step.engine}")
+    return replace(limits, name=f"{step.precision or saved} on {step.engine}")
 
 
 def replay(

@@ -1,1 +1,1 @@
-"""Same answer or not: the numeric policy, the comparison and the verdict. Pure numpy."""
+"""Same outputs or not: the numeric policy, the comparison and the verdict. Pure numpy."""

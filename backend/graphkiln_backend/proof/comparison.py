@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof.decision import Decision, decide
 from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.proof.ranks import all_scores, comparable
+from graphkiln_backend.proof.ranks import scatter_scores, score_indices
 
 _CONTROL_SCALE = 3.0
 """The negative control is perturbed by this many times the limit: far enough that a working check must fail it."""
@@ -26,10 +26,10 @@ class OutputError:
 
     Attributes:
         name: The output.
-        relative_l2: `|y - r| / |r|`; infinite when shape, dtype or the places of NaN/Inf differ.
+        relative_l2: `|y - r| / |r|`; infinite when shape, dtype, or NaN and Inf differ.
         worst_element: `max |y - r| / (|r| + RMS(r))`.
-        disagreement: For outputs that are not floating-point (decisions: classes, indices, words): the share of
-            elements that differ. Their two errors above are 0.
+        disagreement: For outputs that are not floating-point (classes, indices, text): the share of elements that
+            differ. Their two errors above are 0.
         fault: Why the two cannot be compared, or empty.
     """
 
@@ -58,7 +58,7 @@ def compare(reference: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray]) 
 
     Args:
         reference: Trusted outputs by name.
-        outputs: Outputs to judge, by name; a missing one is a fault, a surplus one too.
+        outputs: Outputs to judge, by name; a missing one is a fault, and so is a surplus one.
     """
     surplus = [_fault(name, "is not in the reference") for name in outputs if name not in reference]
     return (*(_compare_output(name, reference[name], outputs.get(name)) for name in reference), *surplus)
@@ -81,9 +81,8 @@ def prove(
         outputs: Outputs to judge.
         limits: Row of the policy.
         batch_sizes: Batch sizes at which the outputs were computed; recorded.
-        noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too. None
-            where the answers are fp32 themselves.
-        targets: The right classes of score outputs, `[samples]`, where they are known.
+        noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too.
+        targets: The true classes of score outputs, `[samples]`, where they are known.
         ranking: Of a graph that ranks its classes itself: indices are judged by their scores.
 
     Raises:
@@ -91,38 +90,50 @@ def prove(
     """
     if ranking and not {ranking.scores, ranking.indices} <= reference.keys() & outputs.keys():
         ranking = None  # of a part of the outputs
-    scored, scored_outputs = comparable(reference, outputs, ranking) if ranking else (reference, outputs)
-    errors = compare(scored, scored_outputs)
-    relative_l2 = max(error.relative_l2 for error in errors)
-    worst_element = max(error.worst_element for error in errors)
+    trusted, judged = score_indices(reference, outputs, ranking) if ranking else (reference, outputs)
+    errors, decisions = compare(trusted, judged), list[Decision]()
+    if noise is not None and not any(error.fault for error in errors):
+        decisions = _decide_outputs(reference, outputs, limits, noise=noise, targets=targets, ranking=ranking)
+    findings: list[OutputError | Decision] = [*errors, *decisions]
+    failures = [str(finding) for finding in findings if not finding.within(limits)]
     samples = len(next(iter(reference.values())))
-    failed: list[object] = [error for error in errors if not error.within(limits)]
-    decisions = (
-        [] if noise is None else _decisions(reference, outputs, limits, noise=noise, targets=targets, ranking=ranking)
+    verification = _record(errors, decisions, limits, samples=samples, batch_sizes=batch_sizes, passed=not failures)
+    if failures:
+        raise VerificationError("the outputs changed", report=f"{verification.verdict}: {'; '.join(failures)}")
+    _check_negative_control(trusted, limits)
+    return verification
+
+
+def _record(
+    errors: Sequence[OutputError],
+    decisions: Sequence[Decision],
+    limits: Limits,
+    *,
+    samples: int,
+    batch_sizes: tuple[int, ...],
+    passed: bool,
+) -> Verification:
+    """The figures that were measured, beside their limits."""
+    relative_l2 = max(error.relative_l2 for error in errors)
+    figures = (
+        f"error {relative_l2:.2g} of signal (limit {limits.relative_l2:.0e})",
+        *map(str, decisions),
+        f"{samples} samples",
+        f"batch sizes {', '.join(map(str, batch_sizes))}",
     )
-    failed += [decision for decision in decisions if not decision.within(limits)]
-    detail = "; ".join(map(str, failed))
-    verdict = (
-        f"{limits.step}: error {relative_l2:.2g} of signal (limit {limits.relative_l2:.0e}), "
-        + "".join(f"{decision}, " for decision in decisions)
-        + f"{samples} samples, batch sizes {', '.join(map(str, batch_sizes))} - {'FAIL' if failed else 'PASS'}"
-    )
-    if failed:
-        raise VerificationError("the answers changed", report=f"{verdict}: {detail}")
-    _check_negative_control(scored, limits)
     return Verification(
-        step=limits.step,
+        step=limits.name,
         samples=samples,
         batch_sizes=batch_sizes,
         relative_l2=relative_l2,
         relative_l2_limit=limits.relative_l2,
-        worst_element=worst_element,
+        worst_element=max(error.worst_element for error in errors),
         worst_element_limit=limits.worst_element,
-        verdict=verdict,
+        verdict=f"{limits.name}: {', '.join(figures)} - {'PASS' if passed else 'FAIL'}",
     )
 
 
-def _decisions(
+def _decide_outputs(
     reference: Mapping[str, AnyArray],
     outputs: Mapping[str, AnyArray],
     limits: Limits,
@@ -131,11 +142,11 @@ def _decisions(
     targets: npt.NDArray[np.int64] | None,
     ranking: Ranking | None,
 ) -> list[Decision]:
-    """Of every score output: floating-point, `[samples, classes]`; of one that is ranked, of all its classes."""
+    """A decision for each score output (floating-point, `[samples, classes]`); a ranked one counts for all classes."""
     if ranking and reference[ranking.scores].ndim == 2:
         classes = 1 + max(int(arrays[ranking.indices].max()) for arrays in (reference, outputs))
         reference, outputs = (
-            {**arrays, ranking.scores: all_scores(arrays[ranking.scores], arrays[ranking.indices], classes)}
+            {**arrays, ranking.scores: scatter_scores(arrays[ranking.scores], arrays[ranking.indices], classes)}
             for arrays in (reference, outputs)
         )
     scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1 and _is_float(array)]
@@ -155,11 +166,11 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
         differ = float(np.mean(reference != output)) if reference.size else 0.0
         return OutputError(name=name, relative_l2=0.0, worst_element=0.0, disagreement=differ)
     expected = reference.astype(np.float64)
-    got = output.astype(np.float64)
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(got)):
-        return _fault(name, "has NaN or Inf where the reference has not, or the reverse")
-    difference = np.abs(got[finite] - expected[finite])
+    computed = output.astype(np.float64)
+    finite = np.isfinite(expected) & np.isfinite(computed)
+    if not np.array_equal(expected[~finite], computed[~finite], equal_nan=True):
+        return _fault(name, "has NaN or Inf where the reference has none or another, or the reverse")
+    difference = np.abs(computed[finite] - expected[finite])
     magnitude = np.abs(expected[finite])
     rms = float(np.sqrt(np.mean(magnitude**2))) if magnitude.size else 0.0
     if rms == 0.0:
@@ -181,7 +192,7 @@ def _fault(name: str, fault: str) -> OutputError:
 
 
 def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
-    """Perturbs a copy beyond the limit and sees the same check refuse it."""
+    """Perturbs a copy beyond the limit and makes sure that the same check refuses it."""
     scale = 1 + _CONTROL_SCALE * limits.relative_l2
     perturbed = {
         name: (array.astype(np.float64) * scale).astype(array.dtype) if _is_float(array) else array

@@ -1,7 +1,7 @@
-"""Are two rankings of classes equally good: an embedded top-k, judged by the scores of what was chosen.
+"""Whether two rankings of classes are equally good: an embedded top-k, judged by the scores of its classes.
 
-Two graphs that differ by rounding order near ties differently. A class in another place is as wrong as its score is
-away from the one that belongs there.
+Two graphs that differ by rounding order near ties differently. A class in another place is as wrong as its score is far
+from the one that belongs there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from graphkiln_backend.graph.ranking import Ranking
 Arrays = Mapping[str, AnyArray]
 
 
-def comparable(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Arrays, Arrays]:
-    """Both sides with scores in the place of class indices: those that the reference gives to each choice.
+def score_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Arrays, Arrays]:
+    """Replaces class indices on both sides by the scores that the reference gives to those classes.
 
-    A class outside of the reference's best few has at most the score of the last of them, and gets that.
+    A class outside the reference's best k has at most the score of the last of them, and gets that.
 
     Args:
         reference: Trusted outputs by name, `[samples, k]` of scores and of indices among them.
@@ -27,32 +27,36 @@ def comparable(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Ar
         ranking: Which of them are ranked.
 
     Returns:
-        The same outputs where indices cannot be compared at all, for the comparison to say so.
+        Reference and outputs; unchanged where the indices cannot be compared at all, for the comparison to say so.
     """
-    if not _fits(reference, outputs, ranking):
+    if not _are_indices(reference, outputs, ranking):
         return reference, outputs
     best, scores = reference[ranking.indices], reference[ranking.scores]
     chosen = outputs[ranking.indices]
-    places = chosen[..., :, np.newaxis] == best[..., np.newaxis, :]
-    theirs = np.take_along_axis(scores, places.argmax(axis=-1), axis=-1)
-    given = np.where(places.any(axis=-1), theirs, scores[..., -1:])
-    return {**reference, ranking.indices: scores}, {**outputs, ranking.indices: given.astype(scores.dtype)}
+    matches = chosen[..., :, np.newaxis] == best[..., np.newaxis, :]
+    matched = np.take_along_axis(scores, matches.argmax(axis=-1), axis=-1)
+    chosen_scores = np.where(matches.any(axis=-1), matched, scores[..., -1:])
+    return {**reference, ranking.indices: scores}, {**outputs, ranking.indices: chosen_scores.astype(scores.dtype)}
 
 
-def all_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArray:
-    """Scores of all classes `[samples, classes]`: those that were not answered get the last that was.
+def scatter_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArray:
+    """Spreads the scores of the best k over all classes; every other class gets the last of them.
 
     Args:
-        scores: Of the best few, best first, `[samples, k]`.
-        indices: Their classes.
+        scores: Best first, `[samples, k]`.
+        indices: Their classes, `[samples, k]`.
         classes: Number of classes; more than any index.
+
+    Returns:
+        A new array `[samples, classes]`.
     """
-    spread = np.repeat(scores[:, -1:], classes, axis=1)
-    np.put_along_axis(spread, indices.astype(np.int64), scores, axis=1)
-    return spread
+    scattered = np.repeat(scores[:, -1:], classes, axis=1)
+    np.put_along_axis(scattered, indices.astype(np.int64), scores, axis=1)
+    return scattered
 
 
-def _fits(reference: Arrays, outputs: Arrays, ranking: Ranking) -> bool:
-    expected, found = reference[ranking.indices], outputs[ranking.indices]
-    alike = expected.shape == found.shape == reference[ranking.scores].shape and expected.dtype == found.dtype
-    return alike and bool(expected.size) and int(found.min()) >= 0
+def _are_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> bool:
+    """Whether the outputs hold a class index for each of the reference's scores."""
+    expected, judged = reference[ranking.indices], outputs[ranking.indices]
+    alike = expected.shape == judged.shape == reference[ranking.scores].shape and expected.dtype == judged.dtype
+    return alike and bool(expected.size) and int(judged.min()) >= 0

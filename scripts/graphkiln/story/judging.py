@@ -13,7 +13,7 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.decision import decide
 from graphkiln_backend.proof.policy import EXPORT, Limits, gradient_limits
-from graphkiln_backend.proof.ranks import all_scores
+from graphkiln_backend.proof.ranks import scatter_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,9 @@ def judge(
     """
     expected, scores = _comparable(reference.scores, found)
     difference = float(np.abs(np.subtract(scores, expected)).max())
-    everything = found.scores if found.indices is None else all_scores(scores, found.indices, reference.scores.shape[1])
+    everything = (
+        found.scores if found.indices is None else scatter_scores(scores, found.indices, reference.scores.shape[1])
+    )
     decision = decide(reference.scores, everything, limits, noise=noise or difference, targets=targets)
     failures = [] if decision.within(limits) else [str(decision)]
     verdicts = [_proven(expected, scores, limits, failures)]
@@ -77,17 +79,17 @@ def judge(
         limit=limits.relative_l2,
         difference=difference,
         samples=decision.samples,
-        same=decision.same,
+        same=decision.agreeing,
         interval=decision.interval,
-        undecided=decision.undecided,
-        right=decision.right[1] if decision.right else None,
+        undecided=decision.inconclusive,
+        right=decision.accuracy[1] if decision.accuracy else None,
         gradient_error=gradient_error,
     )
 
 
 def judge_parameter_gradients(judged: Judgment, reference: AnyArray, found: AnyArray, noise: float) -> Judgment:
     """Adds the gradients by the parameters to what was judged of a way in fp32."""
-    limits = gradient_limits(replace(EXPORT, step="static", worst_element=None), noise)
+    limits = gradient_limits(replace(EXPORT, name="static", worst_element=None), noise)
     failures: list[str] = []
     rows = reference[np.newaxis], found[np.newaxis]
     verdict = _proven(*rows, limits, failures)

@@ -10,7 +10,7 @@ from graphkiln_backend.graph.errors import ManifestError, VerificationError
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import INT8, OTHER_ENGINE
-from graphkiln_backend.proof.ranks import all_scores, comparable
+from graphkiln_backend.proof.ranks import scatter_scores, score_indices
 
 RANKING = Ranking(scores="s", indices="i", labels=("a", "b", "c", "d"))
 
@@ -22,23 +22,23 @@ def arrays(scores: list[list[float]], indices: list[list[int]]) -> dict[str, Any
 REFERENCE = arrays([[9.0, 2.0, 1.9999], [8.0, 5.0, 1.0]], [[3, 0, 1], [2, 1, 0]])
 
 
-class TestComparable:
+class TestScoreIndices:
     def test_a_class_in_another_place_is_as_wrong_as_its_score_is_away(self) -> None:
-        expected, found = comparable(REFERENCE, arrays([[9, 2, 2], [8, 5, 1]], [[3, 1, 0], [1, 2, 0]]), RANKING)
+        expected, found = score_indices(REFERENCE, arrays([[9, 2, 2], [8, 5, 1]], [[3, 1, 0], [1, 2, 0]]), RANKING)
         np.testing.assert_allclose(found["i"] - expected["i"], [[0, -0.0001, 0.0001], [-3, 3, 0]], atol=1e-6)
 
     def test_a_class_that_the_reference_has_not_gets_its_last_score(self) -> None:
-        _, found = comparable(REFERENCE, arrays([[9, 2, 2], [8, 5, 1]], [[7, 0, 1], [2, 1, 9]]), RANKING)
+        _, found = score_indices(REFERENCE, arrays([[9, 2, 2], [8, 5, 1]], [[7, 0, 1], [2, 1, 9]]), RANKING)
         np.testing.assert_allclose(found["i"], [[1.9999, 2, 1.9999], [8, 5, 1]])
 
     @pytest.mark.parametrize("indices", [[[3, 0], [2, 1]], [[-1, 0, 1], [2, 1, 0]]])
     def test_what_are_no_indices_stays_for_the_comparison(self, indices: list[list[int]]) -> None:
         found = {**REFERENCE, "i": np.array(indices, np.int64)}
-        assert comparable(REFERENCE, found, RANKING)[1] is found
+        assert score_indices(REFERENCE, found, RANKING)[1] is found
 
-    def test_all_scores(self) -> None:
+    def test_scatter_scores(self) -> None:
         np.testing.assert_allclose(
-            all_scores(REFERENCE["s"], REFERENCE["i"], 4), [[2, 1.9999, 1.9999, 9], [1, 5, 8, 1]]
+            scatter_scores(REFERENCE["s"], REFERENCE["i"], 4), [[2, 1.9999, 1.9999, 9], [1, 5, 8, 1]]
         )
 
 
@@ -62,7 +62,7 @@ class TestProof:
         indices = np.stack([best, best + 5, best + 10], axis=1)
         flipped = indices.copy()
         flipped[:3, [0, 1]] = indices[:3, [1, 0]]
-        with pytest.raises(VerificationError, match="37/40 same answer"):
+        with pytest.raises(VerificationError, match="top-1 agreement 37/40"):
             prove(
                 {"s": scores, "i": indices},
                 {"s": scores, "i": flipped},
