@@ -1,4 +1,4 @@
-"""Lowers versions in tests without a server, with a cache of their own."""
+"""Builds sessions of versions in tests without a server, with a cache of their own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources
-from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.repository.version import read_version
 
 
@@ -26,9 +28,9 @@ def lower_version(
     *,
     warm_sizes: tuple[int, ...] = (1,),
     self_test: bool = True,
-) -> Lowered:
-    """Lowers a version folder by a plan, or by one step."""
+) -> ProvenSession:
+    """The session of a version folder by a plan, or by one configuration."""
     version = read_version(folder)
-    steps = plan if isinstance(plan, LoweringPlan) else LoweringPlan(candidates=(plan,))
+    configs = plan if isinstance(plan, LoweringPlan) else LoweringPlan(candidates=(plan,))
     artifacts = Artifacts(version, saved_precision(version), cache)
-    return lower(version, steps, Requirements(artifacts=artifacts, warm_sizes=warm_sizes, self_test=self_test))
+    return select_session(artifacts, configs, Requirements(batch_sizes=warm_sizes, self_test=self_test))

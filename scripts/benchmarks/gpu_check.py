@@ -30,9 +30,10 @@ from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import Resources, plan
-from graphkiln_backend.lowering.selection import Requirements, lower
+from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_converters.sources.base import SourceOptions, open_source
@@ -68,10 +69,10 @@ def sessions(graph: Path, cache: ArtifactCache, stack: ExitStack) -> list[SetUp]
     found = []
     for name, settings in _SESSIONS.items():
         planned = plan(settings, Resources(device=Device.gpu(), cores=8, probe=probe), largest_batch=max(_BATCHES))
-        wanted = Requirements(artifacts=Artifacts(version, Precision.FP32, cache), warm_sizes=_BATCHES)
+        artifacts = Artifacts(version, Precision.FP32, cache)
         free = torch.cuda.mem_get_info()[0]
         try:
-            lowered = lower(version, planned, wanted)
+            lowered = select_session(artifacts, planned, Requirements(batch_sizes=_BATCHES))
         except Exception as error:  # noqa: BLE001 - one set-up must not end the run
             print(f"{name}: {error}")
             continue

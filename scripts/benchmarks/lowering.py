@@ -22,9 +22,11 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import Resources, plan
-from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.version import ModelVersion
 
@@ -56,7 +58,7 @@ def benchmark_lowering(rounds: int, seconds: float) -> list[dict[str, object]]:
             rows += [
                 {
                     "set-up": name,
-                    "engine": sessions[name].step.engine,
+                    "engine": sessions[name].config.engine,
                     "batch": batch,
                     "images/s": round(figure.per_second * batch, 1),
                     "ratio": round(figure.per_second / reference, 2),
@@ -139,7 +141,7 @@ def _self_test_s(graph: Path, rounds: int) -> float:
     return statistics.median(differences)
 
 
-def _products(lowered: Lowered) -> str:
+def _products(lowered: ProvenSession) -> str:
     """What convolutions and matrix products ran in, as read back."""
     counts = lowered.placement.products if lowered.placement else {}
     return ", ".join(f"{count} {precision}" for precision, count in counts.items())
@@ -163,19 +165,19 @@ def _version(graph: Path, *, golden: bool = False) -> ModelVersion:
     return ModelVersion(graph_path=graph, manifest=None, golden=samples)
 
 
-def _lowered(version: ModelVersion, settings: Settings, cache: ArtifactCache) -> Lowered:
+def _lowered(version: ModelVersion, settings: Settings, cache: ArtifactCache) -> ProvenSession:
     saved = saved_precision(version)
     artifacts = Artifacts(version, saved, cache)
     planned = plan(settings, _machine(), saved=saved, largest_batch=_BATCH)
-    wanted = Requirements(artifacts=artifacts, warm_sizes=(1, _BATCH), self_test=settings.self_test)
-    return lower(version, planned, wanted)
+    requirements = Requirements(batch_sizes=(1, _BATCH), self_test=settings.self_test)
+    return select_session(artifacts, planned, requirements)
 
 
 def _loaded(graph: Path, settings: Settings, cache: ArtifactCache) -> Session:
     """A session, neither proven nor warmed: those take equally long both times."""
     version = _version(graph)
     (step,) = plan(settings, _machine(), largest_batch=_BATCH).candidates
-    return Artifacts(version, Precision.FP32, cache).load(load_engine(step.engine), step)
+    return Artifacts(version, Precision.FP32, cache).build_session(load_engine(step.engine), step)
 
 
 def _quantized(architecture: str) -> Path:

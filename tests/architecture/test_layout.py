@@ -48,7 +48,7 @@ def test_ci_runs_the_scripts_and_nothing_else(repository: Path) -> None:
 
 def test_a_server_start_does_not_pay_for_what_most_starts_do_not_need() -> None:
     heavy = {"torch", "onnx_ir", "onnxscript", "sympy", "openvino", "rich", "pydantic", "lark"}
-    modules = ("lowering.deployment", "lowering.adoption", "repository.overlay")
+    modules = ("lowering.deployment", "lowering.importing", "repository.overlay")
     program = f"import sys, {', '.join(f'graphkiln_backend.{each}' for each in modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(loaded)

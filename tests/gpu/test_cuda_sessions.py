@@ -15,12 +15,15 @@ from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.providers import CUDA
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import Resources, plan
-from graphkiln_backend.lowering.selection import Lowered, Wanted, lower
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
@@ -49,16 +52,17 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def lowered(version: ModelVersion, cache: ArtifactCache, request: pytest.FixtureRequest) -> Iterator[Lowered]:
+def lowered(version: ModelVersion, cache: ArtifactCache, request: pytest.FixtureRequest) -> Iterator[ProvenSession]:
     """The version on the first GPU, by the test's settings."""
     built = on_gpu(version, request.param, cache)
     with built.session:
         yield built
 
 
-def on_gpu(version: ModelVersion, settings: Settings, cache: ArtifactCache, device: str = "gpu:0") -> Lowered:
-    planned = plan(settings, Resources(device=device, cores=2, probe=probe), largest_batch=16)
-    return lower(version, planned, Wanted(artifacts=Artifacts(version, "fp32", cache), warm_sizes=(1, 16)))
+def on_gpu(version: ModelVersion, settings: Settings, cache: ArtifactCache, device: str = "gpu:0") -> ProvenSession:
+    planned = plan(settings, Resources(device=Device.parse(device), cores=2, probe=probe), largest_batch=16)
+    artifacts = Artifacts(version, Precision.FP32, cache)
+    return select_session(artifacts, planned, Requirements(batch_sizes=(1, 16)))
 
 
 def test_there_is_a_gpu() -> None:
@@ -81,13 +85,13 @@ def test_there_is_a_gpu() -> None:
     indirect=True,
     ids=["fp32", "tf32", "fp16", "bf16", "fp16-nhwc", "heuristic", "exhaustive", "default", "cuda-graph"],
 )
-def test_runs_on_cuda_and_passes_its_self_test(lowered: Lowered) -> None:
+def test_runs_on_cuda_and_passes_its_self_test(lowered: ProvenSession) -> None:
     assert lowered.self_test
     assert lowered.self_test.verdict.endswith("PASS")
     assert lowered.placement
     assert lowered.placement.nodes[CUDA] > 50
     assert not lowered.placement.elsewhere
-    precision = lowered.step.precision or "fp32"
+    precision = lowered.config.precision or "fp32"
     assert lowered.placement.products["fp32" if precision == "tf32" else precision] > 30
 
 

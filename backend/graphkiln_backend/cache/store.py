@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, FileRecord, Key, entry_name, find_fault, read_entry
+from graphkiln_backend.cache.locks import locked_alone
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import CacheError, GraphkilnError
 
@@ -247,7 +248,7 @@ class ArtifactCache(Closeable):
                 removed.append(each.path)
         self._make_folders()
         for left in (*self._partial.glob("*"), *self._entries.glob("*")):
-            with _locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:
+            with locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:
                 if alone and read_entry(left) is None:
                     shutil.rmtree(left, ignore_errors=True)
         return removed
@@ -256,8 +257,8 @@ class ArtifactCache(Closeable):
         """Removes an entry, unless somebody uses it; says whether it is gone."""
         try:
             with (
-                _locked_alone(self._locks / path.name, "a") as found,
-                _locked_alone(path / ENTRY_FILE, "r+b") as unused,
+                locked_alone(self._locks / path.name, "a") as found,
+                locked_alone(path / ENTRY_FILE, "r+b") as unused,
             ):
                 if found and unused:
                     self._discard(path)
@@ -273,18 +274,6 @@ class ArtifactCache(Closeable):
     def _make_folders(self) -> None:
         for folder in (self._entries, self._locks, self._partial):
             folder.mkdir(parents=True, exist_ok=True)
-
-
-@contextmanager
-def _locked_alone(path: Path, mode: str) -> Iterator[bool]:
-    """Whether nobody else holds a lock on a file; nobody can take one until the end of the block."""
-    with path.open(mode) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""What a session must show before it may answer: its tensors, what it really ran, and the golden answers."""
+"""What a session must show before it may serve: its tensors, what it really ran, and the golden outputs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,27 +19,45 @@ from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln_backend.repository.version import ModelVersion
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirements:
+    """What every session of a version must do, whichever configuration builds it.
+
+    Attributes:
+        batch_sizes: Batch sizes to warm up.
+        self_test: Whether the golden samples are replayed.
+    """
+
+    batch_sizes: tuple[int, ...] = (1,)
+    self_test: bool = True
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch that it will run."""
+        return max(self.batch_sizes)
+
+
 def check_signature(version: ModelVersion, found: Signature) -> None:
-    """A manifest that speaks of other tensors than the graph has would make the server publish lies.
+    """Compares the tensors of a session with those that the manifest promises, and the server publishes.
 
     Raises:
-        SignatureError: It does.
+        SignatureError: They differ in name, dtype or rank.
     """
     promised = version.manifest.signature if version.manifest else found
-    for kind, ours, theirs in (
+    for kind, expected, got in (
         ("inputs", promised.inputs, found.inputs),
         ("outputs", promised.outputs, found.outputs),
     ):
-        if [(s.name, s.dtype, len(s.shape)) for s in ours] != [(s.name, s.dtype, len(s.shape)) for s in theirs]:
+        if [(s.name, s.dtype, len(s.shape)) for s in expected] != [(s.name, s.dtype, len(s.shape)) for s in got]:
             raise SignatureError(
                 f"the manifest's {kind} are not the graph's",
-                expected=", ".join(map(str, ours)),
-                got=", ".join(map(str, theirs)),
+                expected=", ".join(map(str, expected)),
+                got=", ".join(map(str, got)),
             )
 
 
 def read_placement(session: Session, golden: GoldenSamples | None) -> Placement | None:
-    """What ran where; None where the graph does not run on made-up inputs and there are no others."""
+    """What ran where; None where there are no golden samples and the graph does not run on synthetic inputs."""
     if golden:
         return session.placement(golden.inputs)
     try:
@@ -49,16 +67,24 @@ def read_placement(session: Session, golden: GoldenSamples | None) -> Placement 
         return None
 
 
-def check_placement(step: SessionConfig, placement: Placement | None, saved: Precision) -> tuple[str, ...]:
-    """Holds what ran to what was asked for; returns what a person should know.
+def check_placement(config: SessionConfig, placement: Placement | None, saved: Precision) -> tuple[str, ...]:
+    """Compares what ran with what was requested.
+
+    Args:
+        config: What was requested.
+        placement: What ran, or None where that cannot be read back.
+        saved: Precision that the graph was saved in.
+
+    Returns:
+        What a person should know, a line each.
 
     Raises:
-        LoweringError: Nothing ran in the precision that was asked for, or products fell back to another device.
+        LoweringError: Nothing ran in the requested precision, or products fell back to another device.
     """
     if placement is None:
-        if step.precision:
+        if config.precision:
             raise LoweringError(
-                f"{step}: what it runs in cannot be read back",
+                f"{config}: what it runs in cannot be read back",
                 attempts=("the graph has no golden samples and does not run on zeros",),
                 hint="convert it (graphkiln convert FILE.onnx), or leave `precision` out",
             )
@@ -66,35 +92,42 @@ def check_placement(step: SessionConfig, placement: Placement | None, saved: Pre
     if placement.elsewhere:
         named = ", ".join(placement.elsewhere[:3])
         raise LoweringError(
-            f"{step}: {len(placement.elsewhere)} products ran elsewhere",
+            f"{config}: {len(placement.elsewhere)} products ran elsewhere",
             attempts=(f"{placement}; the first: {named}",),
             hint="the engine does not take these nodes: choose another engine or precision",
         )
-    computed = step.precision and step.precision.kernels
+    computed = config.precision and config.precision.kernels
     if computed and not placement.products.get(computed):
-        on_cpu = not step.device.is_gpu and computed is Precision.FP16
+        on_cpu = not config.device.is_gpu and computed is Precision.FP16
         hint = "a CPU computes fp16 in fp32; bf16 is the precision that pays there" if on_cpu else ""
-        raise LoweringError(f"{step}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
-    if not step.precision and saved.is_half and placement.products and saved not in placement.products:
+        raise LoweringError(f"{config}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
+    if not config.precision and saved.is_half and placement.products and saved not in placement.products:
         return (f"saved in {saved}, computed in {placement.precision} ({placement})",)
     return ()
 
 
-def limits_of(saved: Precision, step: SessionConfig) -> Limits:
-    """Against the saved graph's own answers: tight for an as-saved session, the precision's row for a lowered one."""
+def limits_of(saved: Precision, config: SessionConfig) -> Limits:
+    """Against the saved graph's own outputs: tight for a session as saved, the precision's row for a lowered one."""
     limits = REPLAY[saved]
-    if step.precision in BY_PRECISION and step.precision != saved:
-        limits = BY_PRECISION[step.precision]
-    return replace(limits, name=f"{step.precision or saved} on {step.engine}")
+    if config.precision in BY_PRECISION and config.precision != saved:
+        limits = BY_PRECISION[config.precision]
+    return replace(limits, name=f"{config.precision or saved} on {config.engine}")
 
 
 def replay(
     session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, ranking: Ranking | None = None
 ) -> Verification:
-    """Replays the golden samples one by one and in the largest batch, on the session that will answer.
+    """Replays the golden samples one by one and in the largest batch, on the session that will serve.
+
+    Args:
+        session: The session.
+        golden: Samples, and the outputs of the saved graph for them.
+        limits: How far the outputs may be apart.
+        largest_batch: Samples are repeated to fill it, where the first dimension varies.
+        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
 
     Raises:
-        VerificationError: The answers are not those of the saved graph; the report has the numbers.
+        VerificationError: The outputs are not those of the saved graph; the report has the numbers.
     """
     samples = len(next(iter(golden.inputs.values())))
     singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]

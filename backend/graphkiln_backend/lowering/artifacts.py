@@ -6,20 +6,19 @@ that instances share them: compiling for it would be work for nothing.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
 
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, Reservation
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.decoding import decode, encode
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.errors import CacheError, LoweringError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.onnx_file import read_precision
@@ -28,17 +27,8 @@ from graphkiln_backend.repository.version import ModelVersion
 _log = logging.getLogger("graphkiln.lowering")
 
 _GRAPH = "model.onnx"
-_MEASURED = "measured.json"
 _AMP: Literal["O2"] = "O2"
 """Normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """A comparison of candidates: the chosen one's name, and the samples per second of each that works."""
-
-    chosen: str
-    rates: dict[str, float]
 
 
 class Artifacts:
@@ -50,105 +40,103 @@ class Artifacts:
         cache: Where artifacts are kept.
     """
 
-    def __init__(
-        self,
-        version: ModelVersion,
-        saved: Precision,
-        cache: ArtifactCache,
-    ) -> None:
+    def __init__(self, version: ModelVersion, saved: Precision, cache: ArtifactCache) -> None:
+        self.version = version
         self.saved = saved
-        self._version = version
         self._cache = cache
         self._content: dict[str, str] = {}
         self._stamp = version.stamp()
 
-    def graph(self, step: SessionConfig) -> Path:
-        """The graph that a step runs: the saved one, or one that the passes lowered.
+    def prepare_graph(self, config: SessionConfig) -> Path:
+        """The graph that a session runs: the saved one, or one that the passes lowered to its precision.
 
         Raises:
             CacheError: It is not in the cache and cannot be written.
             ConversionError: The passes fail on it.
         """
-        precision = step.precision
-        if not (precision and self._lowers(step)):
-            return self._version.graph_path
+        precision = self._lowered_precision(config)
+        if precision is None:
+            return self.version.graph_path
         name = f"{precision}-{_GRAPH}"
-        key = self._graph_key(step)
-        return self._cache.get("graph", self._model, key, lambda folder: self._lower(precision, folder / name)) / name
 
-    def compiled(self, engine: Engine, step: SessionConfig) -> Path | None:
-        """What the engine compiled for a step, or None where nothing is kept.
+        def build(folder: Path) -> None:
+            self._lower(precision, folder / name)
+
+        return self._cache.get("graph", self._model, self._graph_key(config), build) / name
+
+    def prepare_compiled(self, engine: Engine, config: SessionConfig) -> Path | None:
+        """What the engine compiled for a session, or None where nothing is kept.
 
         Raises:
             CacheError: It is not in the cache and cannot be written.
             LoweringError: The engine refuses the graph.
         """
-        identity = engine.identity(step)
+        identity = engine.identity(config)
         if not self._cache.lasting or not identity:
             return None
-        key = {**self._graph_key(step), **identity, "device": hardware.identity(step.device)}
+        key = {**self._graph_key(config), **identity, "device": hardware.identity(config.device)}
 
         def build(folder: Path) -> None:
-            _log.info("compiling for %s", step)
-            engine.compile(self.graph(step), step, folder)
+            _log.info("compiling for %s", config)
+            engine.compile(self.prepare_graph(config), config, folder)
             self.check_unchanged()
 
-        return self._cache.get(step.engine, self._model, key, build)
+        return self._cache.get(config.engine, self._model, key, build)
 
-    def load(self, engine: Engine, step: SessionConfig) -> Session:
+    def build_session(self, engine: Engine, config: SessionConfig) -> Session:
         """A session from what was compiled where that is kept, else from the graph.
 
         Raises:
-            GraphkilnError: As `graph`, `compiled` and `Engine.build`.
+            GraphkilnError: As `prepare_graph`, `prepare_compiled` and `Engine.build`.
         """
-        compiled = self.compiled(engine, step)
-        return engine.build(self.graph(step), step, compiled)
+        compiled = self.prepare_compiled(engine, config)
+        return engine.build(self.prepare_graph(config), config, compiled)
 
-    def measured(
-        self, steps: Sequence[SessionConfig], asked: Mapping[str, str], measure: Callable[[], Measured]
-    ) -> Measured:
-        """What a comparison of candidates came to, on this machine and for these engines; made when it is not known.
+    @contextmanager
+    def reserve_choice(
+        self, configs: Sequence[SessionConfig], conditions: Mapping[str, str]
+    ) -> Iterator[Reservation | None]:
+        """Holds the cache's entry for a choice between candidates on this machine.
 
         Args:
-            steps: The candidates.
-            asked: What else a candidate must do to be one.
-            measure: Compares them.
+            configs: The candidates.
+            conditions: What else the choice depends on.
 
-        Raises:
-            CacheError: It is not in the cache and cannot be written.
-            LoweringError: No candidate works.
+        Yields:
+            Its reservation, or None where the cache holds no such entry and cannot be written, which is logged.
         """
-        key = {**asked, "device": hardware.identity(steps[0].device)}
-        for step in steps:
-            settings = str(replace(step, reason="", shared_folder=None))
-            parts = {**self._graph_key(step), **load_engine(step.engine).identity(step), "step": settings}
-            key |= {f"{step}: {name}": value for name, value in parts.items()}
-
-        def build(folder: Path) -> None:
-            (folder / _MEASURED).write_text(json.dumps(encode(measure())))
-
-        folder = self._cache.get("choice", self._model, key, build)
-        return decode(Measured, json.loads((folder / _MEASURED).read_bytes()))
+        key = {**conditions, "device": hardware.identity(configs[0].device)}
+        for config in configs:
+            settings = str(replace(config, reason="", shared_folder=None))
+            # "step" is what a configuration was called when the first caches were filled.
+            parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": settings}
+            key |= {f"{config}: {name}": value for name, value in parts.items()}
+        with ExitStack() as held:
+            reservation = None
+            try:
+                reservation = held.enter_context(self._cache.reserve("choice", self._model, key))
+            except CacheError as error:
+                _log.warning("the choice of an engine is not remembered: %s", error)
+            yield reservation
 
     @property
     def _model(self) -> str:
-        folder = self._version.graph_path.parent
+        folder = self.version.graph_path.parent
         return f"{folder.parent.name}/{folder.name}"
 
-    def _lowers(self, step: SessionConfig) -> bool:
-        return step.precision is not None and step.precision.is_half and step.precision is not self.saved
+    def _lowered_precision(self, config: SessionConfig) -> Precision | None:
+        """The precision that the passes lower the graph to, or None where it runs as it was saved."""
+        precision = config.precision
+        return precision if precision and precision.is_half and precision is not self.saved else None
 
-    def _graph_key(self, step: SessionConfig) -> dict[str, str]:
+    def _graph_key(self, config: SessionConfig) -> dict[str, str]:
         """The graph, its weights, and how it is lowered."""
-        self._content = self._content or _content(self._version)
-        if not (step.precision and self._lowers(step)):
+        self._content = self._content or _content(self.version)
+        precision = self._lowered_precision(config)
+        if precision is None:
             return self._content
-        return {
-            **self._content,
-            "precision": step.precision,
-            "amp": _AMP,
-            **{name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")},
-        }
+        libraries = {name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")}
+        return {**self._content, "precision": precision, "amp": _AMP, **libraries}
 
     def _lower(self, precision: Precision, target: Path) -> None:
         # Passes bring onnx_ir, onnxscript and sympy: over a second of imports, which most starts need not pay.
@@ -157,19 +145,19 @@ class Artifacts:
         from graphkiln_backend.passes.precision import LowerPrecision
 
         _log.info("lowering the graph to %s", precision)
-        model = load(self._version.graph_path)
+        model = load(self.version.graph_path)
         run_passes(model, [LowerPrecision(precision, _AMP)])
         save(model, target)
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """What is made of a file that was replaced meanwhile would pass for the old file's.
+        """Compares the graph's file with the one that was read: what is made of another one would pass for its own.
 
         Raises:
-            LoweringError: It was.
+            LoweringError: It was replaced.
         """
-        if self._version.stamp() != self._stamp:
-            raise LoweringError(f"{self._version.graph_path} was replaced while it was lowered or served", attempts=())
+        if self.version.stamp() != self._stamp:
+            raise LoweringError(f"{self.version.graph_path} was replaced while it was lowered or served", attempts=())
 
 
 def saved_precision(version: ModelVersion) -> Precision:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
-from graphkiln_backend.lowering.selection import Lowered, Requirements, lower
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Override, Settings
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
@@ -62,7 +64,7 @@ class Deployment:
             warmup_batch_sizes=sizes,
         )
 
-    def build(self, cache: ArtifactCache) -> Lowered:
+    def build(self, cache: ArtifactCache) -> ProvenSession:
         """Builds, proves and warms up the session that will serve.
 
         Args:
@@ -72,7 +74,5 @@ class Deployment:
             LoweringError: No session of the plan works.
         """
         artifacts = Artifacts(self.version, self.saved, cache)
-        requirements = Requirements(
-            artifacts=artifacts, warm_sizes=self.warmup_batch_sizes, self_test=self.settings.self_test
-        )
-        return lower(self.version, self.plan, requirements)
+        requirements = Requirements(batch_sizes=self.warmup_batch_sizes, self_test=self.settings.self_test)
+        return select_session(artifacts, self.plan, requirements)

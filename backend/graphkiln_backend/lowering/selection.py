@@ -1,234 +1,137 @@
-"""Takes a plan's steps in order until one builds a session that gives the golden answers."""
+"""Builds what a plan names, in order, until a session gives the golden outputs; of several candidates the fastest.
+
+What was measured is kept with the artifacts: all instances of a model choose alike, and later starts build only the
+chosen candidate.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
-from graphkiln_backend.engines.base import Placement, Session, SessionConfig
-from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.errors import (
-    CacheError,
-    EngineUnavailable,
-    ExecutionError,
-    GraphkilnError,
-    LoweringError,
-    SignatureError,
-)
-from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import Verification
-from graphkiln_backend.lowering.acceptance import check_placement, check_signature, limits_of, read_placement, replay
-from graphkiln_backend.lowering.artifacts import Artifacts, Measured
-from graphkiln_backend.lowering.plan import LoweringPlan, best
-from graphkiln_backend.lowering.subsets import SubsetSession, build_part
-from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds, warm_up
-from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.repository.version import ModelVersion
-
-_TIMED_RUNS = 3
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
+from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
+from graphkiln_backend.lowering.plan import LoweringPlan
+from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lowered:
-    """A session that may answer.
-
-    Attributes:
-        session: Ready and warm.
-        step: The step that built it.
-        placement: What ran where, or None when the graph could not be run on made-up inputs.
-        self_test: What the golden samples proved, or None for a version that has none, or with `self_test: off`.
-        fallbacks: One line per step that failed before this one.
-        slower: One line per candidate that works and is not the fastest.
-        warmup_s: Seconds that warming up took.
-        notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
-    """
-
-    session: Session
-    step: SessionConfig
-    placement: Placement | None
-    self_test: Verification | None
-    fallbacks: tuple[str, ...] = ()
-    slower: tuple[str, ...] = ()
-    warmup_s: float = 0.0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Requirements:
-    """What is asked of every session, whichever step builds it.
-
-    Attributes:
-        warm_sizes: Batch sizes to warm up.
-        self_test: Whether the golden samples are replayed.
-        artifacts: Where lowered graphs and compiled artifacts come from.
-    """
-
-    artifacts: Artifacts
-    warm_sizes: tuple[int, ...] = (1,)
-    self_test: bool = True
-
-
-def lower(version: ModelVersion, plan: LoweringPlan, wanted: Requirements) -> Lowered:
+def select_session(artifacts: Artifacts, plan: LoweringPlan, requirements: Requirements) -> ProvenSession:
     """Builds, proves and warms the fastest candidate that works, or else the first fallback that does.
 
     Args:
-        version: The graph and what is known of it.
-        plan: The steps to try.
-        wanted: What is asked of the session.
+        artifacts: Of the version.
+        plan: The configurations to try.
+        requirements: What a session must do.
 
     Raises:
-        LoweringError: No step worked; `attempts` says what each came to.
+        LoweringError: None works; `attempts` says what each came to.
     """
-    attempts: list[str] = []
-    build = partial(_try, version, wanted, attempts)
-    candidates = plan.candidates
-    built = build(candidates[0]) if len(candidates) == 1 else _fastest(version, candidates, wanted, build)
-    for step in () if built else plan.fallback:
-        built = built or build(step)
-    if built is None:
-        raise LoweringError(f"cannot serve {version.graph_path}", attempts=tuple(attempts))
-    return replace(built, fallbacks=tuple(attempts))
+    builder = _Builder(artifacts, requirements)
+    if len(plan.candidates) > 1:
+        selected = _build_fastest(builder, plan.candidates)
+    else:
+        selected = builder.build_first(plan.candidates)
+    selected = selected or builder.build_first(plan.fallback)
+    if selected is None:
+        raise LoweringError(f"cannot serve {artifacts.version.graph_path}", attempts=tuple(builder.failures))
+    return replace(selected, fallbacks=tuple(builder.failures))
 
 
-def _try(version: ModelVersion, wanted: Requirements, attempts: list[str], step: SessionConfig) -> Lowered | None:
-    """A session, or None and one line more in `attempts`."""
-    try:
-        return _build(version, step, wanted)
-    except GraphkilnError as error:
-        attempts.append(f"{step}: {error}")
-        return None
+class _Builder:
+    """Builds sessions, and keeps a line for each that fails."""
+
+    def __init__(self, artifacts: Artifacts, requirements: Requirements) -> None:
+        self.artifacts = artifacts
+        self.requirements = requirements
+        self.failures: list[str] = []
+
+    def build(self, config: SessionConfig) -> ProvenSession | None:
+        try:
+            return build_proven_session(self.artifacts, config, self.requirements)
+        except GraphkilnError as error:
+            self.failures.append(f"{config}: {error}")
+            return None
+
+    def build_first(self, configs: Iterable[SessionConfig]) -> ProvenSession | None:
+        """The first that works."""
+        return next((built for config in configs if (built := self.build(config))), None)
 
 
-def _fastest(
-    version: ModelVersion,
-    steps: Sequence[SessionConfig],
-    wanted: Requirements,
-    build: Callable[[SessionConfig], Lowered | None],
-) -> Lowered | None:
-    """The fastest candidate on the largest batch.
+def _build_fastest(builder: _Builder, configs: Sequence[SessionConfig]) -> ProvenSession | None:
+    """The candidate that is the fastest on the largest batch, as it is remembered or measured now."""
+    with _closed_unless_taken() as built:
+        measurement = _compare(builder, configs, built)
+        if measurement is None:
+            return None
+        chosen = built.pop(measurement.chosen, None)
+    if chosen is None:
+        # A choice that no longer works gives way to the others.
+        chosen = builder.build_first(sorted(configs, key=lambda config: str(config) != measurement.chosen))
+    return chosen and _with_rates(chosen, measurement, builder.requirements.largest_batch)
 
-    What was measured is kept with the artifacts: all instances of a model choose alike, and later starts build only the
-    chosen one.
+
+def _compare(
+    builder: _Builder, configs: Sequence[SessionConfig], built: dict[str, ProvenSession]
+) -> Measurement | None:
+    """What is remembered of candidates, or else measured and remembered; None where no candidate works.
+
+    The lock on what is remembered is held meanwhile: of the instances of a model one measures, and all choose alike.
+
+    Args:
+        builder: Builds them.
+        configs: The candidates.
+        built: Takes the sessions that are built to be measured, by name.
     """
-    built: dict[str, Lowered] = {}
-    compared: list[Measured] = []
-    size = max(wanted.warm_sizes)
+    artifacts, requirements = builder.artifacts, builder.requirements
+    with artifacts.reserve_choice(configs, _conditions(builder)) as reservation:
+        if remembered := read_measurement(reservation):
+            return remembered
+        for config in configs:
+            if session := builder.build(config):
+                built[str(config)] = session
+        if not built:
+            return None
+        sessions = {name: each.session for name, each in built.items()}
+        measurement = measure(sessions, artifacts.version.golden, requirements.largest_batch)
+        if len(measurement.rates) == len(configs):  # one that failed is tried again at the next start
+            keep_measurement(reservation, measurement)
+        return measurement
 
-    def measure() -> Measured:
-        built.update({str(step): lowered for step in steps if (lowered := build(step))})
-        compared.extend(_compare(built, version.golden, size))
-        if len(built) < len(steps) or not (compared and compared[0].rates):
-            raise LoweringError("not every candidate was measured: nothing to remember", attempts=())
-        return compared[0]
 
+@contextmanager
+def _closed_unless_taken() -> Iterator[dict[str, ProvenSession]]:
+    """Sessions by name; those that are still in it at the end of the block are closed, however that ends."""
+    built: dict[str, ProvenSession] = {}
     try:
-        measured = wanted.artifacts.measured(steps, _asked_of_candidates(version, wanted), measure)
-    except (LoweringError, CacheError):  # what was compared holds for this start
-        if not compared:
-            return None  # each candidate has said why
-        measured = compared[0]
-    for name, each in built.items():
-        if name != measured.chosen:
+        yield built
+    finally:
+        for each in built.values():
             each.session.close()
-    # A choice that no longer works gives way to the others.
-    order = sorted(steps, key=lambda step: str(step) != measured.chosen)
-    chosen = built.get(measured.chosen) or next((lowered for step in order if (lowered := build(step))), None)
-    return chosen and _with_reason(chosen, measured, size)
 
 
-def _asked_of_candidates(version: ModelVersion, wanted: Requirements) -> dict[str, str]:
-    golden = version.manifest.golden.sha256 if version.manifest and version.manifest.golden else "none"
-    return {"batch": str(max(wanted.warm_sizes)), "self-test": str(wanted.self_test), "golden samples": golden}
+def _conditions(builder: _Builder) -> dict[str, str]:
+    """What a candidate must do to be one, as the key of the remembered measurement names it."""
+    manifest = builder.artifacts.version.manifest
+    return {
+        "batch": str(builder.requirements.largest_batch),
+        "self-test": str(builder.requirements.self_test),
+        "golden samples": manifest.golden.sha256 if manifest and manifest.golden else "none",
+    }
 
 
-def _compare(built: Mapping[str, Lowered], golden: GoldenSamples | None, size: int) -> list[Measured]:
-    """One comparison of sessions by name, or none where there are none.
-
-    A graph that does not run on made-up inputs cannot be timed: the first session is as good as any.
-    """
-    if not built:
-        return []
-    try:
-        times = {name: _time_s(lowered.session, golden, size) for name, lowered in built.items()}
-    except (ExecutionError, SignatureError):
-        return [Measured(chosen=next(iter(built)), rates={})]
-    chosen = list(times)[best(list(times.values()))]
-    return [Measured(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})]
-
-
-def _with_reason(chosen: Lowered, measured: Measured, size: int) -> Lowered:
-    rate = measured.rates.get(str(chosen.step))
+def _with_rates(chosen: ProvenSession, measurement: Measurement, size: int) -> ProvenSession:
+    """Says of a session how fast it is, and how fast the others."""
+    rate = measurement.rates.get(str(chosen.config))
     if rate is None:
         return chosen
-    reason = f"{chosen.step.reason}; the fastest here, {rate}/s at batch {size}"
+    reason = f"{chosen.config.reason}; the fastest here, {rate}/s at batch {size}"
     slower = [
         f"{name}: not clearly faster, {other}/s at batch {size} beside {rate}/s"
-        for name, other in measured.rates.items()
-        if name != str(chosen.step)
+        for name, other in measurement.rates.items()
+        if name != str(chosen.config)
     ]
-    return replace(chosen, step=replace(chosen.step, reason=reason), slower=tuple(slower))
-
-
-def _time_s(session: Session, golden: GoldenSamples | None, size: int) -> float:
-    """The fastest of some runs, in seconds."""
-    feeds = repeated(golden.inputs, size) if golden else synthetic_feeds(session.signature, size)
-    times = []
-    for _ in range(_TIMED_RUNS):
-        begun = time.perf_counter()
-        session.run(feeds)
-        times.append(time.perf_counter() - begun)
-    return min(times)
-
-
-def _build(version: ModelVersion, step: SessionConfig, wanted: Requirements) -> Lowered:
-    engine = load_engine(step.engine)
-    support = engine.probe(step.device)
-    if not support.ok:
-        raise EngineUnavailable(support.reason)
-    artifacts = wanted.artifacts
-    session = artifacts.load(engine, step)
-    limits = limits_of(artifacts.saved, step)
-    golden = version.golden if wanted.self_test else None
-    try:
-        check_signature(version, session.signature)
-        placement = read_placement(session, version.golden)
-        notes = check_placement(step, placement, artifacts.saved)
-        self_test = replay(session, golden, limits, max(wanted.warm_sizes), version.ranking) if golden else None
-        begun = time.monotonic()
-        warmup_note = warm_up(session, wanted.warm_sizes, version.golden, already=self_test is not None)
-        warmup_s = time.monotonic() - begun
-    except BaseException:
-        session.close()
-        raise
-    if version.golden and not wanted.self_test:
-        notes = (*notes, "self_test: off: the golden samples were not replayed")
-    if len(session.signature.outputs) > 1:
-        build = partial(
-            build_part,
-            engine=engine,
-            graph=artifacts.graph(step),
-            step=step,
-            prove=partial(_prove_part, version=version, wanted=wanted, limits=limits),
-            check_unchanged=artifacts.check_unchanged,
-        )
-        session = SubsetSession(session, build)
-    return Lowered(
-        session=session,
-        step=step,
-        placement=placement,
-        self_test=self_test,
-        warmup_s=warmup_s,
-        notes=tuple(filter(None, (*notes, warmup_note))),
-    )
-
-
-def _prove_part(
-    session: Session, outputs: tuple[str, ...], *, version: ModelVersion, wanted: Requirements, limits: Limits
-) -> None:
-    """Proves and warms the session of a part of the outputs."""
-    golden = version.golden and version.golden.only(outputs)
-    if golden and wanted.self_test:
-        replay(session, golden, limits, max(wanted.warm_sizes), version.ranking)
-    warm_up(session, wanted.warm_sizes, golden)
+    return replace(chosen, config=replace(chosen.config, reason=reason), slower=tuple(slower))

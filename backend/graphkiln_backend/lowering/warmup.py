@@ -1,6 +1,6 @@
-"""Runs a session at the batch sizes that serving will form, before the first user does.
+"""Runs a session at the batch sizes that serving will form, before the first request does.
 
-Runtimes plan memory and pick kernels per shape at the first run; a session that has seen its shapes answers its first
+Runtimes plan memory and pick kernels per shape at the first run; a session that has run its shapes serves its first
 request as fast as its thousandth.
 """
 
@@ -26,11 +26,14 @@ def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | No
     Args:
         session: Ready to run; its signature's first dimension varies when there is more than one size.
         sizes: Batch sizes.
-        golden: Samples to repeat; made-up ones are used when there are none.
+        golden: Samples to repeat; synthetic ones are used when there are none.
         already: Whether the session has run the largest size once.
 
     Returns:
-        Empty, or why warming stopped: made-up inputs need not make sense to a graph, which is no fault of it.
+        Empty, or why warming stopped: synthetic inputs need not make sense to a graph, which is no fault of it.
+
+    Raises:
+        GraphkilnError: The golden samples fail.
     """
     for size in sizes:
         feeds = repeated(golden.inputs, size) if golden else synthetic_feeds(session.signature, size)
@@ -40,7 +43,7 @@ def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | No
         except GraphkilnError as error:
             if golden:
                 raise
-            return f"made-up inputs at batch {size} fail: {error}"
+            return f"synthetic inputs at batch {size} fail: {error}"
     return ""
 
 
@@ -50,7 +53,12 @@ def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
 
 
 def synthetic_feeds(signature: Signature, batch: int = 1) -> dict[str, AnyArray]:
-    """Zeros (empty texts) for every input: `batch` rows where the first dimension varies, 1 for other varying ones."""
+    """Zeros (empty strings) for every input.
+
+    Args:
+        signature: Of the graph.
+        batch: Size of the first dimension where it varies; other dimensions that vary are 1.
+    """
     feeds: dict[str, AnyArray] = {}
     for spec in signature.inputs:
         sizes = [dim if isinstance(dim, int) else batch if axis == 0 else 1 for axis, dim in enumerate(spec.shape)]

@@ -9,13 +9,12 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.repository.importers import find_foreign_graph
 
 GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
 LABELS_FILE = "labels.txt"
 CONFIG_FILE = "config.pbtxt"
-_ONEFLOW_FOLDER, _ONEFLOW_GRAPH = "model", "model.mlir"
-"""Source: oneflow-serving, "Model Repository Structure"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +60,9 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
     return _existing(path)
 
 
-def oneflow_graph(folder: Path) -> Path | None:
-    """The graph that OneFlow saved into a version folder, `model/`; None where there is none, or one of ours, too."""
-    saved = folder / _ONEFLOW_FOLDER
-    ours = (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
-    return saved if not ours and (saved / _ONEFLOW_GRAPH).is_file() else None
+def has_own_graph(folder: Path) -> bool:
+    """Whether a version folder holds a graph of ours, whatever another framework saved beside it."""
+    return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
 def newest_version(model: Path) -> Path:
@@ -116,14 +113,15 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
 
 
 def _existing(path: Path) -> Path:
-    if oneflow_graph(path.parent):
+    if path.is_file():
+        return path
+    foreign = None if has_own_graph(path.parent) else find_foreign_graph(path.parent)
+    if foreign:
         raise RepositoryError(
-            f"{path.parent} holds a graph as OneFlow saved it",
-            hint=f"graphkiln convert oneflow:{path.parent / _ONEFLOW_FOLDER} makes a version of it",
+            f"{path.parent} holds a graph as {foreign.importer.framework} saved it",
+            hint=f"graphkiln convert {foreign.importer.kind}:{foreign.saved} makes a version of it",
         )
-    if not path.is_file():
-        raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
-    return path
+    raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
 
 
 def _unchanged(path: Path, sha256: str) -> Path:

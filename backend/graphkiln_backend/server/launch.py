@@ -15,7 +15,7 @@ from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.lowering.adoption import adopted, convert_apart
+from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.repository.overlay import build_overlay
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
@@ -92,8 +92,8 @@ class Launch:
         """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
         try:
             with self.cache.open(folder.shared / "artifacts") as cache:
-                adopt = partial(adopted, cache=cache, convert=convert_apart)
-                return build_overlay(stores, folder.overlay, backends, adopt)
+                graph_folder = partial(convert_if_needed, cache=cache, in_subprocess=True)
+                return build_overlay(stores, folder.overlay, backends, graph_folder)
         except (GraphkilnError, OSError) as error:
             _log.warning("Triton completes the configurations itself, which takes longer: %s", error)
             return None

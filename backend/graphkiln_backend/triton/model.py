@@ -21,10 +21,10 @@ from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.lowering.adoption import adopted
 from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
-from graphkiln_backend.lowering.selection import Lowered
+from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.repository.config import complete_dictionary
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.overlay import labels_file, version_signature
@@ -56,7 +56,7 @@ class TritonPythonModel:
         version = Path(pb_utils.get_model_dir())
         try:
             with open_cache() as cache:
-                graph = adopted(version, cache)
+                graph = convert_if_needed(version, cache)
             signature = version_signature(graph, document.get("default_model_filename", ""))
             complete_dictionary(document, signature, labels_file=labels_file(version.parent))
         except GraphkilnError as error:
@@ -115,7 +115,7 @@ class TritonPythonModel:
 
 def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:
     resources = Resources(device=device, cores=usable_cores(), probe=probe, shared_folder=shared_folder())
-    graph = adopted(Path(args["model_repository"]) / args["model_version"], cache)
+    graph = convert_if_needed(Path(args["model_repository"]) / args["model_version"], cache)
     return Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
 
 
@@ -124,7 +124,7 @@ def _device(args: dict[str, str]) -> Device:
     return Device.gpu(int(args["model_instance_device_id"])) if on_gpu else CPU
 
 
-def _log_choices(model: str, deployment: Deployment, lowered: Lowered, fixed_batch_size: int | None) -> None:
+def _log_choices(model: str, deployment: Deployment, lowered: ProvenSession, fixed_batch_size: int | None) -> None:
     """Tells what was planned, what runs, and what the owner of the model should know."""
     if fixed_batch_size:
         _log.warning(
@@ -133,23 +133,23 @@ def _log_choices(model: str, deployment: Deployment, lowered: Lowered, fixed_bat
             model,
             fixed_batch_size,
         )
-    for line in (*deployment.plan.explain().splitlines(), f"runs: {lowered.step}: {lowered.placement}"):
+    for line in (*deployment.plan.explain().splitlines(), f"runs: {lowered.config}: {lowered.placement}"):
         _log.info(line)
     for line in (*lowered.fallbacks, *lowered.notes):
         _log.warning(line)
 
 
-def _status(args: dict[str, str], lowered: Lowered, *, load_ms: float) -> InstanceStatus:
+def _status(args: dict[str, str], lowered: ProvenSession, *, load_ms: float) -> InstanceStatus:
     return InstanceStatus(
         pid=os.getpid(),
         model=args["model_name"],
         version=int(args["model_version"]),
-        engine=lowered.step.engine,
-        device=str(lowered.step.device),
+        engine=lowered.config.engine,
+        device=str(lowered.config.device),
         precision=lowered.placement.precision if lowered.placement else "unknown",
         nodes=dict(lowered.placement.nodes) if lowered.placement else {},
         products={str(name): count for name, count in lowered.placement.products.items()} if lowered.placement else {},
-        threads=lowered.step.threads,
+        threads=lowered.config.threads,
         load_ms=load_ms,
         warmup_ms=lowered.warmup_s * 1e3,
         self_test=lowered.self_test.verdict if lowered.self_test else "",

@@ -48,15 +48,15 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.engines.registry import probe
-    from graphkiln_backend.lowering.adoption import adopted
     from graphkiln_backend.lowering.deployment import Deployment
+    from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.lowering.plan import Resources
     from graphkiln_backend.lowering.settings import parse_override
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.repository.overlay import complete_config
 
     folder = version_folder(path).absolute()
-    graph_folder = partial(adopted, cache=artifacts)
+    graph_folder = partial(convert_if_needed, cache=artifacts)
     completed = complete_config(folder.parent, _backend_names(), graph_folder)
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
     resources = Resources(device=config.device, cores=usable_cores(), probe=probe)

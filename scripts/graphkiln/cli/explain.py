@@ -11,7 +11,7 @@ from graphkiln.cli.options import Cache
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.precision import Precision
-    from graphkiln_backend.lowering.selection import Lowered
+    from graphkiln_backend.lowering.proven_session import ProvenSession
     from graphkiln_backend.lowering.settings import Settings
 
 
@@ -52,10 +52,10 @@ def _show_settings(settings: Settings, saved: Precision) -> None:
     Console().print(table, highlight=False)
 
 
-def _show_result(lowered: Lowered) -> None:
+def _show_result(lowered: ProvenSession) -> None:
     for line in (*lowered.fallbacks, *lowered.slower):
         typer.echo(f"rejected: {line}")
-    typer.echo(f"serves: {lowered.step}")
+    typer.echo(f"serves: {lowered.config}")
     typer.echo(f"ran: {lowered.placement or 'not known: the graph has no golden samples and does not run on zeros'}")
     typer.echo(f"self-test: {lowered.self_test.verdict if lowered.self_test else 'none'}")
     for note in lowered.notes:

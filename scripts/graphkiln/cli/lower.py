@@ -19,7 +19,7 @@ def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
             seconds = time.monotonic() - begun
             for line in (*lowered.fallbacks, *lowered.notes):
                 say(line)
-            typer.echo(f"{lowered.step}: {lowered.placement}")
+            typer.echo(f"{lowered.config}: {lowered.placement}")
             if lowered.self_test:
                 typer.echo(lowered.self_test.verdict)
             typer.echo(f"ready in {seconds:.1f} s")

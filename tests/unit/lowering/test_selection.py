@@ -162,7 +162,7 @@ class TestFallback:
         settings = Settings(engine="nonesuch", fallback=order, origins={"fallback": "--set"})
         lowered = lower_version(digits / "1", plan(settings, cpu()), cache)
         lowered.session.close()
-        assert lowered.step.engine == "onnxruntime"
+        assert lowered.config.engine == "onnxruntime"
         first, second = lowered.fallbacks
         assert "unknown engine 'nonesuch'" in first
         assert "no product ran in bf16" in second
@@ -189,19 +189,19 @@ class TestAuto:
         kind: type,
     ) -> None:
         monkeypatch.setattr(
-            "graphkiln_backend.lowering.selection._time_s",
+            "graphkiln_backend.lowering.measurement._time_s",
             lambda session, *_: 2.0 if isinstance(session, kind) else 1.0,
         )
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
         lowered.session.close()
-        assert lowered.step.engine == fast.engine
+        assert lowered.config.engine == fast.engine
         assert lowered.slower == (f"{slow}: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
-        assert "the fastest here, 1.0/s" in lowered.step.reason
+        assert "the fastest here, 1.0/s" in lowered.config.reason
 
     def test_a_graph_that_cannot_be_timed_is_served_by_the_first(self, tmp_path: Path, cache: ArtifactCache) -> None:
         lowered = lower_version(unrunnable(tmp_path), LoweringPlan(candidates=(ORT, OV)), cache)
         lowered.session.close()
-        assert (lowered.step, lowered.slower) == (ORT, ())
+        assert (lowered.config, lowered.slower) == (ORT, ())
         assert not [each for each in cache.entries() if each.entry.kind == "choice"]
 
     def test_a_failed_candidate_is_tried_again_at_the_next_start(
@@ -230,10 +230,10 @@ class TestAuto:
         first = lower_version(digits / "1", both, cache)
         first.session.close()
         engines = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}
-        monkeypatch.setattr(engines.pop(first.step.engine), "build", fail)
+        monkeypatch.setattr(engines.pop(first.config.engine), "build", fail)
         second = lower_version(digits / "1", both, cache)
         second.session.close()
-        assert [second.step.engine] == list(engines)
+        assert [second.config.engine] == list(engines)
         assert second.fallbacks[0].endswith("gone")
 
     def test_it_is_measured_once_and_remembered(
@@ -246,10 +246,10 @@ class TestAuto:
         def unexpected(*_: object) -> float:
             raise AssertionError("measured again")
 
-        monkeypatch.setattr("graphkiln_backend.lowering.selection._time_s", unexpected)
+        monkeypatch.setattr("graphkiln_backend.lowering.measurement._time_s", unexpected)
         second = lower_version(digits / "1", both, cache)
         second.session.close()
-        assert (second.step, second.slower) == (first.step, first.slower)
+        assert (second.config, second.slower) == (first.config, first.slower)
 
     def test_where_no_candidate_works_each_says_why(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
@@ -272,7 +272,7 @@ class TestAuto:
         monkeypatch.setattr(OpenVinoEngine, "build", fail)
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(OV, ORT)), cache)
         lowered.session.close()
-        assert lowered.step.engine == "onnxruntime"
+        assert lowered.config.engine == "onnxruntime"
         assert lowered.fallbacks == ("openvino on cpu: refused",)
 
 
@@ -381,5 +381,5 @@ def test_a_third_party_adds_an_engine_by_entry_point(
     monkeypatch.syspath_prepend(str(tmp_path))
     lowered = lower_version(digits / "1", plan(Settings(engine="toy"), cpu()), cache)
     lowered.session.close()
-    assert lowered.step.engine == "toy"
+    assert lowered.config.engine == "toy"
     assert lowered.self_test

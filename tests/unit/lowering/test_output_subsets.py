@@ -16,7 +16,7 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
-from graphkiln_backend.lowering.selection import Lowered
+from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.passes.outputs import keep_outputs
 
 GOOD = np.array([[0, 1]], np.int64)
@@ -29,14 +29,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lowered(folder: Path, cache: ArtifactCache) -> Iterator[Lowered]:
+def lowered(folder: Path, cache: ArtifactCache) -> Iterator[ProvenSession]:
     step = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
     lowered = lower_version(folder, step, cache)
     with lowered.session:
         yield lowered
 
 
-def test_the_part_that_is_asked_for_is_computed_alone(lowered: Lowered, logged: list[str]) -> None:
+def test_the_part_that_is_asked_for_is_computed_alone(lowered: ProvenSession, logged: list[str]) -> None:
     session = lowered.session
     with pytest.raises(SignatureError):
         session.run({"x": BAD}, ["good"])  # the whole graph answers, and computes the other output, too
@@ -47,7 +47,7 @@ def test_the_part_that_is_asked_for_is_computed_alone(lowered: Lowered, logged: 
     assert logged[0] == "output good alone: a graph of that part answers"
 
 
-def test_a_file_that_was_replaced_is_not_read_again(lowered: Lowered, folder: Path, logged: list[str]) -> None:
+def test_a_file_that_was_replaced_is_not_read_again(lowered: ProvenSession, folder: Path, logged: list[str]) -> None:
     (folder / "model.onnx").write_bytes(zoo.sum_and_difference().SerializeToString())
     session = lowered.session
     for _ in range(2):

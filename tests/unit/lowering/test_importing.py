@@ -16,8 +16,10 @@ import saved_graphs
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.lowering.adoption import adopted, convert_apart
+from graphkiln_backend.lowering.importing import convert_if_needed, convert_in_subprocess
+from graphkiln_backend.repository.importers import ForeignGraph
 from graphkiln_backend.repository.version import read_version
+from graphkiln_converters.oneflow.importer import OneFlowImporter
 
 
 class Conversions:
@@ -41,79 +43,85 @@ def version(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> ArtifactCache:
-    return ArtifactCache(tmp_path / "cache")
+def conversions(monkeypatch: pytest.MonkeyPatch) -> Conversions:
+    conversions = Conversions()
+    monkeypatch.setattr(OneFlowImporter, "convert", conversions)
+    return conversions
 
 
-class TestAdopted:
-    def test_once_for_each_content(self, version: Path, tmp_path: Path, logged: list[str]) -> None:
-        convert = Conversions()
+class TestConvertIfNeeded:
+    def test_once_for_each_content(
+        self, version: Path, tmp_path: Path, conversions: Conversions, logged: list[str]
+    ) -> None:
         for _ in range(2):
             with ArtifactCache(tmp_path / "cache") as cache:
-                first = adopted(version, cache, convert)
+                first = convert_if_needed(version, cache)
         (version / "model" / "a.weight" / "out").write_bytes(b"1235")
         with ArtifactCache(tmp_path / "cache") as cache:
-            other = adopted(version, cache, convert)
+            other = convert_if_needed(version, cache)
             assert other != first
             assert (other / "model.onnx").read_text().endswith(" 2")
-        assert convert.count == 2
+        assert conversions.count == 2
         assert logged == [f"converting net 1, which OneFlow saved: once, into {tmp_path / 'cache'}"] * 2
 
-    def test_a_file_that_only_moved_is_another_content(self, version: Path, cache: ArtifactCache) -> None:
-        convert = Conversions()
-        with cache:
-            adopted(version, cache, convert)
-            (version / "model" / "a.weight").rename(version / "model" / "b.weight")
-            adopted(version, cache, convert)
-        assert convert.count == 2
+    def test_a_file_that_only_moved_is_another_content(
+        self, version: Path, cache: ArtifactCache, conversions: Conversions
+    ) -> None:
+        convert_if_needed(version, cache)
+        (version / "model" / "a.weight").rename(version / "model" / "b.weight")
+        convert_if_needed(version, cache)
+        assert conversions.count == 2
 
     @pytest.mark.parametrize("file", ["model.onnx", "manifest.json"])
-    def test_a_graph_of_ours_beside_it_goes_first(self, version: Path, cache: ArtifactCache, file: str) -> None:
+    def test_a_graph_of_ours_beside_it_goes_first(
+        self, version: Path, cache: ArtifactCache, conversions: Conversions, file: str
+    ) -> None:
         (version / file).write_text("{}")
-        with cache:
-            assert adopted(version, cache, Conversions()) == version
+        assert convert_if_needed(version, cache) == version
+        assert conversions.count == 0
 
     def test_a_version_without_any_is_left_alone(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        with cache:
-            assert adopted(tmp_path, cache, Conversions()) == tmp_path
+        assert convert_if_needed(tmp_path, cache) == tmp_path
+        assert not cache.folder.exists()
 
-    def test_a_failure_is_not_kept(self, version: Path, cache: ArtifactCache, tmp_path: Path) -> None:
-        with cache, pytest.raises(ConversionError, match=r"line 1, column 9"):
-            adopted(version, cache)
-        assert list((tmp_path / "cache" / "entries").iterdir()) == []
-        assert list((tmp_path / "cache" / "partial").iterdir()) == []
+    def test_a_failure_is_not_kept(self, version: Path, cache: ArtifactCache) -> None:
+        with pytest.raises(ConversionError, match=r"line 1, column 9"):
+            convert_if_needed(version, cache)
+        assert list((cache.folder / "entries").iterdir()) == []
+        assert list((cache.folder / "partial").iterdir()) == []
 
 
-class TestApart:
+class TestSubprocess:
     @pytest.fixture
-    def saved(self, tmp_path: Path) -> Path:
-        return saved_graphs.unpack("models.zip", tmp_path / "unpacked", "cnn") / "cnn" / "model"
+    def graph(self, tmp_path: Path) -> ForeignGraph:
+        saved = saved_graphs.unpack("models.zip", tmp_path / "unpacked", "cnn") / "cnn" / "model"
+        return ForeignGraph(saved=saved, importer=OneFlowImporter())
 
     @pytest.fixture
     def target(self, tmp_path: Path) -> Path:
         (tmp_path / "target").mkdir()
         return tmp_path / "target"
 
-    def test_what_it_makes_is_a_version(self, saved: Path, target: Path) -> None:
-        convert_apart(saved, target)
+    def test_what_it_makes_is_a_version(self, graph: ForeignGraph, target: Path) -> None:
+        convert_in_subprocess(graph, target)
         assert {path.name for path in target.iterdir()} == {"model.onnx", "manifest.json", "golden.npz"}
         assert read_version(target).golden is not None
 
-    def test_errors_come_across(self, saved: Path, target: Path) -> None:
-        (saved / "m.classes.bias" / "out").write_bytes(b"")
+    def test_errors_come_across(self, graph: ForeignGraph, target: Path) -> None:
+        (graph.saved / "m.classes.bias" / "out").write_bytes(b"")
         with pytest.raises(ConversionError, match=r"state tensor 'm\.classes\.bias'.* short .*save the graph again"):
-            convert_apart(saved, target)
+            convert_in_subprocess(graph, target)
 
-    def test_a_folder_that_cannot_be_written_is_told(self, saved: Path, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_written_is_told(self, graph: ForeignGraph, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match=r"cannot be converted in .*missing: No such file .*make room"):
-            convert_apart(saved, tmp_path / "missing")
+            convert_in_subprocess(graph, tmp_path / "missing")
 
-    def test_a_process_that_is_killed_is_an_error(self, saved: Path, target: Path) -> None:
+    def test_a_process_that_is_killed_is_an_error(self, graph: ForeignGraph, target: Path) -> None:
         with when_it_converts(lambda child: child.kill()), pytest.raises(ConversionError, match="ended from outside"):
-            convert_apart(saved, target)
+            convert_in_subprocess(graph, target)
 
     @pytest.mark.timeout(60)
-    def test_it_ends_with_the_call(self, saved: Path, target: Path) -> None:
+    def test_it_ends_with_the_call(self, graph: ForeignGraph, target: Path) -> None:
         """Even a process that does nothing more."""
 
         def interrupt(child: psutil.Process) -> None:
@@ -126,7 +134,7 @@ class TestApart:
         before = signal.signal(signal.SIGUSR1, raise_it)
         try:
             with when_it_converts(interrupt), pytest.raises(_Interrupted):
-                convert_apart(saved, target)
+                convert_in_subprocess(graph, target)
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert converting() == []
@@ -137,7 +145,7 @@ class _Interrupted(Exception):
 
 
 def converting() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if any("spawn_main" in word for word in each.cmdline())]
+    return [child for child in psutil.Process().children() if any("spawn_main" in word for word in child.cmdline())]
 
 
 @contextmanager

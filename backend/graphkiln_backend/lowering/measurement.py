@@ -1,0 +1,91 @@
+"""Which candidate is the fastest on this machine: measured once, and remembered in the artifact cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from graphkiln_backend.cache.store import Reservation
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.plan import best
+from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds
+
+_log = logging.getLogger("graphkiln.lowering")
+
+_FILE = "measured.json"
+_RUNS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """A comparison of candidates; `measured.json` keeps it under these names.
+
+    Attributes:
+        chosen: Name of the fastest one.
+        rates: Samples per second of each; empty where the graph could not be run.
+    """
+
+    chosen: str
+    rates: dict[str, float]
+
+
+def read_measurement(reservation: Reservation | None) -> Measurement | None:
+    """What was measured before, or None.
+
+    Args:
+        reservation: As `Artifacts.reserve_choice` gives it.
+    """
+    path = reservation.path if reservation else None
+    return decode(Measurement, json.loads((path / _FILE).read_bytes())) if path else None
+
+
+def keep_measurement(reservation: Reservation | None, measurement: Measurement) -> None:
+    """Keeps a measurement for later starts; where it cannot be written, that is logged: it holds for this one.
+
+    Args:
+        reservation: As `Artifacts.reserve_choice` gives it.
+        measurement: What to keep.
+    """
+    if reservation is None:
+        return
+    try:
+        with reservation.write() as folder:
+            (folder / _FILE).write_text(json.dumps(encode(measurement)))
+    except CacheError as error:
+        _log.warning("the choice of an engine is not remembered: %s", error)
+
+
+def measure(sessions: Mapping[str, Session], golden: GoldenSamples | None, size: int) -> Measurement:
+    """Compares sessions.
+
+    Args:
+        sessions: At least one, by name.
+        golden: Samples to repeat; synthetic ones are used when there are none.
+        size: The batch size.
+
+    Returns:
+        The comparison; a graph that does not run on synthetic inputs cannot be timed: the first session is chosen.
+    """
+    try:
+        times = {name: _time_s(session, golden, size) for name, session in sessions.items()}
+    except (ExecutionError, SignatureError):
+        return Measurement(chosen=next(iter(sessions)), rates={})
+    chosen = list(times)[best(list(times.values()))]
+    return Measurement(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})
+
+
+def _time_s(session: Session, golden: GoldenSamples | None, size: int) -> float:
+    """The fastest of some runs, in seconds."""
+    feeds = repeated(golden.inputs, size) if golden else synthetic_feeds(session.signature, size)
+    times = []
+    for _ in range(_RUNS):
+        begun = time.perf_counter()
+        session.run(feeds)
+        times.append(time.perf_counter() - begun)
+    return min(times)

@@ -1,0 +1,149 @@
+"""Outputs that nobody requests are not computed.
+
+A runtime computes every node of the graph that it has loaded, whatever is fetched (ONNX Runtime's
+`only_execute_path_to_fetches` has an effect in training builds alone). So the first request for a part of the outputs
+is served by the whole graph, while a graph of that part is built beside it; later ones are served by the part.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.lowering.acceptance import Requirements, limits_of, replay
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.warmup import warm_up
+
+_log = logging.getLogger("graphkiln.lowering")
+
+_WORTH_DROPPING = 0.05
+"""Share of the nodes that a part must save before it is worth holding its weights again."""
+_MOST_SUBSETS = 4
+"""Every part holds its weights again. Clients that request many different parts get them from the whole graph."""
+
+
+class SubsetSession(Closeable):
+    """The session of a whole graph, and of those parts of it that were requested. See `engines.base.Session`.
+
+    Args:
+        whole: The session of the whole graph; owned.
+        build: Builds and proves the session of some outputs, or None where the part is hardly smaller than the whole.
+    """
+
+    def __init__(self, whole: Session, build: Callable[[tuple[str, ...]], Session | None]) -> None:
+        self._whole = whole
+        self._build = build
+        self._parts: dict[tuple[str, ...], Session] = {tuple(spec.name for spec in whole.signature.outputs): whole}
+        self._builder: threading.Thread | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """The whole graph's."""
+        return self._whole.signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs, with the smallest graph that there is for them."""
+        if outputs is None:
+            return self._whole.run(feeds)
+        names = tuple(outputs)
+        session = self._parts.get(names)
+        if session is None:
+            session = self._whole
+            self._start_building(names)
+        return session.run(feeds, names)
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """The whole graph's."""
+        return self._whole.placement(feeds)
+
+    def settle(self) -> None:
+        """Waits until the part that is being built is there."""
+        if self._builder:
+            self._builder.join()
+
+    def close(self) -> None:
+        """Frees all sessions."""
+        self.settle()
+        for session in {id(session): session for session in self._parts.values()}.values():
+            session.close()
+
+    def _start_building(self, names: tuple[str, ...]) -> None:
+        """Starts building a part; one at a time."""
+        if len(self._parts) <= _MOST_SUBSETS and not (self._builder and self._builder.is_alive()):
+            self._builder = threading.Thread(target=self._add, args=(names,), name="graphkiln-subset", daemon=True)
+            self._builder.start()
+
+    def _add(self, names: tuple[str, ...]) -> None:
+        what = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        try:
+            part = self._build(names)
+        except (GraphkilnError, OSError) as error:
+            _log.warning("no graph for %s alone: %s", what, error)
+            part = None
+        else:
+            _log.info("%s alone: %s answers", what, "a graph of that part" if part else "the whole graph")
+        self._parts[names] = part or self._whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubsetBuilder:
+    """Builds and proves sessions of some of a graph's outputs. Uses no artifact cache, so that any thread may.
+
+    Attributes:
+        engine: Builds them.
+        graph: The whole graph.
+        config: How the whole graph runs.
+        artifacts: Of the version.
+        requirements: What a session must do.
+    """
+
+    engine: Engine
+    graph: Path
+    config: SessionConfig
+    artifacts: Artifacts
+    requirements: Requirements
+
+    def build(self, outputs: tuple[str, ...]) -> Session | None:
+        """Builds and proves the session of some outputs; None where its graph would be hardly smaller.
+
+        Args:
+            outputs: Names.
+
+        Raises:
+            LoweringError: The graph's file has changed since the whole session was built, or the engine refuses it.
+            GraphkilnError: The session fails its proof.
+        """
+        from graphkiln_backend.passes.outputs import (
+            keep_outputs,  # a second of imports, which most servers need not pay
+        )
+
+        with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
+            path = Path(folder) / self.graph.name
+            dropped = keep_outputs(self.graph, outputs, path)
+            self.artifacts.check_unchanged()
+            if dropped < _WORTH_DROPPING:
+                return None
+            session = self.engine.build(path, replace(self.config, shared_folder=None))
+        try:
+            self._prove(session, outputs)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _prove(self, session: Session, outputs: tuple[str, ...]) -> None:
+        version = self.artifacts.version
+        golden = version.golden and version.golden.only(outputs)
+        if golden and self.requirements.self_test:
+            limits = limits_of(self.artifacts.saved, self.config)
+            replay(session, golden, limits, self.requirements.largest_batch, version.ranking)
+        warm_up(session, self.requirements.batch_sizes, golden)
