@@ -1,1 +1,1 @@
-"""OneFlow's saved graphs, read without OneFlow: text (`mlir`), weights (`state`), operators, and the ONNX graph."""
+"""OneFlow's saved graphs, read without OneFlow: the graph (`mlir`), its weights (`state`), and their translation."""

@@ -1,10 +1,10 @@
-"""What a translator works with: one operation of OneFlow, and the ONNX graph that grows."""
+"""What a translator works with: an operation of OneFlow, and the ONNX graph that its nodes are added to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,8 @@ import onnx_ir
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.oneflow.elements import of_mlir
-from graphkiln_converters.oneflow.mlir import Operation, TensorType
+from graphkiln_converters.oneflow.elements import dtype_from_mlir
+from graphkiln_converters.oneflow.job import Operation, TensorType
 
 Value = onnx_ir.Value
 IR_VERSION = 10
@@ -23,11 +23,11 @@ IR_VERSION = 10
 
 
 @dataclass(kw_only=True, slots=True)
-class GrowingGraph:
-    """Nodes and weights of an ONNX graph that is being made.
+class GraphBuilder:
+    """Collects the nodes and weights of an ONNX graph.
 
     Attributes:
-        nodes: In order.
+        nodes: In topological order.
         weights: By name.
     """
 
@@ -35,7 +35,7 @@ class GrowingGraph:
     weights: dict[str, Value] = field(default_factory=dict)
 
     def weight(self, name: str, array: AnyArray) -> Value:
-        """A weight; one of a name that is there already is that one."""
+        """Adds a weight, or returns the one of that name."""
         if name not in self.weights:
             tensor = onnx_ir.tensor(array, name=name)
             self.weights[name] = Value(
@@ -46,60 +46,60 @@ class GrowingGraph:
 
 @dataclass(kw_only=True, slots=True)
 class Op:
-    """An operation on its way into the graph.
+    """An operation to translate.
 
     Attributes:
         operation: What OneFlow saved.
-        inputs: What it takes, in order.
-        graph: Where its nodes go.
+        inputs: The values of its operands, in order.
+        graph: The graph that its nodes are added to.
     """
 
     operation: Operation
     inputs: Sequence[Value]
-    graph: GrowingGraph
+    graph: GraphBuilder
     _emitted: int = 0
 
     @property
     def name(self) -> str:
-        """What OneFlow calls it."""
+        """OneFlow's name of it."""
         return str(self.operation.attributes.get("op_name") or self.operation.results[0])
 
     @property
     def x(self) -> Value:
-        """Its first input."""
+        """The first input."""
         return self.inputs[0]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its first input."""
+        """Shape of the first input."""
         return self.shape_of(0)
 
     @property
     def rank(self) -> int:
-        """Of its first input."""
+        """Number of dimensions of the first input."""
         return len(self.shape)
 
     @property
     def dtype(self) -> DType:
-        """Of its first input."""
-        return of_mlir(self.operation.operand_types[0].element)
+        """Element type of the first input."""
+        return dtype_from_mlir(self.operation.operand_types[0].element)
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """Of its first result."""
+        """Shape of the first result."""
         return self._sizes(self.operation.result_types[0])
 
     @property
     def result_dtype(self) -> DType:
-        """Of its first result."""
-        return of_mlir(self.operation.result_types[0].element)
+        """Element type of the first result."""
+        return dtype_from_mlir(self.operation.result_types[0].element)
 
     def shape_of(self, index: int) -> tuple[int, ...]:
-        """Of one of its inputs."""
+        """Shape of an input."""
         return self._sizes(self.operation.operand_types[index])
 
     def axis(self, name: str = "axis") -> int:
-        """An attribute that counts dimensions of the first input, from the front."""
+        """An attribute that is an axis of the first input, counted from the front."""
         axis = self.integer(name)
         if not -self.rank <= axis < self.rank:
             raise self.error(f"'{name}' is {axis}, but the input has {self.rank} dimensions")
@@ -107,49 +107,50 @@ class Op:
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer attribute."""
-        return cast("int", self._attribute(name, default, (int,)))
+        value: int = self._attribute(name, default, (int,))
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """An attribute that is a number."""
-        return float(cast("float", self._attribute(name, default, (int, float))))
+        """A numeric attribute."""
+        return float(self._attribute(name, default, (int, float)))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """An attribute that is true or false."""
+        """A boolean attribute."""
         return bool(self._attribute(name, default, (bool,)))
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text attribute."""
+        """A string attribute."""
         return str(self._attribute(name, default, (str,)))
 
     def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
-        """A list of integers."""
-        values = cast("list[Any]", self._attribute(name, None if default is None else list(default), (list,)))
+        """An attribute that is a list of integers."""
+        values: list[Any] = self._attribute(name, None if default is None else list(default), (list,))
         if not all(isinstance(value, int) for value in values):
-            raise self.error(f"'{name}' is no list of integers: {values}")
+            raise self.error(f"'{name}' is not a list of integers: {values}")
         return list(values)
 
-    def operand(self) -> float | int:
-        """The scalar of a `scalar_*` operation: a float or an integer, as the flags say."""
+    def scalar_operand(self) -> float | int:
+        """The number of a `scalar_*` operation: a float or an integer, as its flags say."""
         if self.flag("has_float_operand", False):
             return self.number("float_operand")
         if self.flag("has_bool_operand", False):
             return int(self.flag("bool_operand"))
         return self.integer("int_operand")
 
-    def segments(self) -> list[list[Value]]:
-        """The inputs in groups, where some are optional."""
+    def operand_segments(self) -> list[list[Value]]:
+        """The inputs in groups, one for each operand of the operation's definition; an optional one's may be empty."""
         sizes = self.integers("operand_segment_sizes", [1] * len(self.inputs))
         if any(size < 0 for size in sizes) or sum(sizes) != len(self.inputs):
             raise self.error(f"operand_segment_sizes {sizes} do not fit {len(self.inputs)} operands")
-        waiting = iter(self.inputs)
-        return [[next(waiting) for _ in range(size)] for size in sizes]
+        remaining = iter(self.inputs)
+        return [[next(remaining) for _ in range(size)] for size in sizes]
 
     def emit(self, op_type: str, *inputs: Value | None, **attributes: Any) -> Value:
         """Adds a node with one output."""
-        return self.emit_several(op_type, 1, *inputs, **attributes)[0]
+        return self.emit_multiple(op_type, 1, *inputs, **attributes)[0]
 
-    def emit_several(self, op_type: str, count: int, *inputs: Value | None, **attributes: Any) -> Sequence[Value]:
-        """Adds a node with so many outputs."""
+    def emit_multiple(self, op_type: str, count: int, *inputs: Value | None, **attributes: Any) -> Sequence[Value]:
+        """Adds a node with a number of outputs."""
         name = self.name if not self._emitted else f"{self.name}/{self._emitted}"
         self._emitted += 1
         node = onnx_ir.node(op_type, inputs, attributes, num_outputs=count, name=name)
@@ -163,49 +164,51 @@ class Op:
         """Gives a node's outputs the types and shapes that ONNX infers.
 
         Raises:
-            ConversionError: The node's inputs and attributes do not go together.
+            ConversionError: The node's inputs and attributes do not fit each other.
         """
         inputs = [value for value in node.inputs if value is not None]
-        small = {
+        shapes = {
             str(value.name): onnx_ir.serde.serialize_tensor(value.const_value)
             for value in inputs
-            if value.const_value is not None and value.const_value.size <= _SMALL
+            if value.const_value is not None and value.const_value.size <= _MAX_SHAPE_ELEMENTS
         }
         try:
             inferred = onnx.shape_inference.infer_node_outputs(
                 onnx.defs.get_schema(node.op_type, OPSET),
                 onnx_ir.serde.serialize_node(node),
                 {str(value.name): _type_proto(value) for value in inputs},
-                small,
+                shapes,
                 opset_imports=[onnx.helper.make_opsetid("", OPSET)],
                 ir_version=IR_VERSION,
             )
-        except _MISFITS as error:
+        except _INFERENCE_ERRORS as error:
             reason = str(error).splitlines()[0]
-            raise self.error(f"what OneFlow saved does not go together: {node.op_type}: {reason}") from error
+            raise self.error(f"operands and attributes do not fit each other: {node.op_type}: {reason}") from error
         for value in node.outputs:
-            found = inferred[str(value.name)].tensor_type
-            value.type = onnx_ir.TensorType(onnx_ir.DataType(found.elem_type))
-            value.shape = onnx_ir.Shape(dim.dim_value for dim in found.shape.dim) if found.HasField("shape") else None
+            type_ = inferred[str(value.name)].tensor_type
+            value.type = onnx_ir.TensorType(onnx_ir.DataType(type_.elem_type))
+            value.shape = onnx_ir.Shape(dim.dim_value for dim in type_.shape.dim) if type_.HasField("shape") else None
 
     def constant(self, value: npt.ArrayLike, dtype: DType = DType.INT64) -> Value:
-        """A constant of the graph; INT64, as ONNX wants its shapes and axes, unless said otherwise."""
+        """A constant of the graph; INT64 by default, ONNX's type of shapes and axes."""
         array = np.asarray(value, dtype.numpy)
-        key = f"constant/{dtype}{list(array.shape)}/{array.tobytes().hex()}" if array.size <= 8 else f"{self.name}/of"
-        while array.size > 8 and key in self.graph.weights:
-            key += "_"
-        return self.graph.weight(key, array)
+        if array.size <= _MAX_SHARED_ELEMENTS:
+            return self.graph.weight(f"constant/{dtype}{list(array.shape)}/{array.tobytes().hex()}", array)
+        name = f"{self.name}/of"
+        while name in self.graph.weights:
+            name += "_"
+        return self.graph.weight(name, array)
 
     def scalar(self, value: float) -> Value:
-        """A constant `[]` of the first input's type."""
+        """A constant `[]` of the first input's element type."""
         return self.constant(value, self.dtype)
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        """A value as another type."""
-        return self.emit("Cast", value, to=_ONNX[str(dtype)])
+        """A value, converted to another element type."""
+        return self.emit("Cast", value, to=_ONNX_DTYPES[str(dtype)])
 
     def error(self, message: str) -> ConversionError:
-        """What is wrong with this operation, with its place."""
+        """An error in this operation, with its line and name."""
         return ConversionError(f"line {self.operation.line}: {self.operation.kind} '{self.name}': {message}")
 
     def _attribute(self, name: str, default: Any, types: tuple[type, ...]) -> Any:
@@ -214,13 +217,13 @@ class Op:
             raise self.error(f"attribute '{name}' is missing")
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise self.error(
-                f"attribute '{name}' is {value!r}, expected {' or '.join(each.__name__ for each in types)}"
+                f"attribute '{name}' is {value!r}, expected {' or '.join(type_.__name__ for type_ in types)}"
             )
         return value
 
     def _sizes(self, type_: TensorType) -> tuple[int, ...]:
         if None in type_.shape:
-            raise self.error(f"a size of {type_} is not known")
+            raise self.error(f"{type_} has a dynamic size")
         return tuple(dim for dim in type_.shape if dim is not None)
 
 
@@ -229,8 +232,10 @@ def _type_proto(value: Value) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(int(value.dtype or onnx_ir.DataType.UNDEFINED), shape)
 
 
-_MISFITS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx_ir.serde.SerdeError)
-"""What is raised for attributes and inputs that no node can have; the last one for numbers above 64 bits."""
-_SMALL = 64
-"""Elements of a constant that can be a shape, axes, or the like."""
-_ONNX = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}
+_INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx_ir.serde.SerdeError)
+"""Raised for attributes and inputs that no node can have; the last one for numbers above 64 bits."""
+_MAX_SHARED_ELEMENTS = 8
+"""Of a constant that is shared by all nodes that take one like it."""
+_MAX_SHAPE_ELEMENTS = 64
+"""Of a constant that may be a shape or axes: shape inference needs its elements."""
+_ONNX_DTYPES = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}

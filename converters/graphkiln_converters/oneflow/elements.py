@@ -8,7 +8,7 @@ from __future__ import annotations
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 
-_BY_NUMBER = {
+_BY_PROTO_NUMBER = {
     1: DType.INT8,
     2: DType.FP32,
     3: DType.FP64,
@@ -24,7 +24,7 @@ _BY_NUMBER = {
     15: DType.UINT64,
     17: DType.INT16,
 }
-BY_PROTO = {
+BY_PROTO_NAME = {
     "kChar": DType.INT8,
     "kFloat": DType.FP32,
     "kDouble": DType.FP64,
@@ -40,7 +40,7 @@ BY_PROTO = {
     "kUInt64": DType.UINT64,
     "kInt16": DType.INT16,
 }
-"""Names in the `meta` of a state tensor."""
+"""Name of the enumerator, as in the `meta` of a state tensor -> type."""
 _BY_MLIR = {
     "f16": DType.FP16,
     "bf16": DType.BF16,
@@ -52,23 +52,23 @@ _BY_MLIR = {
 }
 
 
-def of_mlir(element: str) -> DType:
-    """The type that MLIR calls so, such as `f32`.
+def dtype_from_mlir(element: str) -> DType:
+    """The type of an MLIR element type, such as `f32`.
 
     Raises:
-        ConversionError: No tensor of it can travel.
+        ConversionError: No tensor can have it.
     """
     if element not in _BY_MLIR:
         raise ConversionError(f"no tensor can have elements of type {element}", hint=f"known: {', '.join(_BY_MLIR)}")
     return _BY_MLIR[element]
 
 
-def of_number(number: int) -> DType:
-    """The type with a number of OneFlow's `DataType`.
+def dtype_from_number(number: int) -> DType:
+    """The type of a number of OneFlow's enumeration `DataType`.
 
     Raises:
-        ConversionError: No tensor of it can travel.
+        ConversionError: No tensor can have it.
     """
-    if number not in _BY_NUMBER:
+    if number not in _BY_PROTO_NUMBER:
         raise ConversionError(f"no tensor can have elements of OneFlow's data type {number}")
-    return _BY_NUMBER[number]
+    return _BY_PROTO_NUMBER[number]

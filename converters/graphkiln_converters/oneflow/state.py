@@ -1,6 +1,6 @@
-"""Reads the state tensors of a `flow.save` folder: one folder a tensor, bytes in `out`, type and shape in `meta`.
+"""Reads the state tensors of a `flow.save` folder: a folder for each, bytes in `out`, type and shape in `meta`.
 
-Tensors that the graph does not use (`num_batches_tracked`) are there, too: OneFlow saves the whole state.
+Tensors that the graph does not use (`num_batches_tracked`) are among them: OneFlow saves the whole state.
 
 Source: OneFlow 0.9.0, `framework/check_point_v2.py`, `core/framework/variable_meta_info.proto`.
 """
@@ -18,11 +18,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.oneflow.elements import BY_PROTO
+from graphkiln_converters.oneflow.elements import BY_PROTO_NAME
 
 _DATA, _META = "out", "meta"
 _EAGER = "FreeEagerTensor"
-_LOST = (
+_UNSAVED_HINT = (
     "flow.save writes parameters and buffers only, and this tensor is neither: register_buffer() it in its module "
     "(LeViT keeps one in the attribute 'ab'), then trace and save the graph again"
 )
@@ -34,10 +34,10 @@ class StateTensor:
     """A tensor of the state.
 
     Attributes:
-        name: What OneFlow calls it, and its folder.
+        name: OneFlow's name of it, and that of its folder.
         dtype: Element type.
-        shape: Its sizes.
-        path: The file with its elements, little-endian and without gaps.
+        shape: Sizes.
+        path: The file of its elements, little-endian and contiguous.
     """
 
     name: str
@@ -46,7 +46,7 @@ class StateTensor:
     path: Path
 
     def load(self) -> AnyArray:
-        """The elements; mapped from the file, not copied, and not writable."""
+        """The elements: a read-only memory map of the file, not a copy."""
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype.numpy)
         array: AnyArray = np.memmap(self.path, self.dtype.numpy, mode="r", shape=self.shape)
@@ -58,32 +58,32 @@ def read_state(folder: Path, name: str) -> StateTensor:
 
     Args:
         folder: What `flow.save` wrote.
-        name: The tensor.
+        name: Name of the tensor.
 
     Raises:
-        ConversionError: A file is missing, unreadable, too short or too long, or nobody knows what it is.
+        ConversionError: A file is missing, unreadable, unknown, too short or too long.
     """
     if Path(name).name != name or name in {".", ".."}:
         raise ConversionError(f"state tensor '{name}': the name leads out of {folder}", hint=_HINT)
-    place = folder / name
-    found = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    tensor = folder / name
+    found = {path.name for path in tensor.iterdir()} if tensor.is_dir() else set()
     for missing in sorted({_DATA, _META} - found):
-        hint = _LOST if _EAGER in name else _HINT
-        raise ConversionError(f"state tensor '{name}': there is no {place / missing}", hint=hint)
-    for surplus in sorted(found - {_DATA, _META}):
+        hint = _UNSAVED_HINT if _EAGER in name else _HINT
+        raise ConversionError(f"state tensor '{name}': there is no {tensor / missing}", hint=hint)
+    for unknown in sorted(found - {_DATA, _META}):
         raise ConversionError(
-            f"state tensor '{name}': nobody knows what {place / surplus} is",
-            hint=f"a tensor's folder holds {_DATA} and {_META} only: take the file away",
+            f"state tensor '{name}': {tensor / unknown} is unknown",
+            hint=f"a tensor's folder holds {_DATA} and {_META} only: remove the file",
         )
-    dtype, shape = _read_meta(place / _META, name)
-    expected, size = math.prod(shape) * dtype.numpy.itemsize, (place / _DATA).stat().st_size
+    dtype, shape = _read_meta(tensor / _META, name)
+    expected, size = math.prod(shape) * dtype.numpy.itemsize, (tensor / _DATA).stat().st_size
     if size != expected:
         raise ConversionError(
-            f"state tensor '{name}': {place / _DATA} has {size} bytes, expected {expected} for "
-            f"{dtype} {list(shape)}: it is {'short' if size < expected else 'too long'}",
+            f"state tensor '{name}': {tensor / _DATA} has {size} bytes, expected {expected} for "
+            f"{dtype} {list(shape)}: it is {'too short' if size < expected else 'too long'}",
             hint=_HINT,
         )
-    return StateTensor(name=name, dtype=dtype, shape=shape, path=place / _DATA)
+    return StateTensor(name=name, dtype=dtype, shape=shape, path=tensor / _DATA)
 
 
 def _read_meta(path: Path, name: str) -> tuple[DType, tuple[int, ...]]:
@@ -93,28 +93,30 @@ def _read_meta(path: Path, name: str) -> tuple[DType, tuple[int, ...]]:
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConversionError(f"state tensor '{name}': {path} cannot be read: {error}", hint=_HINT) from error
     if not meta.data_type:
-        raise ConversionError(f"state tensor '{name}': {path} names no data_type", hint=f"known: {', '.join(BY_PROTO)}")
+        raise ConversionError(
+            f"state tensor '{name}': {path} names no data_type", hint=f"known: {', '.join(BY_PROTO_NAME)}"
+        )
     shape = tuple(int(dim) for dim in meta.shape.dim)
     if any(dim < 0 for dim in shape):
-        raise ConversionError(f"state tensor '{name}': {path} says the shape {list(shape)}", hint=_HINT)
-    return list(BY_PROTO.values())[meta.data_type - 1], shape
+        raise ConversionError(f"state tensor '{name}': {path} has the shape {list(shape)}", hint=_HINT)
+    return list(BY_PROTO_NAME.values())[meta.data_type - 1], shape
 
 
 @cache
 def _meta_class() -> Any:
-    """The message of a `meta` file; the data types are numbered in the order of `BY_PROTO`, from 1."""
+    """The message of a `meta` file; the data types are numbered in the order of `BY_PROTO_NAME`, from 1."""
     types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="graphkiln/oneflow_meta.proto", package="graphkiln.oneflow")
-    kinds = file.enum_type.add(name="DataType")
-    for number, kind in enumerate(("kInvalidDataType", *BY_PROTO)):
-        kinds.value.add(name=kind, number=number)
+    dtypes = file.enum_type.add(name="DataType")
+    for number, dtype in enumerate(("kInvalidDataType", *BY_PROTO_NAME)):
+        dtypes.value.add(name=dtype, number=number)
     shape = file.message_type.add(name="Shape")
     shape.field.add(name="dim", number=1, type=types.TYPE_INT64, label=types.LABEL_REPEATED)
     meta = file.message_type.add(name="Meta")
-    of_shape = meta.field.add(name="shape", number=1, type=types.TYPE_MESSAGE, label=types.LABEL_OPTIONAL)
-    of_shape.type_name = ".graphkiln.oneflow.Shape"
-    of_kind = meta.field.add(name="data_type", number=2, type=types.TYPE_ENUM, label=types.LABEL_OPTIONAL)
-    of_kind.type_name = ".graphkiln.oneflow.DataType"
+    shape_field = meta.field.add(name="shape", number=1, type=types.TYPE_MESSAGE, label=types.LABEL_OPTIONAL)
+    shape_field.type_name = ".graphkiln.oneflow.Shape"
+    dtype_field = meta.field.add(name="data_type", number=2, type=types.TYPE_ENUM, label=types.LABEL_OPTIONAL)
+    dtype_field.type_name = ".graphkiln.oneflow.DataType"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("graphkiln.oneflow.Meta"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.layout import along_axis
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.layout import align_to_axis
+from graphkiln_converters.oneflow.translator import translates
 
 _SAME = {
     "relu": "Relu",
@@ -82,7 +82,7 @@ def gelu(op: Op) -> Value:
 @translates("fused_bias_add_gelu")
 def gelu_of_sum(op: Op) -> Value:
     """GELU of the sum with a number for every index of an axis; a GPU's form."""
-    return _gelu(op, op.emit("Add", op.x, along_axis(op, op.inputs[1], op.axis())))
+    return _gelu(op, op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis())))
 
 
 def _gelu(op: Op, x: Value) -> Value:
@@ -181,7 +181,7 @@ def selu(op: Op) -> Value:
 @translates("prelu")
 def prelu(op: Op) -> Value:
     """`alpha * x` below 0, with an alpha for each channel."""
-    return op.emit("PRelu", op.x, along_axis(op, op.inputs[1], 1))
+    return op.emit("PRelu", op.x, align_to_axis(op, op.inputs[1], 1))
 
 
 @translates("clip_by_scalar", "clip_by_scalar_min", "clip_by_scalar_max")

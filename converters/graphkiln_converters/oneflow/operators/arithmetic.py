@@ -6,7 +6,7 @@ import math
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.translator import translates
 
 _BINARY = {
     "broadcast_add": "Add",
@@ -42,13 +42,13 @@ def binary(op: Op) -> Value:
 @translates(*_SCALAR)
 def with_scalar(op: Op) -> Value:
     """The same with a number of the tensor's type."""
-    return op.emit(_SCALAR[op.operation.kind], op.x, op.scalar(op.operand()))
+    return op.emit(_SCALAR[op.operation.kind], op.x, op.scalar(op.scalar_operand()))
 
 
 @translates("scalar_reverse_pow")
 def reverse_pow(op: Op) -> Value:
     """A number to the power of each element."""
-    return op.emit("Pow", op.scalar(op.operand()), op.x)
+    return op.emit("Pow", op.scalar(op.scalar_operand()), op.x)
 
 
 @translates("broadcast_fmod", "scalar_fmod")
@@ -86,7 +86,9 @@ def comparison(op: Op) -> Value:
 @translates(*(f"scalar_logical_{name}" for name in _COMPARISONS))
 def comparison_with_scalar(op: Op) -> Value:
     """The same with a number."""
-    return op.emit(_COMPARISONS[op.operation.kind.removeprefix("scalar_logical_")], op.x, op.scalar(op.operand()))
+    return op.emit(
+        _COMPARISONS[op.operation.kind.removeprefix("scalar_logical_")], op.x, op.scalar(op.scalar_operand())
+    )
 
 
 @translates("broadcast_not_equal")
@@ -98,7 +100,7 @@ def not_equal(op: Op) -> Value:
 @translates("scalar_logical_not_equal")
 def not_equal_to_scalar(op: Op) -> Value:
     """True where it is not that number."""
-    return op.emit("Not", op.emit("Equal", op.x, op.scalar(op.operand())))
+    return op.emit("Not", op.emit("Equal", op.x, op.scalar(op.scalar_operand())))
 
 
 @translates(*(f"broadcast_{name}" for name in _LOGIC))
@@ -133,7 +135,7 @@ def where_scalar(op: Op) -> Value:
             names = ("x_int_operand", "y_int_operand")
         x, y = (op.constant(op.number(name), dtype) for name in names)
         return op.emit("Where", condition, x, y)
-    number = op.constant(op.operand(), dtype)
+    number = op.constant(op.scalar_operand(), dtype)
     x, y = (number, op.inputs[1]) if kind.endswith("_x") else (op.inputs[1], number)
     return op.emit("Where", condition, x, y)
 
@@ -142,7 +144,7 @@ def where_scalar(op: Op) -> Value:
 def masked_fill(op: Op) -> Value:
     """A number where the mask is true."""
     x, mask = op.inputs
-    return op.emit("Where", op.cast(mask, DType.BOOL), op.scalar(op.operand()), x)
+    return op.emit("Where", op.cast(mask, DType.BOOL), op.scalar(op.scalar_operand()), x)
 
 
 @translates("cast")
@@ -152,4 +154,4 @@ def cast(op: Op) -> Value:
 
 
 def _other(op: Op) -> Value:
-    return op.inputs[1] if len(op.inputs) > 1 else op.scalar(op.operand())
+    return op.inputs[1] if len(op.inputs) > 1 else op.scalar(op.scalar_operand())

@@ -6,7 +6,7 @@ import numpy as np
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.translator import translates
 
 _TO_THE_END = np.iinfo(np.int64).max
 

@@ -7,15 +7,15 @@ import math
 import numpy as np
 
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.layout import along_axis, check_channels_first
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.layout import align_to_axis, check_channels_first
+from graphkiln_converters.oneflow.translator import translates
 
 
 @translates("conv1d", "conv2d", "conv3d")
 def convolution(op: Op) -> Value:
     """Weights are `[filters, channels / groups, ...]`; the padding is the same on both sides."""
     check_channels_first(op)
-    inputs, weights, bias, addend = (*op.segments(), [], [])[:4]
+    inputs, weights, bias, addend = (*op.operand_segments(), [], [])[:4]
     padding = op.integers("padding_before")
     y = op.emit(
         "Conv",
@@ -50,7 +50,7 @@ def transposed_convolution(op: Op) -> Value:
 @translates("bias_add")
 def bias_add(op: Op) -> Value:
     """Adds one number for every index of an axis."""
-    return op.emit("Add", op.x, along_axis(op, op.inputs[1], op.axis()))
+    return op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis()))
 
 
 @translates("unfold")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.layout import along_axis, check_channels_first
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.layout import align_to_axis, check_channels_first
+from graphkiln_converters.oneflow.translator import translates
 
 
 @translates("normalization", "normalization_infer")
@@ -14,7 +14,7 @@ def batch_norm(op: Op) -> Value:
     """By the running statistics. A graph that was saved in training mode takes those of the batch: refused."""
     if op.flag("training", False):
         raise op.error("the graph was saved in training mode: call model.eval(), then trace and save it again")
-    x, mean, variance, gamma, beta, addend = ((*group, None)[0] for group in (*op.segments(), [], [], [])[:6])
+    x, mean, variance, gamma, beta, addend = ((*group, None)[0] for group in (*op.operand_segments(), [], [], [])[:6])
     if mean is None or variance is None:
         raise op.error("it has no running statistics (track_running_stats=False): answers would depend on the batch")
     axis = op.axis()
@@ -62,7 +62,7 @@ def group_norm(op: Op) -> Value:
     if not op.flag("affine", False):
         return y
     beta, gamma = op.inputs[1:]
-    return op.emit("Add", op.emit("Mul", y, along_axis(op, gamma, 1)), along_axis(op, beta, 1))
+    return op.emit("Add", op.emit("Mul", y, align_to_axis(op, gamma, 1)), align_to_axis(op, beta, 1))
 
 
 @translates("l2_normalize")

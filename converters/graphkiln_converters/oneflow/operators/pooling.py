@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.layout import check_channels_first
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.translator import translates
 
 
 @translates("max_pool_1d", "max_pool_2d", "max_pool_3d")
@@ -16,7 +16,7 @@ def max_pool(op: Op) -> tuple[Value, ...]:
     """The largest of each window, and its place in the channel, if somebody wants it."""
     check_channels_first(op)
     wanted = 2 if op.flag("return_indices", False) else 1
-    found = op.emit_several(
+    found = op.emit_multiple(
         "MaxPool", wanted, op.x, dilations=op.integers("dilation"), **_windows(op), ceil_mode=_ceil(op)
     )
     if wanted == 1:
@@ -82,7 +82,7 @@ def adaptive_max_pool(op: Op) -> tuple[Value, Value]:
     if any(size % target for size, target in zip(sizes, targets, strict=True)):
         raise op.error(f"{list(sizes)} cannot be divided into {list(targets)} windows of one size")
     window = [size // target for size, target in zip(sizes, targets, strict=True)]
-    y, index = op.emit_several("MaxPool", 2, op.x, kernel_shape=window, strides=window)
+    y, index = op.emit_multiple("MaxPool", 2, op.x, kernel_shape=window, strides=window)
     return y, _place_in_channel(op, index)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.translator import translates
 
 
 @translates("matmul", "batch_matmul", "broadcast_matmul")

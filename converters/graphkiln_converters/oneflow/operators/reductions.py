@@ -6,7 +6,7 @@ import math
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.translator import translates
 
 _REDUCTIONS = {
     "reduce_sum": "ReduceSum",
@@ -51,14 +51,14 @@ def argmax(op: Op) -> Value:
 @translates("top_k")
 def top_k(op: Op) -> Value:
     """Indices of the largest along the last axis."""
-    return op.emit_several("TopK", 2, op.x, op.constant([op.integer("k")]), axis=-1)[1]
+    return op.emit_multiple("TopK", 2, op.x, op.constant([op.integer("k")]), axis=-1)[1]
 
 
 @translates("arg_sort")
 def arg_sort(op: Op) -> Value:
     """Indices in the order of the elements along the last axis."""
     largest = int(op.text("direction") == "DESCENDING")
-    _, order = op.emit_several("TopK", 2, op.x, op.constant([op.shape[-1]]), axis=-1, largest=largest)
+    _, order = op.emit_multiple("TopK", 2, op.x, op.constant([op.shape[-1]]), axis=-1, largest=largest)
     return op.cast(order, op.result_dtype)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.layout import check_channels_first
-from graphkiln_converters.oneflow.marking import translates
+from graphkiln_converters.oneflow.translator import translates
 
 _AXES = {1: ("",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 _MODES = {"linear": "linear", "bilinear": "linear", "trilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}

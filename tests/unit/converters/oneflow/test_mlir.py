@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.oneflow.mlir import Job, Opaque, Operation, TensorType, parse
+from graphkiln_converters.oneflow.job import Job, Opaque, Operation, TensorType
+from graphkiln_converters.oneflow.mlir import parse
 
 JOB = """module {
   oneflow.job @G(%arg0: tensor<2x3xf32>) -> tensor<2x3xf32> {
@@ -157,9 +158,9 @@ class TestErrors:
             ("{ATTRIBUTES}", "{a = }", r"line 3, column 37: expected .*found '} :"),
             ("{ATTRIBUTES}", '{a = "open}', r"line 3, column 37"),
             (") -> tensor<2x3xf32>\n", ") -> \n", "line 3, column 10: 'oneflow.return' is no tensor"),
-            ("(%arg0) ", "(%arg1) ", "line 3: relu takes %arg1, which nothing before it makes"),
-            ("return %0", "return %1", "the graph answers %1, which nothing makes"),
-            ("%0 =", "%arg0 =", "%arg0 is made twice"),
+            ("(%arg0) ", "(%arg1) ", "line 3: relu takes %arg1, which nothing before it defines"),
+            ("return %0", "return %1", "the graph returns %1, which nothing defines"),
+            ("%0 =", "%arg0 =", "%arg0 is defined twice"),
             ("(%arg0) ", "(%arg0, %arg0) ", r"line 3, column 10: 2 operands but 1 types"),
             ("%0 =", "%0, %1 =", r"line 3, column 14: 2 results but 1 types"),
             ("%0 =", "%0:99999999 =", "'99999999' is no number of results"),
