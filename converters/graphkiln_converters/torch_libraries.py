@@ -1,6 +1,6 @@
 """Imports torchvision, also where its compiled operators are missing or built for another PyTorch.
 
-torchvision declares `nms` only in its compiled part, and imports no further without it. Classifiers need none of it.
+torchvision declares `nms` only in its compiled part, and cannot be imported without it. Classifiers do not use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 _DECLARED: list[torch.library.Library] = []
-"""A library's declarations live as long as the object."""
+"""A library's declarations live as long as this object."""
 
 
 def import_torchvision() -> ModuleType:

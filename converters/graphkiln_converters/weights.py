@@ -1,4 +1,4 @@
-"""State dicts from files, into modules, with nothing executed and nothing left over."""
+"""Loads checkpoints into modules: without executing code, and with every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _SHOWN = 8
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Loads a state dict into a module. Common wrappings (`state_dict`, `module.`, ...) are taken off.
+    """Loads a state dict into a module; common wrappers (`state_dict`, ...) and prefixes (`module.`, ...) are removed.
 
     Raises:
-        ConversionError: The file cannot be read, holds code, or its keys or shapes are not the module's; the message
-            lists them.
+        ConversionError: The file cannot be read, could run code, or its keys or shapes differ from the module's; the
+            message lists them.
     """
     expected = module.state_dict()
-    state = _unwrapped(_read(path), expected)
+    state = _unwrap(_read(path), expected)
     _check(state, expected, path)
     module.load_state_dict(state)
 
 
 def trained_classes(module: nn.Module, path: Path) -> int | None:
-    """How many classes the weights of a file were trained for, where that is not as many as the module has.
+    """The number of classes that a file's weights were trained for, where it differs from the module's.
 
     Args:
-        module: A classifier; its last linear layer or convolution tells its classes.
+        module: A classifier; its last linear layer or convolution has an output for each class.
         path: As for `load_weights`.
 
     Returns:
-        None where both are equal, or nothing tells.
+        None where both are equal, or the file does not tell.
 
     Raises:
         ConversionError: The file cannot be read.
     """
-    state = _unwrapped(_read(path), module.state_dict())
+    state = _unwrap(_read(path), module.state_dict())
     heads = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     name, layer = heads[-1]
     weight = state.get(f"{name}.weight")
@@ -53,19 +53,19 @@ def trained_classes(module: nn.Module, path: Path) -> int | None:
 
 
 def not_downloaded(name: str, error: OSError) -> ConversionError:
-    """What to say when published weights cannot be had."""
+    """The error when published weights cannot be downloaded."""
     return ConversionError(
         f"cannot download the weights of {name}: {error}",
         hint="download them elsewhere and name the file: --weights FILE",
     )
 
 
-def _unwrapped(found: dict[str, Any], expected: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _unwrap(checkpoint: dict[str, Any], expected: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     for wrapper in _WRAPPERS:
-        if isinstance(found.get(wrapper), dict):
-            found = found[wrapper]
+        if isinstance(checkpoint.get(wrapper), dict):
+            checkpoint = checkpoint[wrapper]
             break
-    state = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    state = {key: value for key, value in checkpoint.items() if isinstance(value, torch.Tensor)}
     for prefix in _PREFIXES:
         if state and all(key.startswith(prefix) for key in state) and not any(k.startswith(prefix) for k in expected):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], path: Path) -> None:
-    wrong = {
+    differences = {
         "missing": [key for key in expected if key not in state],
         "unknown": [key for key in state if key not in expected],
         "of another shape": [
@@ -106,11 +106,11 @@ def _check(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], pa
             if key in state and state[key].shape != expected[key].shape
         ],
     }
-    if any(wrong.values()):
-        parts = [f"{len(keys)} {what}: {_listed(keys)}" for what, keys in wrong.items() if keys]
+    if any(differences.values()):
+        parts = [f"{len(keys)} {what}: {_listed(keys)}" for what, keys in differences.items() if keys]
         raise ConversionError(
             f"the weights of {path} are of another model: {'; '.join(parts)}",
-            hint="name the architecture that they were trained for",
+            hint="name the architecture that they belong to",
         )
 
 

@@ -1,4 +1,4 @@
-"""What is done to each element by itself, with at most a few fixed numbers."""
+"""Elementwise functions of one tensor, and softmax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.layout import align_to_axis
 from graphkiln_converters.oneflow.translator import translates
 
-_SAME = {
+_UNARY = {
     "relu": "Relu",
     "sigmoid": "Sigmoid",
     "tanh": "Tanh",
@@ -40,13 +40,13 @@ _SAME = {
     "isinf": "IsInf",
     "identity": "Identity",
 }
-"""Operations that are one of ONNX, without attributes."""
+"""Operations that ONNX has, too, without attributes."""
 
 
-@translates(*_SAME)
-def same(op: Op) -> Value:
-    """The operation that ONNX has, too."""
-    return op.emit(_SAME[op.operation.kind], op.x)
+@translates(*_UNARY)
+def unary(op: Op) -> Value:
+    """The same operation of ONNX."""
+    return op.emit(_UNARY[op.operation.kind], op.x)
 
 
 @translates("rsqrt")
@@ -81,7 +81,7 @@ def gelu(op: Op) -> Value:
 
 @translates("fused_bias_add_gelu")
 def gelu_of_sum(op: Op) -> Value:
-    """GELU of the sum with a number for every index of an axis; a GPU's form."""
+    """GELU of the sum with a bias along an axis; used on GPUs."""
     return _gelu(op, op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis())))
 
 
@@ -131,7 +131,7 @@ def hardsigmoid(op: Op) -> Value:
 
 @translates("hardtanh")
 def hardtanh(op: Op) -> Value:
-    """Between two numbers; ReLU6 is one, too."""
+    """Clipped to `[min_val, max_val]`; ReLU6 is one of them."""
     return op.emit("Clip", op.x, op.scalar(op.number("min_val")), op.scalar(op.number("max_val")))
 
 
@@ -143,7 +143,7 @@ def hardshrink(op: Op) -> Value:
 
 @translates("softshrink")
 def softshrink(op: Op) -> Value:
-    """0 where the absolute value is at most `alpha`, nearer to 0 by it elsewhere."""
+    """0 where the absolute value is at most `alpha`, shrunk by `alpha` elsewhere."""
     return op.emit("Shrink", op.x, lambd=op.number("alpha"), bias=op.number("alpha"))
 
 
@@ -186,7 +186,7 @@ def prelu(op: Op) -> Value:
 
 @translates("clip_by_scalar", "clip_by_scalar_min", "clip_by_scalar_max")
 def clip(op: Op) -> Value:
-    """Between two numbers, or above or below one."""
+    """Clipped to a minimum, a maximum, or both."""
     prefix = "floating" if op.dtype.is_float else "integral"
     bounds = [
         None if op.operation.kind.endswith(other) else op.scalar(op.number(f"{prefix}_{end}"))

@@ -1,4 +1,4 @@
-"""What moves elements and leaves their values: shapes, slices, joins, and constants."""
+"""Shapes, slices, concatenation, gathering, and constants: operations that compute no new values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.translator import translates
 
-_TO_THE_END = np.iinfo(np.int64).max
+_END = np.iinfo(np.int64).max
 
 
 @translates("reshape", "squeeze", "expand_dims")
 def reshape(op: Op) -> Value:
-    """The same elements in order."""
+    """The same elements in the same order, in another shape."""
     return op.emit("Reshape", op.x, op.constant(op.result_shape))
 
 
@@ -25,30 +25,30 @@ def transpose(op: Op) -> Value:
 
 @translates("expand", "broadcast_like")
 def expand(op: Op) -> Value:
-    """Axes of size 1 repeated."""
+    """Axes of size 1, repeated."""
     return op.emit("Expand", op.x, op.constant(op.result_shape))
 
 
 @translates("concat")
 def concat(op: Op) -> Value:
-    """Values one after another along an axis."""
+    """Tensors one after another along an axis."""
     return op.emit("Concat", *op.inputs, axis=op.axis())
 
 
 @translates("stack")
 def stack(op: Op) -> Value:
-    """Values one after another along a new axis."""
+    """Tensors one after another along a new axis."""
     axis = op.integer("axis")
-    pieces = [op.emit("Unsqueeze", value, op.constant([axis])) for value in op.inputs]
-    return op.emit("Concat", *pieces, axis=axis)
+    unsqueezed = [op.emit("Unsqueeze", value, op.constant([axis])) for value in op.inputs]
+    return op.emit("Concat", *unsqueezed, axis=axis)
 
 
 @translates("slice")
 def slice_(op: Op) -> Value:
-    """From, to, and every which, for each axis; those that are taken whole are left out."""
+    """Start, stop and step for each axis; axes that are taken whole are left out."""
     starts, stops, steps = (op.integers(name) for name in ("start", "stop", "step"))
     whole = [s == 0 and e >= n and t == 1 for s, e, t, n in zip(starts, stops, steps, op.shape, strict=True)]
-    axes = [axis for axis, each in enumerate(whole) if not each]
+    axes = [axis for axis, is_whole in enumerate(whole) if not is_whole]
     if not axes:
         return op.emit("Identity", op.x)
     chosen = ([values[axis] for axis in axes] for values in (starts, stops))
@@ -59,32 +59,32 @@ def slice_(op: Op) -> Value:
 
 @translates("narrow")
 def narrow(op: Op) -> Value:
-    """A piece of an axis."""
+    """A range of an axis."""
     start = op.integer("start")
-    return _piece(op, op.x, op.axis("dim"), start, start + op.integer("length"))
+    return _slice_axis(op, op.x, op.axis("dim"), start, start + op.integer("length"))
 
 
 @translates("slice_update")
 def slice_update(op: Op) -> Value:
-    """A value with another in the place of a part of it: axis by axis, what lies before, the new, what lies behind."""
+    """A tensor with a part replaced by another: axis by axis, what lies before it, the other, what lies after it."""
     if any(step != 1 for step in op.integers("step")):
         raise op.error("a step other than 1 cannot be translated")
     starts, stops = op.integers("start"), op.integers("stop")
     axes = [axis for axis, size in enumerate(op.shape) if (starts[axis], stops[axis]) != (0, size)]
-    rings = [op.x]
+    outer = [op.x]  # of each axis, the part of the tensor that is replaced along it
     for axis in axes:
-        rings.append(_piece(op, rings[-1], axis, starts[axis], stops[axis]))
+        outer.append(_slice_axis(op, outer[-1], axis, starts[axis], stops[axis]))
     y = op.inputs[1]
-    for axis, ring in reversed(list(zip(axes, rings, strict=False))):
-        before = [_piece(op, ring, axis, 0, starts[axis])] if starts[axis] else []
-        behind = [_piece(op, ring, axis, stops[axis], _TO_THE_END)] if stops[axis] < op.shape[axis] else []
-        y = op.emit("Concat", *before, y, *behind, axis=axis)
+    for axis, part in reversed(list(zip(axes, outer, strict=False))):
+        before = [_slice_axis(op, part, axis, 0, starts[axis])] if starts[axis] else []
+        after = [_slice_axis(op, part, axis, stops[axis], _END)] if stops[axis] < op.shape[axis] else []
+        y = op.emit("Concat", *before, y, *after, axis=axis)
     return op.emit("Identity", y) if y is op.inputs[1] else y
 
 
 @translates("roll")
 def roll(op: Op) -> Value:
-    """Elements that leave at one end of an axis come in at the other."""
+    """Elements shifted along axes; those that pass the end come in at the start."""
     shifts, axes = op.integers("shifts"), op.integers("dims", [])
     if axes == [-1] and op.rank > 1:
         raise op.error("rolling over all dimensions at once (dims is not given) cannot be translated")
@@ -92,27 +92,27 @@ def roll(op: Op) -> Value:
     for shift, axis in zip(shifts, (axis % op.rank for axis in axes), strict=True):
         cut = -shift % op.shape[axis]
         if cut:
-            y = op.emit("Concat", _piece(op, y, axis, cut, _TO_THE_END), _piece(op, y, axis, 0, cut), axis=axis)
+            y = op.emit("Concat", _slice_axis(op, y, axis, cut, _END), _slice_axis(op, y, axis, 0, cut), axis=axis)
     return op.emit("Identity", y) if y is op.x else y
 
 
 @translates("flip")
 def flip(op: Op) -> Value:
-    """Axes backwards."""
+    """Axes in reverse."""
     axes = [axis % op.rank for axis in op.integers("dims")]
-    lists = ([-1] * len(axes), [-_TO_THE_END] * len(axes), axes, [-1] * len(axes))
+    lists = ([-1] * len(axes), [-_END] * len(axes), axes, [-1] * len(axes))
     return op.emit("Slice", op.x, *map(op.constant, lists))
 
 
 @translates("gather")
 def gather(op: Op) -> Value:
-    """Slices of an axis by their indices; an embedding is that of axis 0."""
+    """Slices of an axis by their indices; along axis 0, an embedding."""
     return op.emit("Gather", op.x, op.inputs[1], axis=op.axis())
 
 
 @translates("dim_gather")
 def dim_gather(op: Op) -> Value:
-    """Elements along an axis, each by its own index."""
+    """Elements along an axis, each by an index of its own."""
     return op.emit("GatherElements", op.x, op.inputs[1], axis=op.axis("dim"))
 
 
@@ -124,7 +124,7 @@ def gather_nd(op: Op) -> Value:
 
 @translates("tril", "triu")
 def triangle(op: Op) -> Value:
-    """The lower or upper triangle of the last two axes; the rest is a number, 0 unless said otherwise."""
+    """The lower or upper triangle of the last two axes; the rest is filled, with 0 by default."""
     lower = op.operation.kind == "tril"
     rows, columns = op.shape[-2:]
     ones = np.ones((rows, columns), bool)
@@ -136,14 +136,14 @@ def triangle(op: Op) -> Value:
 
 @translates("constant")
 def constant(op: Op) -> Value:
-    """One number everywhere."""
+    """A tensor filled with a number."""
     number = op.number("floating_value") if op.flag("is_floating_value") else op.integer("integer_value")
     return op.emit("Expand", op.constant(number, op.result_dtype), op.constant(op.result_shape))
 
 
 @translates("arange")
 def arange(op: Op) -> Value:
-    """Numbers at equal distances."""
+    """Evenly spaced numbers."""
     dtype = op.result_dtype
     prefix = "float" if dtype.is_float else "integer"
     start, delta = op.number(f"{prefix}_start"), op.number(f"{prefix}_delta")
@@ -160,12 +160,12 @@ def eye(op: Op) -> Value:
 
 @translates("one_hot")
 def one_hot(op: Op) -> Value:
-    """A number at the index, another elsewhere, along a new last axis."""
+    """One value at the index, another elsewhere, along a new last axis."""
     dtype = op.result_dtype
     prefix = "floating" if dtype.is_float else "integer"
     values = op.constant([op.number(f"{prefix}_off_value"), op.number(f"{prefix}_on_value")], dtype)
     return op.emit("OneHot", op.x, op.constant(op.integer("depth")), values, axis=-1)
 
 
-def _piece(op: Op, value: Value, axis: int, start: int, stop: int) -> Value:
+def _slice_axis(op: Op, value: Value, axis: int, start: int, stop: int) -> Value:
     return op.emit("Slice", value, *(op.constant([number]) for number in (start, stop, axis)))

@@ -1,4 +1,4 @@
-"""Convolutions, forwards and transposed, and what works on their windows."""
+"""Convolutions, plain and transposed, and operations on their windows."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from graphkiln_converters.oneflow.translator import translates
 
 @translates("conv1d", "conv2d", "conv3d")
 def convolution(op: Op) -> Value:
-    """Weights are `[filters, channels / groups, ...]`; the padding is the same on both sides."""
+    """The weight is `[filters, channels / groups, ...]`; the padding is the same on both sides."""
     check_channels_first(op)
-    inputs, weights, bias, addend = (*op.operand_segments(), [], [])[:4]
-    padding = op.integers("padding_before")
+    inputs, weight, bias, addend = (*op.operand_segments(), [], [])[:4]
     y = op.emit(
         "Conv",
         *inputs,
-        *weights,
+        *weight,
         *bias,
         strides=op.integers("strides"),
         dilations=op.integers("dilation_rate"),
-        pads=padding * 2,
+        pads=op.integers("padding_before") * 2,
         group=op.integer("groups", 1),
         kernel_shape=op.integers("kernel_size"),
     )
@@ -33,7 +32,7 @@ def convolution(op: Op) -> Value:
 
 @translates("deconv1d", "deconv2d", "deconv3d")
 def transposed_convolution(op: Op) -> Value:
-    """Weights are `[channels, filters / groups, ...]`."""
+    """The weight is `[channels, filters / groups, ...]`."""
     check_channels_first(op)
     return op.emit(
         "ConvTranspose",
@@ -49,22 +48,22 @@ def transposed_convolution(op: Op) -> Value:
 
 @translates("bias_add")
 def bias_add(op: Op) -> Value:
-    """Adds one number for every index of an axis."""
+    """Adds a bias along an axis."""
     return op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis()))
 
 
 @translates("unfold")
 def unfold(op: Op) -> Value:
-    """Windows as columns `[batch, channels * window, positions]`: a convolution that picks each element once."""
+    """Windows as columns `[batch, channels * window, positions]`: a convolution with one-hot kernels."""
     check_channels_first(op)
     channels = op.shape[1]
-    columns = op.emit("Conv", op.x, _picking(op, channels), group=channels, **_windows(op))
+    columns = op.emit("Conv", op.x, _one_hot_kernels(op, channels), group=channels, **_windows(op))
     return op.emit("Reshape", columns, op.constant(op.result_shape))
 
 
 @translates("fold")
 def fold(op: Op) -> Value:
-    """The reverse: sums the columns where windows overlap; a transposed convolution that puts each element once."""
+    """The reverse, which sums where windows overlap: a transposed convolution with one-hot kernels."""
     check_channels_first(op)
     batch, rows, _ = op.shape
     kernel, size = op.integers("kernel_size"), op.integers("output_size")
@@ -72,10 +71,14 @@ def fold(op: Op) -> Value:
     windows = _windows(op)
     padding, strides, dilations = op.integers("padding"), op.integers("strides"), op.integers("dilation_rate")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    places = [(n + 2 * p - r) // s + 1 for n, p, r, s in zip(size, padding, reach, strides, strict=True)]
-    left = [n + 2 * p - r - (c - 1) * s for n, p, r, c, s in zip(size, padding, reach, places, strides, strict=True)]
-    columns = op.emit("Reshape", op.x, op.constant([batch, rows, *places]))
-    return op.emit("ConvTranspose", columns, _picking(op, channels), group=channels, output_padding=left, **windows)
+    positions = [(n + 2 * p - r) // s + 1 for n, p, r, s in zip(size, padding, reach, strides, strict=True)]
+    remainder = [
+        n + 2 * p - r - (c - 1) * s for n, p, r, c, s in zip(size, padding, reach, positions, strides, strict=True)
+    ]
+    columns = op.emit("Reshape", op.x, op.constant([batch, rows, *positions]))
+    return op.emit(
+        "ConvTranspose", columns, _one_hot_kernels(op, channels), group=channels, output_padding=remainder, **windows
+    )
 
 
 def _windows(op: Op) -> dict[str, list[int]]:
@@ -87,9 +90,9 @@ def _windows(op: Op) -> dict[str, list[int]]:
     }
 
 
-def _picking(op: Op, channels: int) -> Value:
-    """Weights `[channels * window, 1, window]` with a single 1 each."""
+def _one_hot_kernels(op: Op, channels: int) -> Value:
+    """A weight `[channels * window, 1, *kernel]` whose kernels have a single 1 each."""
     kernel = op.integers("kernel_size")
     window = math.prod(kernel)
-    weights = np.tile(np.eye(window).reshape(window, 1, *kernel), (channels, 1, *[1] * len(kernel)))
-    return op.constant(weights, op.dtype)
+    weight = np.tile(np.eye(window).reshape(window, 1, *kernel), (channels, 1, *[1] * len(kernel)))
+    return op.constant(weight, op.dtype)

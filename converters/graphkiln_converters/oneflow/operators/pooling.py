@@ -13,26 +13,25 @@ from graphkiln_converters.oneflow.translator import translates
 
 @translates("max_pool_1d", "max_pool_2d", "max_pool_3d")
 def max_pool(op: Op) -> tuple[Value, ...]:
-    """The largest of each window, and its place in the channel, if somebody wants it."""
+    """The maximum of each window, and with `return_indices` its index in the channel."""
     check_channels_first(op)
-    wanted = 2 if op.flag("return_indices", False) else 1
-    found = op.emit_multiple(
-        "MaxPool", wanted, op.x, dilations=op.integers("dilation"), **_windows(op), ceil_mode=_ceil(op)
+    count = 2 if op.flag("return_indices", False) else 1
+    outputs = op.emit_multiple(
+        "MaxPool", count, op.x, dilations=op.integers("dilation"), **_windows(op), ceil_mode=_ceil(op)
     )
-    if wanted == 1:
-        return (found[0],)
-    return found[0], _place_in_channel(op, found[1])
+    if count == 1:
+        return (outputs[0],)
+    return outputs[0], _index_in_channel(op, outputs[1])
 
 
-def _place_in_channel(op: Op, index: Value) -> Value:
-    """ONNX counts through the whole batch, OneFlow through one channel of one image."""
-    size = math.prod(op.shape[2:])
-    return op.emit("Mod", index, op.constant(size))
+def _index_in_channel(op: Op, index: Value) -> Value:
+    """ONNX numbers the elements of the whole batch, OneFlow those of one channel of one sample."""
+    return op.emit("Mod", index, op.constant(math.prod(op.shape[2:])))
 
 
 @translates("avg_pool_1d", "avg_pool_2d", "avg_pool_3d")
 def avg_pool(op: Op) -> Value:
-    """The mean of each window; another divisor than the number of its elements, if that is asked for."""
+    """The mean of each window; with `divisor_override`, its sum over that."""
     check_channels_first(op)
     padded, divisor = op.flag("count_include_pad", True), op.integer("divisor_override", 0)
     y = op.emit("AveragePool", op.x, **_windows(op), ceil_mode=_ceil(op), count_include_pad=int(padded or divisor != 0))
@@ -57,7 +56,7 @@ def _ceil(op: Op) -> int:
 
 @translates("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_avg_pool(op: Op) -> Value:
-    """Means of windows that cover the image; where they are not of one size, a product with their weights."""
+    """Means of windows that cover the input; where they differ in size, a product with averaging weights."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     if all(target == 1 for target in targets):
         return op.emit("GlobalAveragePool", op.x)
@@ -68,25 +67,26 @@ def adaptive_avg_pool(op: Op) -> Value:
         return op.emit("AveragePool", op.x, kernel_shape=window, strides=window)
     y = op.x
     for axis, (size, target) in enumerate(zip(sizes, targets, strict=True), start=2):
-        last = [*(each for each in range(op.rank) if each != axis), axis]
-        back = [last.index(each) for each in range(op.rank)]
-        y = op.emit("MatMul", op.emit("Transpose", y, perm=last), op.constant(_means(size, target), op.dtype))
-        y = op.emit("Transpose", y, perm=back)
+        to_last = [*(other for other in range(op.rank) if other != axis), axis]
+        from_last = [to_last.index(other) for other in range(op.rank)]
+        weights = op.constant(_averaging_weights(size, target), op.dtype)
+        y = op.emit("MatMul", op.emit("Transpose", y, perm=to_last), weights)
+        y = op.emit("Transpose", y, perm=from_last)
     return y
 
 
 @translates("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(op: Op) -> tuple[Value, Value]:
-    """The largest of windows of one size that cover the image, and its place in the channel."""
+    """The maximum of windows of one size that cover the input, and its index in the channel."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     if any(size % target for size, target in zip(sizes, targets, strict=True)):
         raise op.error(f"{list(sizes)} cannot be divided into {list(targets)} windows of one size")
     window = [size // target for size, target in zip(sizes, targets, strict=True)]
     y, index = op.emit_multiple("MaxPool", 2, op.x, kernel_shape=window, strides=window)
-    return y, _place_in_channel(op, index)
+    return y, _index_in_channel(op, index)
 
 
-def _means(size: int, target: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _averaging_weights(size: int, target: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """`[size, target]`: window i reaches from floor(i * size / target) to ceil((i + 1) * size / target)."""
     weights = np.zeros((size, target))
     for index in range(target):

@@ -7,10 +7,10 @@ from graphkiln_converters.oneflow.translator import translates
 
 
 @translates("matmul", "batch_matmul", "broadcast_matmul")
-def product(op: Op) -> Value:
-    """`alpha * a @ b (+ addend)`, each of both turned first where it is asked for."""
-    a = _turned(op, 0) if op.flag("transpose_a", False) else op.inputs[0]
-    b = _turned(op, 1) if op.flag("transpose_b", False) else op.inputs[1]
+def matmul(op: Op) -> Value:
+    """`alpha * a @ b (+ addend)`; a or b may be transposed first."""
+    a = _transpose(op, 0) if op.flag("transpose_a", False) else op.inputs[0]
+    b = _transpose(op, 1) if op.flag("transpose_b", False) else op.inputs[1]
     y = op.emit("MatMul", a, b)
     alpha = op.number("alpha", 1.0)
     if alpha != 1.0:
@@ -18,6 +18,6 @@ def product(op: Op) -> Value:
     return op.emit("Add", y, op.inputs[2]) if len(op.inputs) > 2 else y
 
 
-def _turned(op: Op, index: int) -> Value:
+def _transpose(op: Op, index: int) -> Value:
     rank = len(op.shape_of(index))
     return op.emit("Transpose", op.inputs[index], perm=[*range(rank - 2), rank - 1, rank - 2])

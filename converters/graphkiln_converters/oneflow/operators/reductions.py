@@ -1,4 +1,4 @@
-"""Many elements to one, and their order."""
+"""Reductions, sorting, and cumulative sums."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def reduction(op: Op) -> Value:
 
 
 @translates("reduce_any", "reduce_all")
-def truth(op: Op) -> Value:
-    """Whether one is true, or all are."""
+def any_or_all(op: Op) -> Value:
+    """Whether any element is true, or all are."""
     kind = "ReduceMax" if op.operation.kind == "reduce_any" else "ReduceMin"
     numbers = op.cast(op.cast(op.x, DType.BOOL), DType.INT32)
-    found = op.emit(kind, numbers, op.constant(_axes(op, "axis")), keepdims=int(op.flag("keepdims", False)))
-    return op.cast(found, DType.BOOL)
+    reduced = op.emit(kind, numbers, op.constant(_axes(op, "axis")), keepdims=int(op.flag("keepdims", False)))
+    return op.cast(reduced, DType.BOOL)
 
 
 @translates("var")
 def variance(op: Op) -> Value:
-    """The mean of the squared distances from the mean; unbiased: their sum over one less than their number."""
+    """The mean of squared deviations; `unbiased` divides by one less than their number."""
     axes = _axes(op, "dim")
     count, keepdims = math.prod(op.shape[axis] for axis in axes), int(op.flag("keepdim", False))
     centered = op.emit("Sub", op.x, op.emit("ReduceMean", op.x, op.constant(axes), keepdims=1))
@@ -44,19 +44,19 @@ def variance(op: Op) -> Value:
 
 @translates("argmax")
 def argmax(op: Op) -> Value:
-    """Index of the largest along the last axis, the first of equal ones."""
+    """Index of the maximum along the last axis, the first of equal ones."""
     return op.emit("ArgMax", op.x, axis=-1, keepdims=0)
 
 
 @translates("top_k")
 def top_k(op: Op) -> Value:
-    """Indices of the largest along the last axis."""
+    """Indices of the k largest elements along the last axis."""
     return op.emit_multiple("TopK", 2, op.x, op.constant([op.integer("k")]), axis=-1)[1]
 
 
 @translates("arg_sort")
 def arg_sort(op: Op) -> Value:
-    """Indices in the order of the elements along the last axis."""
+    """Indices that sort the elements along the last axis."""
     largest = int(op.text("direction") == "DESCENDING")
     _, order = op.emit_multiple("TopK", 2, op.x, op.constant([op.shape[-1]]), axis=-1, largest=largest)
     return op.cast(order, op.result_dtype)
@@ -64,10 +64,10 @@ def arg_sort(op: Op) -> Value:
 
 @translates("cumsum")
 def cumsum(op: Op) -> Value:
-    """The sum of all up to each."""
+    """Cumulative sum along an axis."""
     return op.emit("CumSum", op.x, op.constant(op.axis("dim")))
 
 
 def _axes(op: Op, name: str) -> list[int]:
-    """Counted from the back, where they mean the same whatever stands in front."""
+    """Axes counted from the back, whatever dimensions stand in front; all of them where none is given."""
     return [axis - op.rank for axis in sorted(axis % op.rank for axis in op.integers(name)) or range(op.rank)]

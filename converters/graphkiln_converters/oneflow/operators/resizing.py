@@ -1,4 +1,4 @@
-"""Images of another size: resampled, padded, warped."""
+"""Resampling and padding."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from graphkiln_converters.oneflow.translator import translates
 
 _AXES = {1: ("",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 _MODES = {"linear": "linear", "bilinear": "linear", "trilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}
+_SAMPLING_MODES = {"bilinear", "nearest", "bicubic"}
 
 
 @translates(
@@ -25,32 +26,34 @@ _MODES = {"linear": "linear", "bilinear": "linear", "trilinear": "linear", "bicu
     "upsample_trilinear_3d",
 )
 def upsample(op: Op) -> Value:
-    """Resampled by a scale; cubic ones as in PyTorch, with -0.75."""
+    """Resampled by a scale; the cubic coefficient is -0.75, as in PyTorch."""
     check_channels_first(op)
     mode = _MODES[op.operation.kind.split("_")[1]]
     if mode == "nearest":
-        how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        coordinates = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     else:
         aligned = op.flag("align_corners")
-        how = {"coordinate_transformation_mode": "align_corners" if aligned else "half_pixel"}
+        coordinates = {"coordinate_transformation_mode": "align_corners" if aligned else "half_pixel"}
     axes = list(range(2, op.rank))
-    return op.emit("Resize", op.x, None, *_scales_or_sizes(op), mode=mode, cubic_coeff_a=-0.75, axes=axes, **how)
+    return op.emit(
+        "Resize", op.x, None, *_scales_or_sizes(op), mode=mode, cubic_coeff_a=-0.75, axes=axes, **coordinates
+    )
 
 
 def _scales_or_sizes(op: Op) -> tuple[Value | None, ...]:
-    """The scales that OneFlow computes with, where they give the size that it got; else that size."""
+    """The scales that OneFlow computes with where they give the size of its result; else that size."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     names = [f"{name}_scale" if name else "scale_factor" for name in _AXES[len(sizes)]]
     scales = [op.number(name) for name in names]
-    fits = all(math.floor(size * scale) == target for size, scale, target in zip(sizes, scales, targets, strict=True))
-    if fits:
+    scaled = tuple(math.floor(size * scale) for size, scale in zip(sizes, scales, strict=True))
+    if scaled == targets:
         return (op.constant(scales, DType.FP32),)
     return None, op.constant(targets)
 
 
 @translates("pad")
 def pad(op: Op) -> Value:
-    """A number around; negative widths cut off."""
+    """Padding with a constant; negative widths crop."""
     widths = op.constant([*op.integers("padding_before"), *op.integers("padding_after")])
     number = op.number("floating_constant_value") if op.dtype.is_float else op.integer("integral_constant_value")
     return op.emit("Pad", op.x, widths, op.scalar(number), mode="constant")
@@ -58,18 +61,18 @@ def pad(op: Op) -> Value:
 
 @translates("reflection_pad1d", "reflection_pad2d")
 def reflection_pad(op: Op) -> Value:
-    """The image mirrored at its borders."""
-    return op.emit("Pad", op.x, op.constant(_around(op)), mode="reflect")
+    """Padding with the input mirrored at its borders."""
+    return op.emit("Pad", op.x, op.constant(_pads(op)), mode="reflect")
 
 
 @translates("replication_pad1d", "replication_pad2d")
 def replication_pad(op: Op) -> Value:
-    """The image's border repeated."""
-    return op.emit("Pad", op.x, op.constant(_around(op)), mode="edge")
+    """Padding with the border repeated."""
+    return op.emit("Pad", op.x, op.constant(_pads(op)), mode="edge")
 
 
-def _around(op: Op) -> list[int]:
-    """`padding` (last axis first: before, after) as ONNX wants it: before each axis, then after each."""
+def _pads(op: Op) -> list[int]:
+    """`padding` (last axis first: before, after) in ONNX's order: before each axis, then after each."""
     pairs = op.integers("padding")
     before, after = pairs[0::2][::-1], pairs[1::2][::-1]
     rest = [0] * (op.rank - len(before))
@@ -78,15 +81,14 @@ def _around(op: Op) -> list[int]:
 
 @translates("grid_sample")
 def grid_sample(op: Op) -> Value:
-    """Points of the image, by their coordinates."""
-    modes = {"bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic"}
+    """Samples of the input at coordinates."""
     mode = op.text("interpolation_mode")
-    if mode not in modes:
+    if mode not in _SAMPLING_MODES:
         raise op.error(f"interpolation_mode '{mode}' cannot be translated")
     return op.emit(
         "GridSample",
         *op.inputs,
-        mode=modes[mode],
+        mode=mode,
         padding_mode=op.text("padding_mode"),
         align_corners=int(op.flag("align_corners")),
     )
@@ -94,7 +96,7 @@ def grid_sample(op: Op) -> Value:
 
 @translates("affine_grid")
 def affine_grid(op: Op) -> Value:
-    """Coordinates for `grid_sample`: an affine map `[batch, 2, 3]` of every point of an image."""
+    """Coordinates for `grid_sample`: each pixel, transformed by affine matrices `[batch, 2, 3]`."""
     height, width = op.integers("size")[2:]
     aligned = op.flag("align_corners")
     x, y = np.meshgrid(_centers(width, aligned), _centers(height, aligned))
@@ -104,6 +106,6 @@ def affine_grid(op: Op) -> Value:
 
 
 def _centers(size: int, aligned: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Of pixels, from -1 to 1: at both ends, or half a pixel inside."""
+    """Coordinates of pixel centers from -1 to 1: of the outer ones at both ends, or half a pixel inside."""
     ends = np.linspace(-1, 1, size)
     return ends if aligned else ends * (size - 1) / size
