@@ -16,12 +16,11 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import engine_names, load_engine
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError, RepositoryError, SignatureError
+from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import Manifest, sha256_of
+from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.lowering.plan import LoweringPlan, plan
 from graphkiln_backend.lowering.settings import Settings
-from graphkiln_backend.repository.config import config_text
 from graphkiln_backend.repository.version import read_version
 
 STEP = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
@@ -30,45 +29,6 @@ STEP = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, re
 @pytest.fixture
 def version_folder(digits: Path, tmp_path: Path) -> Path:
     return shutil.copytree(digits / "1", tmp_path / "1")
-
-
-class TestVersion:
-    def test_the_example_is_whole(self, digits: Path) -> None:
-        version = read_version(digits / "1")
-        assert version.manifest
-        assert version.golden
-        assert version.manifest.provenance.metrics["test_accuracy"] >= 0.98
-        assert version.graph_path.stat().st_size < 300_000
-
-    def test_a_bare_graph_has_no_manifest(self, version_folder: Path) -> None:
-        (version_folder / "manifest.json").unlink()
-        version = read_version(version_folder)
-        assert (version.manifest, version.golden) == (None, None)
-
-    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
-    def test_a_changed_file_is_refused(self, version_folder: Path, name: str) -> None:
-        content = bytearray((version_folder / name).read_bytes())
-        content[-1] ^= 1
-        (version_folder / name).write_bytes(content)
-        with pytest.raises(RepositoryError, match=rf"{name} is not the file .* expected SHA-256"):
-            read_version(version_folder)
-
-    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
-    def test_a_missing_file_is_named(self, version_folder: Path, name: str) -> None:
-        (version_folder / name).unlink()
-        with pytest.raises(RepositoryError, match=f"there is no {name}"):
-            read_version(version_folder)
-
-    def test_an_empty_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
-            read_version(tmp_path)
-
-    def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
-        manifest = Manifest.read(digits / "1" / "manifest.json")
-        text = config_text(
-            "digits", manifest.signature, max_batch_size=32, preprocess=manifest.preprocess, labels_file="labels.txt"
-        )
-        assert (digits / "config.pbtxt").read_text() == text
 
 
 class TestOnnxRuntime:

@@ -1,0 +1,325 @@
+"""config.pbtxt: parsed, completed from a signature, checked against it, and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.repository.config import (
+    DEFAULT_MAX_BATCH_SIZE,
+    complete,
+    complete_dictionary,
+    config_text,
+    parse_json,
+    read_config,
+    write_config,
+)
+
+
+def spec(name: str, *shape: int | str, dtype: DType = DType.FP32) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+def signature(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), optional: Any = ()) -> Signature:
+    return Signature(inputs=inputs, outputs=outputs or (spec("y", "batch", 2),), optional_inputs=optional)
+
+
+IMAGES = signature(spec("x", "batch", 3, "height", "width"))
+ROWS = signature(spec("x", "batch", 3))
+WHOLE = signature(spec("x", 2, 3), outputs=(spec("y", 2, 2),))
+SCALARS = signature(spec("x", "batch"), outputs=(spec("y", "batch"),))
+SCALAR = signature(spec("x"), outputs=(spec("y"),))
+
+
+def completed(text: str, graph: Signature, labels_file: str | None = None) -> Any:
+    config = text_format.Parse(text, pb.ModelConfig())
+    config.name = config.name or "m"
+    complete(config, graph, labels_file=labels_file)
+    return config
+
+
+def dims(tensor: Any) -> list[int]:
+    return list(tensor.dims)
+
+
+class TestReadAndWrite:
+    def test_a_missing_file_is_empty(self, tmp_path: Path) -> None:
+        assert read_config(tmp_path / "config.pbtxt") == pb.ModelConfig()
+
+    def test_what_is_written_is_read(self, tmp_path: Path) -> None:
+        config = completed("max_batch_size: 8", ROWS, "labels.txt")
+        write_config(config, tmp_path / "config.pbtxt")
+        assert read_config(tmp_path / "config.pbtxt") == config
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b'name: "m', "config.pbtxt is not a model configuration: 1:7"),
+            (b"max_batch_size: 4\nmax_batches: 4", 'is not a model configuration: 2:1 .*"max_batches"'),
+            (b"instance_group { kind: KIND_TPU }", "KIND_TPU"),
+            (b"\xff\xfe\x00", "is not a model configuration: 'utf-8' codec"),
+        ],
+    )
+    def test_a_damaged_file(self, tmp_path: Path, content: bytes, words: str) -> None:
+        (tmp_path / "config.pbtxt").write_bytes(content)
+        with pytest.raises(RepositoryError, match=words):
+            read_config(tmp_path / "config.pbtxt")
+
+    def test_a_folder_in_its_place(self, tmp_path: Path) -> None:
+        (tmp_path / "config.pbtxt").mkdir()
+        with pytest.raises(RepositoryError, match=r"cannot read .*config\.pbtxt: .*Is a directory"):
+            read_config(tmp_path / "config.pbtxt")
+
+    def test_json_has_the_names_of_the_protobuf(self) -> None:
+        config = parse_json('{"max_batch_size": 3, "input": [{"name": "x", "data_type": "TYPE_BF16", "dims": [1]}]}')
+        assert config == text_format.Parse(
+            'max_batch_size: 3 input { name: "x" data_type: TYPE_BF16 dims: 1 }', pb.ModelConfig()
+        )
+
+
+class TestCompletion:
+    def test_an_empty_configuration_of_a_graph_with_a_batch(self) -> None:
+        config = completed("", IMAGES, "labels.txt")
+        assert config.max_batch_size == DEFAULT_MAX_BATCH_SIZE
+        assert config.HasField("dynamic_batching")
+        (image,), (scores,) = config.input, config.output
+        assert (image.name, image.data_type, dims(image)) == ("x", pb.TYPE_FP32, [3, -1, -1])
+        assert (scores.name, dims(scores), scores.label_filename) == ("y", [2], "labels.txt")
+
+    def test_an_empty_configuration_of_a_graph_without_one(self) -> None:
+        config = completed("", WHOLE)
+        assert (config.max_batch_size, dims(config.input[0]), dims(config.output[0])) == (0, [2, 3], [2, 2])
+        assert not config.HasField("dynamic_batching")
+
+    @pytest.mark.parametrize("dtype", list(DType))
+    def test_every_dtype_has_its_name(self, dtype: DType) -> None:
+        config = completed("", signature(spec("x", "batch", 3, dtype=dtype)))
+        assert pb.DataType.Name(config.input[0].data_type) == dtype.config_name
+
+    def test_what_is_written_stays(self) -> None:
+        text = """
+            max_batch_size: 16
+            input { name: "x" data_type: TYPE_FP32 dims: [3, 224, 224] }
+            output { name: "y" label_filename: "mine.txt" }
+            dynamic_batching { max_queue_delay_microseconds: 7 }
+            instance_group { count: 3 }
+        """
+        config = completed(text, IMAGES, "labels.txt")
+        assert config.max_batch_size == 16
+        assert dims(config.input[0]) == [3, 224, 224]  # narrower than the graph is fine
+        assert config.output[0].label_filename == "mine.txt"
+        assert config.dynamic_batching.max_queue_delay_microseconds == 7
+        assert config.instance_group[0].count == 3
+
+    def test_completing_twice_changes_nothing(self) -> None:
+        for graph in (IMAGES, WHOLE, SCALARS, SCALAR):
+            once = completed("", graph, "labels.txt")
+            twice = pb.ModelConfig()
+            twice.CopyFrom(once)
+            complete(twice, graph, labels_file="labels.txt")
+            assert twice == once
+
+    @pytest.mark.parametrize(
+        ("text", "graph", "largest"),
+        [
+            ('input { name: "x" dims: [3] }', ROWS, DEFAULT_MAX_BATCH_SIZE),
+            ('input { name: "x" dims: [-1, 3] }', ROWS, 0),  # written with the batch: the user batches
+            ('output { name: "y" dims: [-1, 2] }', ROWS, 0),
+            ('input { name: "x" }', ROWS, DEFAULT_MAX_BATCH_SIZE),
+            ('input { name: "x" dims: [1] reshape { shape: [] } }', SCALARS, DEFAULT_MAX_BATCH_SIZE),
+            ('input { name: "x" dims: [-1] }', SCALARS, 0),
+        ],
+    )
+    def test_dims_with_the_batch_mean_that_triton_forms_none(self, text: str, graph: Signature, largest: int) -> None:
+        assert completed(text, graph).max_batch_size == largest
+
+    def test_a_batch_of_one_needs_no_batcher(self) -> None:
+        assert not completed("max_batch_size: 1", ROWS).HasField("dynamic_batching")
+
+    @pytest.mark.parametrize("scheduling", ["sequence_batching {}", "ensemble_scheduling {}"])
+    def test_another_scheduler_stays(self, scheduling: str) -> None:
+        config = completed(f"max_batch_size: 8 {scheduling}", ROWS)
+        assert not config.HasField("dynamic_batching")
+
+    def test_a_batch_of_scalars_is_reshaped(self) -> None:
+        """Triton has no scalars: [1] outside, [] inside."""
+        config = completed("", SCALARS)
+        for tensor in (config.input[0], config.output[0]):
+            assert dims(tensor) == [1]
+            assert tensor.HasField("reshape")
+            assert list(tensor.reshape.shape) == []
+
+    def test_a_scalar_without_a_batch_is_a_tensor_of_one(self) -> None:
+        config = completed("", SCALAR)
+        assert (dims(config.input[0]), config.input[0].HasField("reshape")) == ([1], False)
+
+    def test_a_reshape_is_held_to_the_graph(self) -> None:
+        text = 'max_batch_size: 4 input {{ name: "x" dims: [6] reshape {{ shape: [{}] }} }}'
+        graph = signature(spec("x", "batch", 2, 3))
+        assert dims(completed(text.format("2, 3"), graph).input[0]) == [6]
+        with pytest.raises(RepositoryError, match=r"expected \[2, 3\], got \[3, 2\]"):
+            completed(text.format("3, 2"), graph)
+
+    def test_a_graph_with_a_fixed_batch_may_be_batched(self) -> None:
+        config = completed("max_batch_size: 8", WHOLE)
+        assert (config.max_batch_size, dims(config.input[0])) == (8, [3])
+
+    def test_some_outputs_are_enough(self) -> None:
+        graph = signature(spec("x", "batch", 3), outputs=(spec("y", "batch", 2), spec("z", "batch", 1)))
+        config = completed('output { name: "z" }', graph, "labels.txt")
+        assert [(tensor.name, dims(tensor)) for tensor in config.output] == [("z", [1])]
+        assert config.output[0].label_filename == "labels.txt"
+
+    def test_optional_inputs(self) -> None:
+        graph = signature(spec("x", "batch", 3), optional=(spec("bias", 1),))
+        assert [tensor.name for tensor in completed("", graph).input] == ["x"]
+        config = completed('max_batch_size: 0 input { name: "x" dims: [-1, 3] } input { name: "bias" }', graph)
+        assert [(tensor.name, tensor.optional) for tensor in config.input] == [("x", False), ("bias", True)]
+
+    def test_labels_of_another_output_keep_the_first_one_free(self) -> None:
+        graph = signature(spec("x", "batch", 3), outputs=(spec("y", "batch", 2), spec("z", "batch", 1)))
+        text = 'output { name: "y" } output { name: "z" label_filename: "z.txt" }'
+        assert [tensor.label_filename for tensor in completed(text, graph, "labels.txt").output] == ["", "z.txt"]
+
+
+class TestContradictions:
+    @pytest.mark.parametrize(
+        ("text", "graph", "words"),
+        [
+            ('input { name: "z" }', ROWS, r"input 'z' is not in the graph of 'm' \(the graph has x FP32\[batch,3\]\)"),
+            (
+                'output { name: "z" }',
+                ROWS,
+                r"output 'z' is not in the graph of 'm' \(the graph has y FP32\[batch,2\]\)",
+            ),
+            (
+                'input { name: "x" data_type: TYPE_INT64 }',
+                ROWS,
+                "data type of input 'x' do not fit the graph: expected TYPE_FP32, got TYPE_INT64",
+            ),
+            ('input { name: "x" dims: [4] }', ROWS, r"without the batch\) of input 'x' .* expected \[3\], got \[4\]"),
+            ('output { name: "y" dims: [2, 1] }', WHOLE, r"dims of output 'y' .* expected \[2, 2\], got \[2, 1\]"),
+            ('input { name: "x" dims: [2] }', WHOLE, r"expected \[2, 3\], got \[2\]"),
+            ('input { name: "x" dims: [-1, 3] }', WHOLE, r"expected \[2, 3\], got \[-1, 3\]"),
+            ("max_batch_size: 4", SCALAR, r"max_batch_size is 4, but tensor x FP32\[\] has no batch dimension"),
+            (
+                "max_batch_size: 4",
+                signature(spec("x", 2, 3), outputs=(spec("y", 5, 2),)),
+                r"has no common batch dimension: x FP32\[2,3\], y FP32\[5,2\]",
+            ),
+            (
+                "max_batch_size: 4",
+                signature(spec("x", "batch", 3), outputs=(spec("y", 2),)),
+                "has no common batch dimension",
+            ),
+        ],
+    )
+    def test_say_what_was_expected_and_found(self, text: str, graph: Signature, words: str) -> None:
+        with pytest.raises(RepositoryError, match=words):
+            completed(text, graph)
+
+    def test_say_what_to_do(self) -> None:
+        with pytest.raises(RepositoryError) as caught:
+            completed('input { name: "x" dims: [4] }', ROWS)
+        assert caught.value.hint == "correct them, or leave the input out: it is completed from the graph"
+        with pytest.raises(RepositoryError) as caught:
+            completed("max_batch_size: 4", SCALAR)
+        assert caught.value.hint == "set max_batch_size: 0, or convert the model with a dynamic batch"
+
+    def test_all_inputs_or_none(self) -> None:
+        pair = signature(spec("a", "batch", 2), spec("b", "batch", 2))
+        with pytest.raises(RepositoryError, match=r"omits inputs of the graph: b FP32\[batch,2\] \(name all inputs"):
+            completed('input { name: "a" }', pair)
+
+    @pytest.mark.parametrize(
+        ("text", "key"),
+        [
+            ('batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "batch_input"),
+            ('batch_output { target_name: "y" source_input: "x" }', "batch_output"),
+            ('sequence_batching { state { input_name: "a" output_name: "b" } }', "sequence_batching.state"),
+        ],
+    )
+    def test_keys_that_reach_no_python_backend(self, text: str, key: str) -> None:
+        with pytest.raises(RepositoryError, match=rf"config.pbtxt of 'm' requests {key}, which graphkiln does not"):
+            completed(text, ROWS)
+
+
+class TestDictionary:
+    """Triton's auto-completion takes what it is handed back: a live dictionary, of which some fields are read."""
+
+    def test_is_completed_in_place(self) -> None:
+        config: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "version_policy": None}
+        complete_dictionary(config, ROWS, labels_file="labels.txt")
+        assert config["max_batch_size"] == DEFAULT_MAX_BATCH_SIZE
+        assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3"]}]
+        expected = {"name": "y", "data_type": "TYPE_FP32", "dims": ["2"], "label_filename": "labels.txt"}
+        assert config["output"] == [expected]
+        assert config["dynamic_batching"] == {}
+        assert config["version_policy"] is None
+
+    def test_equals_the_completion_of_the_protobuf(self) -> None:
+        config: dict[str, Any] = {"name": "m", "input": [{"name": "x", "dims": [3, 8, 8]}]}
+        complete_dictionary(config, IMAGES, labels_file=None)
+        assert parse_json(json.dumps(config)) == completed('input { name: "x" dims: [3, 8, 8] }', IMAGES)
+
+    def test_a_contradiction_leaves_it_as_it_was(self) -> None:
+        config: dict[str, Any] = {"name": "m", "input": [{"name": "x", "dims": [9]}]}
+        with pytest.raises(RepositoryError, match=r"expected \[3\], got \[9\]"):
+            complete_dictionary(config, ROWS, labels_file=None)
+        assert config == {"name": "m", "input": [{"name": "x", "dims": [9]}]}
+
+
+class TestText:
+    def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
+        manifest = Manifest.read(digits / "1" / "manifest.json")
+        text = config_text(
+            "digits", manifest.signature, max_batch_size=32, preprocess=manifest.preprocess, labels_file="labels.txt"
+        )
+        assert (digits / "config.pbtxt").read_text() == text
+
+    def test_nothing_is_left_for_triton_to_complete(self) -> None:
+        text = config_text("m", ROWS, max_batch_size=8, preprocess=None, labels_file=None)
+        config = text_format.Parse(text, pb.ModelConfig())
+        assert (config.name, config.backend, config.max_batch_size) == ("m", "graphkiln", 8)
+        assert completed(text, ROWS) == config
+
+    def test_publishes_preprocessing_and_ranking(self) -> None:
+        preprocess = Preprocess(resize=(8, 8), crop=None)
+        ranking = Ranking(scores="y", indices="z")
+        text = config_text("m", ROWS, max_batch_size=8, preprocess=preprocess, labels_file=None, ranking=ranking)
+        published = text_format.Parse(text, pb.ModelConfig()).parameters
+        values = {parameter.string_value for parameter in published.values()}
+        assert values == {preprocess.to_json(), ranking.to_json()}
+        assert not text_format.Parse(
+            config_text("m", ROWS, max_batch_size=8, preprocess=None, labels_file=None), pb.ModelConfig()
+        ).parameters
+
+    @pytest.mark.parametrize(
+        ("graph", "largest", "warmed"),
+        [(ROWS, 8, True), (SCALARS, 8, True), (IMAGES, 8, False), (WHOLE, 0, False)],
+    )
+    def test_triton_warms_itself_where_the_size_of_a_sample_is_known(
+        self, graph: Signature, largest: int, warmed: bool
+    ) -> None:
+        text = config_text("m", graph, max_batch_size=largest, preprocess=None, labels_file=None)
+        samples = text_format.Parse(text, pb.ModelConfig()).model_warmup
+        assert bool(samples) == warmed
+        for sample in samples:
+            assert sample.batch_size == 1
+            assert sample.inputs["x"].zero_data
+            assert list(sample.inputs["x"].dims) == list(text_format.Parse(text, pb.ModelConfig()).input[0].dims)
+
+    def test_a_graph_that_cannot_be_batched_is_refused(self) -> None:
+        with pytest.raises(RepositoryError, match="no batch dimension"):
+            config_text("m", SCALAR, max_batch_size=8, preprocess=None, labels_file=None)

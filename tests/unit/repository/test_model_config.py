@@ -1,0 +1,271 @@
+"""A config.pbtxt as typed values, with what Triton fills in: devices, counts of instances, batch sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.model_config import Accelerator, InstanceGroup, ModelConfig
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "config.pbtxt"
+
+
+def from_json(*, has_gpu: bool = False, **fields: Any) -> ModelConfig:
+    return ModelConfig.from_json(json.dumps(fields), has_gpu=has_gpu)
+
+
+class TestReading:
+    TEXT = """
+        name: "m"
+        platform: "onnxruntime_onnx"
+        backend: "onnxruntime"
+        max_batch_size: 16
+        default_model_filename: "net.onnx"
+        parameters { key: "precision" value { string_value: "bf16" } }
+        parameters { key: "engine" value { string_value: "openvino" } }
+        dynamic_batching { preferred_batch_size: [6, 12] }
+        instance_group [ { kind: KIND_CPU count: 3 } ]
+        optimization {
+          graph { level: 1 }
+          execution_accelerators {
+            gpu_execution_accelerator [
+              { name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } }, { name: "cuda" }
+            ]
+            cpu_execution_accelerator { name: "openvino" }
+          }
+        }
+    """
+
+    def test_every_field_of_a_file(self, path: Path) -> None:
+        path.write_text(self.TEXT)
+        assert ModelConfig.read(path, has_gpu=False) == ModelConfig(
+            name="m",
+            platform="onnxruntime_onnx",
+            backend="onnxruntime",
+            max_batch_size=16,
+            preferred_batch_sizes=(6, 12),
+            instance_groups=(InstanceGroup(count=3, device=CPU),),
+            parameters={"engine": "openvino", "precision": "bf16"},
+            default_model_filename="net.onnx",
+            gpu_accelerators=(
+                Accelerator(name="tensorrt", parameters={"precision_mode": "FP16"}),
+                Accelerator(name="cuda"),
+            ),
+            cpu_accelerators=(Accelerator(name="openvino"),),
+            graph_level=1,
+        )
+
+    def test_a_missing_file_is_an_empty_configuration(self, path: Path) -> None:
+        assert ModelConfig.read(path, has_gpu=False) == ModelConfig()
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [("max_batch_size: many", "1:17"), ("max_batch: 4", 'no field named "max_batch"'), ("{", "is not a model")],
+    )
+    def test_a_mistake_is_named_with_its_place(self, path: Path, text: str, words: str) -> None:
+        path.write_text(text)
+        with pytest.raises(RepositoryError) as caught:
+            ModelConfig.read(path, has_gpu=False)
+        assert words in str(caught.value)
+        assert str(path) in str(caught.value)
+
+    def test_parameters_come_in_alphabetical_order_however_they_are_written(self, path: Path) -> None:
+        keys = ["threads", "engine", "xrt", "precision", "conv_search"]
+        lines = [f'parameters {{ key: "{key}" value {{ string_value: "1" }} }}' for key in keys]
+        path.write_text("\n".join(lines))
+        assert list(ModelConfig.read(path, has_gpu=False).parameters) == sorted(keys)
+
+    def test_a_parameter_without_a_value_is_empty(self, path: Path) -> None:
+        path.write_text('parameters { key: "engine" }')
+        assert ModelConfig.read(path, has_gpu=False).parameters == {"engine": ""}
+
+    def test_is_a_value(self) -> None:
+        config = ModelConfig(name="m")
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            config.name = "n"  # type: ignore[misc]
+
+
+class TestJson:
+    """What `initialize` gets: every field that Triton knows, also those that are empty."""
+
+    WHOLE: dict[str, Any] = {  # noqa: RUF012 - read only
+        "name": "m",
+        "platform": "",
+        "backend": "graphkiln",
+        "runtime": "",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "format": "FORMAT_NONE", "dims": [3], "optional": False}],
+        "output": [{"name": "y", "data_type": "TYPE_FP16", "dims": [2, 5], "label_filename": ""}],
+        "optimization": {"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0},
+        "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": 0},
+        "instance_group": [{"name": "m_0", "kind": "KIND_CPU", "count": 2, "gpus": [], "host_policy": ""}],
+        "default_model_filename": "model.onnx",
+        "parameters": {"engine": {"string_value": "auto"}},
+    }
+
+    def test_what_triton_hands_over(self) -> None:
+        assert ModelConfig.from_json(json.dumps(self.WHOLE), has_gpu=False) == ModelConfig(
+            name="m",
+            backend="graphkiln",
+            max_batch_size=8,
+            preferred_batch_sizes=(4,),
+            instance_groups=(InstanceGroup(count=2, device=CPU),),
+            parameters={"engine": "auto"},
+            default_model_filename="model.onnx",
+            row_bytes=3 * 4 + 10 * 2,
+        )
+
+    def test_a_file_and_its_json_are_the_same(self, path: Path) -> None:
+        path.write_text('name: "m" max_batch_size: 8 dynamic_batching {} instance_group { count: 2 kind: KIND_GPU }')
+        groups = [{"count": 2, "kind": "KIND_GPU"}]
+        config = from_json(name="m", max_batch_size=8, dynamic_batching={}, instance_group=groups)
+        assert config == ModelConfig.read(path, has_gpu=False)
+
+    def test_fields_of_a_newer_triton_are_passed_over(self) -> None:
+        assert from_json(name="m", model_telepathy={"enable": True}, instance_group=[{"kind": "KIND_CPU", "aura": 3}])
+
+    def test_numbers_may_be_written_as_text(self) -> None:
+        """Protobuf writes 64-bit numbers so."""
+        config = from_json(max_batch_size="4", input=[{"name": "x", "data_type": "TYPE_FP32", "dims": ["7"]}])
+        assert (config.max_batch_size, config.row_bytes) == (4, 28)
+
+    @pytest.mark.parametrize("text", ["", "{", "3", '{"max_batch_size": "many"}', '{"instance_group": {"count": 1}}'])
+    def test_what_is_no_configuration(self, text: str) -> None:
+        with pytest.raises(RepositoryError, match="the JSON is not a model configuration"):
+            ModelConfig.from_json(text, has_gpu=False)
+
+
+class TestInstances:
+    @pytest.mark.parametrize(
+        ("backend", "group", "expected"),
+        [
+            ("graphkiln", {"kind": "KIND_CPU"}, 1),
+            ("onnxruntime", {"kind": "KIND_CPU"}, 2),
+            ("oneflow", {"kind": "KIND_CPU"}, 1),
+            ("onnxruntime", {"kind": "KIND_GPU"}, 1),
+            ("onnxruntime", {"kind": "KIND_CPU", "count": 1}, 1),
+            ("onnxruntime", {"kind": "KIND_CPU", "count": 5}, 5),
+            ("graphkiln", {"kind": "KIND_GPU", "count": 3}, 3),
+            ("onnxruntime", {}, 2),
+        ],
+    )
+    def test_a_group_has_its_count_or_tritons_default(self, backend: str, group: dict[str, Any], expected: int) -> None:
+        assert from_json(backend=backend, instance_group=[group]).instances == expected
+
+    @pytest.mark.parametrize(("backend", "on_cpu"), [("graphkiln", 1), ("onnxruntime", 2)])
+    def test_a_configuration_without_groups_has_one_of_kind_auto(self, backend: str, on_cpu: int) -> None:
+        assert from_json(backend=backend).instance_groups == (InstanceGroup(count=on_cpu, device=CPU),)
+        on_gpu = InstanceGroup(count=1, device=Device.gpu(0))
+        assert from_json(backend=backend, has_gpu=True).instance_groups == (on_gpu,)
+
+    def test_all_groups_count(self) -> None:
+        groups = [{"kind": "KIND_CPU", "count": 2}, {"kind": "KIND_GPU", "count": 1}, {"kind": "KIND_CPU"}]
+        assert from_json(backend="onnxruntime", instance_group=groups).instances == 2 + 1 + 2
+
+
+class TestDevice:
+    @pytest.mark.parametrize(
+        ("group", "has_gpu", "expected"),
+        [
+            ({"kind": "KIND_CPU"}, True, CPU),
+            ({"kind": "KIND_CPU"}, False, CPU),
+            ({"kind": "KIND_GPU"}, True, Device.gpu(0)),
+            ({"kind": "KIND_GPU"}, False, Device.gpu(0)),  # the engine says that there is none
+            ({"kind": "KIND_GPU", "gpus": [2, 0]}, True, Device.gpu(2)),
+            ({"kind": "KIND_AUTO"}, True, Device.gpu(0)),
+            ({"kind": "KIND_AUTO", "gpus": [1]}, True, Device.gpu(1)),
+            ({"kind": "KIND_AUTO"}, False, CPU),
+            ({"kind": "KIND_AUTO", "gpus": [1]}, False, CPU),
+            ({}, False, CPU),
+        ],
+    )
+    def test_where_the_first_instance_runs(self, group: dict[str, Any], has_gpu: bool, expected: Device) -> None:
+        assert from_json(instance_group=[group], has_gpu=has_gpu).device == expected
+
+    def test_the_first_group_decides(self) -> None:
+        groups = [{"kind": "KIND_GPU", "gpus": [3]}, {"kind": "KIND_CPU"}]
+        assert from_json(instance_group=groups).device == Device.gpu(3)
+        assert from_json(instance_group=groups[::-1]).device == CPU
+
+    @pytest.mark.parametrize("groups", [["KIND_MODEL"], ["KIND_CPU", "KIND_MODEL"]])
+    def test_the_model_has_no_say(self, groups: list[str]) -> None:
+        config = from_json(instance_group=[{"kind": kind} for kind in groups])
+        with pytest.raises(RepositoryError, match=r"KIND_MODEL is not supported \(use KIND_CPU or KIND_GPU\)"):
+            _ = config.device
+        assert config.instances == len(groups)  # Triton starts them all the same
+
+
+class TestBatchSizes:
+    @pytest.mark.parametrize(
+        ("largest", "preferred", "expected"),
+        [(1, (), (1,)), (8, (), (1, 2, 4, 8)), (12, (6,), (1, 2, 4, 6, 8, 12)), (4, (64,), (1, 2, 4))],
+    )
+    def test_of_the_dynamic_batcher(self, largest: int, preferred: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        assert ModelConfig(max_batch_size=largest, preferred_batch_sizes=preferred).warmup_batch_sizes == expected
+
+    @pytest.mark.parametrize(("largest", "expected"), [(0, (1,)), (1, (1,)), (8, (1, 8))])
+    def test_without_it_a_batch_is_a_request(self, largest: int, expected: tuple[int, ...]) -> None:
+        assert ModelConfig(max_batch_size=largest).warmup_batch_sizes == expected
+
+    def test_an_empty_block_is_a_dynamic_batcher(self, path: Path) -> None:
+        path.write_text("max_batch_size: 4 dynamic_batching {}")
+        assert ModelConfig.read(path, has_gpu=False).warmup_batch_sizes == (1, 2, 4)
+        path.write_text("max_batch_size: 4 sequence_batching {}")
+        assert ModelConfig.read(path, has_gpu=False).warmup_batch_sizes == (1, 4)
+
+    def test_a_preferred_size_of_no_batch_is_left_out(self) -> None:
+        assert ModelConfig(max_batch_size=4, preferred_batch_sizes=(0, -2, 3)).warmup_batch_sizes == (1, 2, 3, 4)
+
+    @given(largest=st.integers(0, 5000), preferred=st.lists(st.integers(-5, 6000), max_size=5))
+    def test_any_batch_that_triton_forms_has_one_of_at_most_double_its_size(
+        self, largest: int, preferred: list[int]
+    ) -> None:
+        sizes = ModelConfig(max_batch_size=largest, preferred_batch_sizes=tuple(preferred)).warmup_batch_sizes
+        assert list(sizes) == sorted(set(sizes))
+        assert (sizes[0], sizes[-1]) == (1, max(1, largest))
+        assert all(above <= 2 * below for below, above in pairwise(sizes))
+        assert {size for size in preferred if 0 < size <= largest} <= set(sizes)
+
+
+class TestBytes:
+    @staticmethod
+    def tensor(dtype: str, *dims: int) -> dict[str, Any]:
+        return {"name": "t", "data_type": f"TYPE_{dtype}", "dims": list(dims)}
+
+    @pytest.mark.parametrize(
+        ("dtype", "dims", "expected"),
+        [
+            ("FP32", (3, 5), 60),
+            ("FP64", (3, 5), 120),
+            ("BF16", (7,), 14),
+            ("BOOL", (7,), 7),
+            ("INT64", (-1, 5), 40),
+            ("FP32", (-1, -1), 4),
+            ("STRING", (100,), 0),
+            ("INVALID", (100,), 0),  # left out: completed from the graph
+        ],
+    )
+    def test_of_a_row(self, dtype: str, dims: tuple[int, ...], expected: int) -> None:
+        assert from_json(input=[self.tensor(dtype, *dims)]).row_bytes == expected
+        assert from_json(output=[self.tensor(dtype, *dims)]).row_bytes == expected
+
+    def test_of_all_inputs_and_outputs(self) -> None:
+        inputs, outputs = [self.tensor("FP32", 3), self.tensor("INT8", 5)], [self.tensor("FP16", 2)]
+        assert from_json(input=inputs, output=outputs).row_bytes == 12 + 5 + 4
+
+    @pytest.mark.parametrize(("largest", "expected"), [(0, 12), (1, 12), (8, 96)])
+    def test_of_a_batch(self, largest: int, expected: int) -> None:
+        assert ModelConfig(max_batch_size=largest, row_bytes=12).batch_bytes == expected

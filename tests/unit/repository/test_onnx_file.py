@@ -1,0 +1,181 @@
+"""Signatures and precisions, read from ONNX files without a runtime and without their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import zoo
+from onnx import TensorProto, helper, numpy_helper
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.repository.onnx_file import count_products, read_precision, read_signature
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.onnx"
+
+
+def write(path: Path, proto: onnx.ModelProto) -> Path:
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def with_weights(*weights: Any, nodes: int = 0) -> onnx.ModelProto:
+    """A graph that holds arrays, and this many products."""
+    products = [helper.make_node("MatMul", ["x", "w"], [f"y{number}"]) for number in range(nodes)]
+    proto = zoo.model([*products, helper.make_node("Identity", ["x"], ["y"])], [zoo.value("x", (2,))], [])
+    proto.graph.output.append(zoo.value("y", (2,)))
+    for number, array in enumerate(weights):
+        proto.graph.initializer.append(numpy_helper.from_array(array, f"w{number}"))
+    return proto
+
+
+class TestSignature:
+    def test_is_that_of_the_manifest(self, digits: Path) -> None:
+        manifest = Manifest.read(digits / "1" / "manifest.json")
+        assert read_signature(digits / "1" / "model.onnx") == manifest.signature
+
+    @pytest.mark.parametrize(("name", "dtype"), zoo.DTYPES.items())
+    def test_every_element_type(self, path: Path, name: str, dtype: int) -> None:
+        read = read_signature(write(path, zoo.identity(("batch", "n"), dtype)))
+        assert [spec.dtype for spec in (*read.inputs, *read.outputs)] == [DType(name)] * 2
+
+    def test_names_and_shapes_in_the_graphs_order(self, path: Path) -> None:
+        read = read_signature(write(path, zoo.sum_and_difference()))
+        assert [spec.name for spec in read.inputs] == ["b", "a"]
+        assert [str(spec) for spec in read.outputs] == ["sum FP32[batch,2]", "difference FP32[batch,2]"]
+
+    def test_fixed_sizes_symbols_and_scalars(self, path: Path) -> None:
+        assert read_signature(write(path, zoo.scale((2, "n", 3)))).inputs[0].shape == (2, "n", 3)
+        assert read_signature(write(path, zoo.scale(()))).inputs[0].shape == ()
+
+    def test_dimensions_without_a_name_vary_each_by_itself(self, path: Path) -> None:
+        read = read_signature(write(path, zoo.unnamed()))
+        shapes = [spec.shape for spec in (*read.inputs, *read.outputs)]
+        assert len(set(shapes)) == 3
+        assert all(spec.batchable for spec in (*read.inputs, *read.outputs))
+
+    def test_inputs_with_a_default_are_optional(self, path: Path) -> None:
+        read = read_signature(write(path, zoo.with_optional_bias()))
+        assert [spec.name for spec in read.inputs] == ["x"]
+        assert [str(spec) for spec in read.optional_inputs] == ["bias FP32[1]"]
+
+    def test_weights_are_no_inputs(self, path: Path) -> None:
+        read = read_signature(write(path, zoo.scale(("batch", 3))))
+        assert ([spec.name for spec in read.inputs], read.optional_inputs) == (["x"], ())
+
+    def test_a_sequence_is_refused_with_the_cure(self, path: Path) -> None:
+        with pytest.raises(RepositoryError, match=r"'y' is a sequence_type, and Triton carries tensors only .*zipmap"):
+            read_signature(write(path, zoo.with_sequence_output()))
+
+    def test_a_value_without_a_type(self, path: Path) -> None:
+        proto = zoo.identity(("batch", 2))
+        proto.graph.output[0].ClearField("type")
+        with pytest.raises(RepositoryError, match="'y' is a value without a type"):
+            read_signature(write(path, proto))
+
+    def test_an_element_type_that_cannot_travel(self, path: Path) -> None:
+        with pytest.raises(ManifestError, match="ONNX element type 14 is not one that Triton can carry"):
+            read_signature(write(path, zoo.identity(("batch", 2), TensorProto.COMPLEX64)))
+
+
+class TestDamage:
+    @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\x09"])
+    def test_a_file_that_holds_no_graph(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        with pytest.raises(RepositoryError, match="the file is damaged or cut short: copy it again"):
+            read_signature(path)
+
+    @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+    def test_a_file_that_was_cut_short(self, path: Path, kept: float) -> None:
+        content = zoo.scale(("batch", 3)).SerializeToString()
+        path.write_bytes(content[: int(len(content) * kept)])
+        with pytest.raises(RepositoryError, match="cut short"):
+            read_signature(path)
+
+    @pytest.mark.parametrize("read", [read_signature, read_precision, count_products])
+    def test_no_file_at_all(self, path: Path, read: Any) -> None:
+        with pytest.raises(RepositoryError, match=r"model\.onnx is not an ONNX graph: .*No such file"):
+            read(path)
+
+
+class TestExternalWeights:
+    def test_are_not_read(self, tmp_path: Path) -> None:
+        folder = zoo.add_external(tmp_path, "m")
+        (folder / "weights.bin").write_bytes(b"")  # a runtime would refuse it
+        assert [spec.name for spec in read_signature(folder / "model.onnx").inputs] == ["x"]
+
+    def test_must_be_there(self, tmp_path: Path) -> None:
+        folder = zoo.add_external(tmp_path, "m")
+        (folder / "weights.bin").unlink()
+        with pytest.raises(RepositoryError, match=r"weights in 'weights\.bin', which is missing \(copy it into .*m/1"):
+            read_signature(folder / "model.onnx")
+
+    @pytest.mark.parametrize("location", ["../secret.bin", "inner/../../secret.bin", "/etc/passwd"])
+    def test_must_lie_beside_the_graph(self, tmp_path: Path, location: str) -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "secret.bin").write_bytes(bytes(16))
+        folder = zoo.add_external(tmp_path, "m")
+        proto = onnx.load_model(folder / "model.onnx", load_external_data=False)
+        proto.graph.initializer[0].external_data[0].value = location
+        write(folder / "model.onnx", proto)
+        with pytest.raises(RepositoryError, match=f"'{location}', which leads out of the version folder"):
+            read_signature(folder / "model.onnx")
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(
+        ("arrays", "expected"),
+        [
+            ((), Precision.FP32),
+            ((np.ones(4, np.float32),), Precision.FP32),
+            ((np.ones(4, np.float16),), Precision.FP16),
+            ((np.ones(4, ml_dtypes.bfloat16),), Precision.BF16),
+            ((np.ones((3, 3), np.float16), np.ones(8, np.float32)), Precision.FP16),
+            ((np.ones((2, 2), np.float16), np.ones(8, np.float32)), Precision.FP32),
+            ((np.ones(4, np.float16), np.ones(99, np.int64)), Precision.FP16),  # shapes and indices do not count
+            ((np.ones(4, np.float64),), Precision.FP32),
+        ],
+    )
+    def test_is_that_of_most_weights(self, path: Path, arrays: tuple[Any, ...], expected: Precision) -> None:
+        assert read_precision(write(path, with_weights(*arrays))) is expected
+
+    @pytest.mark.parametrize("operator", ["QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"])
+    def test_a_quantized_graph_is_int8_whatever_its_weights_are(self, path: Path, operator: str) -> None:
+        proto = with_weights(np.ones(99, np.float32))
+        proto.graph.node.append(helper.make_node(operator, ["x"], ["q"]))
+        assert read_precision(write(path, proto)) is Precision.INT8
+
+    def test_dequantized_weights_alone_are_a_storage_format(self, path: Path) -> None:
+        proto = with_weights(np.ones(99, np.float32))
+        proto.graph.node.append(helper.make_node("DequantizeLinear", ["x"], ["q"]))
+        assert read_precision(write(path, proto)) is Precision.FP32
+
+    def test_of_the_example(self, digits: Path) -> None:
+        assert read_precision(digits / "1" / "model.onnx") is Precision.FP32
+
+
+class TestProducts:
+    @pytest.mark.parametrize("count", [0, 1, 5])
+    def test_are_counted(self, path: Path, count: int) -> None:
+        assert count_products(write(path, with_weights(nodes=count))) == count
+
+    @pytest.mark.parametrize(
+        ("operator", "count"), [("Conv", 1), ("ConvTranspose", 1), ("Gemm", 1), ("MatMul", 1), ("Mul", 0), ("Add", 0)]
+    )
+    def test_are_convolutions_and_matrix_products(self, path: Path, operator: str, count: int) -> None:
+        proto = with_weights()
+        proto.graph.node.append(helper.make_node(operator, ["x", "x"], ["p"]))
+        assert count_products(write(path, proto)) == count
+
+    def test_of_a_subgraph_do_not_count(self, path: Path) -> None:
+        assert count_products(write(path, zoo.slow())) == 0

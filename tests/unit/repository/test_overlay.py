@@ -1,0 +1,203 @@
+"""Mirrors of model stores with complete configurations, made of links."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zoo
+
+from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, RepositoryError
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, read_config
+from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.overlay import batch_footprints, build_overlay, complete_config
+
+ALL = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
+
+
+def as_is(version: Path) -> Path:
+    return version
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    store = tmp_path / "store"
+    zoo.add(store, "bare", zoo.scale(("batch", 3)))
+    zoo.add(store, "written", zoo.scale(("batch", 3)), 'backend: "graphkiln" max_batch_size: 16')
+    (store / "written" / "labels.txt").write_text("red\ngreen\nblue\n")
+    return store
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestMirror:
+    def test_one_for_each_store_in_their_order(self, store: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        zoo.add(other, "bare", zoo.scale(("batch", 7)))
+        mirrors = build_overlay([store, other], tmp_path / "overlay", ALL, as_is)
+        assert mirrors == [tmp_path / "overlay" / "0", tmp_path / "overlay" / "1"]
+        sizes = [read_config(mirror / "bare" / "config.pbtxt").input[0].dims[0] for mirror in mirrors]
+        assert sizes == [3, 7]
+
+    def test_holds_complete_configurations(self, store: Path, tmp_path: Path) -> None:
+        (mirror,) = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        bare = read_config(mirror / "bare" / "config.pbtxt")
+        assert (bare.name, bare.backend, bare.max_batch_size, bare.output[0].name) == ("bare", "onnxruntime", 4, "y")
+        written = read_config(mirror / "written" / "config.pbtxt")
+        assert (written.backend, written.max_batch_size) == ("graphkiln", 16)
+        assert written.output[0].label_filename == "labels.txt"
+
+    def test_links_everything_else(self, store: Path, tmp_path: Path) -> None:
+        (mirror,) = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        assert (mirror / "bare" / "1").readlink() == store / "bare" / "1"
+        assert (mirror / "written" / "labels.txt").readlink() == store / "written" / "labels.txt"
+        assert not (mirror / "written" / "config.pbtxt").is_symlink()
+
+    def test_leaves_the_users_store_as_it_is(self, store: Path, tmp_path: Path) -> None:
+        before = tree(store)
+        build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        assert tree(store) == before
+
+    def test_links_do_not_depend_on_the_working_folder(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(store.parent)
+        (mirror,) = build_overlay([Path(store.name)], tmp_path / "overlay", ALL, as_is)
+        monkeypatch.chdir("/")
+        assert (mirror / "bare" / "1" / "model.onnx").is_file()
+
+    def test_passes_over_files_and_hidden_folders(self, store: Path, tmp_path: Path) -> None:
+        (store / ".git").mkdir()
+        (store / "README.md").write_text("about these models")
+        (mirror,) = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        assert sorted(path.name for path in mirror.iterdir()) == ["bare", "written"]
+
+    def test_an_empty_store_has_an_empty_mirror(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        (mirror,) = build_overlay([tmp_path / "empty"], tmp_path / "overlay", ALL, as_is)
+        assert list(mirror.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("spoil", "words"),
+        [
+            (lambda model: (model / "config.pbtxt").write_text("{"), "is not a model configuration"),
+            (lambda model: shutil.rmtree(model / "1"), "model 'bare' has no version folder"),
+            (lambda model: (model / "1" / "model.onnx").write_bytes(b"PK"), "damaged or cut short"),
+            (lambda model: (model / "1" / "model.onnx").unlink(), "there is no model.onnx in"),
+            (lambda model: (model / "1" / "manifest.json").write_text("{"), "is not JSON"),
+            (lambda model: (model / "config.pbtxt").write_text('input { name: "z" }'), "'z' is not in the graph"),
+        ],
+    )
+    def test_one_model_that_cannot_be_completed_is_an_error(
+        self, store: Path, tmp_path: Path, spoil: Callable[[Path], None], words: str
+    ) -> None:
+        spoil(store / "bare")
+        with pytest.raises(GraphkilnError) as caught:
+            build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        assert words in str(caught.value)
+        assert isinstance(caught.value, (RepositoryError, ManifestError))
+
+    def test_a_file_in_the_way(self, store: Path, tmp_path: Path) -> None:
+        (tmp_path / "overlay").write_text("")
+        with pytest.raises(OSError, match="Not a directory"):
+            build_overlay([store], tmp_path / "overlay", ALL, as_is)
+
+
+class TestCompleteConfig:
+    @pytest.mark.parametrize(
+        ("text", "backends", "expected"),
+        [
+            ("", ALL, DROP_IN_BACKEND),
+            ("", {BACKEND}, BACKEND),  # a C++ backend holds the other name
+            ('platform: "onnxruntime_onnx"', ALL, DROP_IN_BACKEND),
+            ('platform: "onnxruntime_onnx"', {BACKEND}, BACKEND),
+            ('backend: "graphkiln"', ALL, BACKEND),
+            ('backend: "oneflow"', ALL, ONEFLOW_BACKEND),
+        ],
+    )
+    def test_the_backend(self, store: Path, text: str, backends: set[str], expected: str) -> None:
+        (store / "bare" / "config.pbtxt").write_text(text)
+        assert complete_config(store / "bare", frozenset(backends), as_is).backend == expected
+
+    @pytest.mark.parametrize(
+        ("text", "backends", "named"),
+        [
+            ('backend: "tensorflow"', ALL, "tensorflow"),
+            ('platform: "tensorrt_plan"', ALL, "tensorrt_plan"),
+            ('backend: "onnxruntime"', {BACKEND}, "onnxruntime"),
+        ],
+    )
+    def test_a_model_of_another_backend(self, store: Path, text: str, backends: set[str], named: str) -> None:
+        (store / "bare" / "config.pbtxt").write_text(text)
+        with pytest.raises(RepositoryError, match=f"model 'bare' is of backend '{named}'"):
+            complete_config(store / "bare", frozenset(backends), as_is)
+
+    def test_a_name_that_is_written_stays(self, store: Path) -> None:
+        (store / "bare" / "config.pbtxt").write_text('name: "other"')
+        assert complete_config(store / "bare", ALL, as_is).name == "other"  # Triton refuses it
+
+    def test_the_newest_version_speaks_for_the_model(self, store: Path) -> None:
+        for version, size in ((2, 5), (10, 7)):
+            zoo.add(store, "bare", zoo.scale(("batch", size)), version=version)
+        assert list(complete_config(store / "bare", ALL, as_is).input[0].dims) == [7]
+
+    def test_the_graph_may_lie_elsewhere(self, store: Path, tmp_path: Path) -> None:
+        elsewhere = zoo.add(tmp_path / "cache", "converted", zoo.scale(("batch", 9)))
+        requested: list[Path] = []
+
+        def graph_folder(version: Path) -> Path:
+            requested.append(version)
+            return elsewhere
+
+        assert list(complete_config(store / "bare", ALL, graph_folder).input[0].dims) == [9]
+        assert requested == [store / "bare" / "1"]
+
+    def test_a_model_of_another_backend_is_not_converted(self, store: Path) -> None:
+        def refuse(version: Path) -> Path:
+            pytest.fail(f"{version} is not ours")
+
+        (store / "bare" / "config.pbtxt").write_text('backend: "tensorflow"')
+        with pytest.raises(RepositoryError, match="is of backend"):
+            complete_config(store / "bare", ALL, refuse)
+
+    def test_another_file_name(self, store: Path) -> None:
+        (store / "bare" / "config.pbtxt").write_text('default_model_filename: "net.onnx"')
+        with pytest.raises(RepositoryError, match=r"there is no net\.onnx"):
+            complete_config(store / "bare", ALL, as_is)
+        (store / "bare" / "1" / "model.onnx").rename(store / "bare" / "1" / "net.onnx")
+        assert complete_config(store / "bare", ALL, as_is).input[0].name == "x"
+
+    def test_a_manifest_is_read_instead_of_the_graph(self, digits: Path, tmp_path: Path) -> None:
+        model = shutil.copytree(digits, tmp_path / "digits")
+        (model / "config.pbtxt").unlink()
+        (model / "1" / "model.onnx").unlink()
+        config = complete_config(model, ALL, as_is)
+        assert (config.input[0].name, list(config.input[0].dims)) == ("INPUT_0", [1, 32, 32])
+        assert config.output[0].label_filename == "labels.txt"
+
+
+class TestFootprints:
+    def test_one_for_each_instance(self, store: Path, tmp_path: Path) -> None:
+        text = 'backend: "graphkiln" max_batch_size: 2 instance_group [{ count: 1 }, { count: 2 }]'
+        (store / "bare" / "config.pbtxt").write_text(text)
+        mirrors = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        row = 2 * 3 * 4  # x and y, three floats each
+        assert batch_footprints(mirrors) == [2 * row] * 3 + [16 * row]
+
+    def test_of_all_stores(self, store: Path, tmp_path: Path) -> None:
+        mirrors = build_overlay([store, store], tmp_path / "overlay", ALL, as_is)
+        assert len(batch_footprints(mirrors)) == 2 * len(batch_footprints(mirrors[:1]))
+
+    def test_default_instances_are_those_of_a_cpu(self, store: Path, tmp_path: Path) -> None:
+        for text in ("", "instance_group { kind: KIND_AUTO }"):
+            (store / "bare" / "config.pbtxt").write_text(text)
+            (mirror,) = build_overlay([store], tmp_path / f"overlay {len(text)}", ALL, as_is)
+            config = ModelConfig.read(mirror / "bare" / "config.pbtxt", has_gpu=False)
+            assert batch_footprints([mirror]).count(config.batch_bytes) == config.instances == 2
+
+    def test_of_nothing(self, tmp_path: Path) -> None:
+        assert batch_footprints([]) == batch_footprints([tmp_path]) == []

@@ -1,0 +1,131 @@
+"""Version folders: the graph, the manifest and the golden samples, and whether they belong together."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import zoo
+
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.repository.version import find_graph, newest_version, read_manifest, read_version
+
+
+@pytest.fixture
+def folder(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits / "1", tmp_path / "1")
+
+
+class TestReading:
+    def test_the_example_is_whole(self, digits: Path) -> None:
+        version = read_version(digits / "1")
+        assert version.manifest
+        assert version.golden
+        assert version.manifest.provenance.metrics["test_accuracy"] >= 0.98
+        assert version.graph_path.stat().st_size < 300_000
+
+    def test_a_bare_graph_has_no_manifest(self, folder: Path) -> None:
+        (folder / "manifest.json").unlink()
+        version = read_version(folder)
+        assert (version.manifest, version.golden) == (None, None)
+        assert version.ranking is None
+
+    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
+    def test_a_changed_file_is_refused(self, folder: Path, name: str) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
+        with pytest.raises(RepositoryError, match=rf"{name} is not the file .* expected SHA-256"):
+            read_version(folder)
+
+    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
+    def test_a_missing_file_is_named(self, folder: Path, name: str) -> None:
+        (folder / name).unlink()
+        with pytest.raises(RepositoryError, match=f"there is no {name}"):
+            read_version(folder)
+
+    def test_a_changed_graph_without_a_manifest_is_another_graph(self, folder: Path) -> None:
+        (folder / "manifest.json").unlink()
+        (folder / "model.onnx").write_bytes(zoo.scale(("batch", 3)).SerializeToString())
+        assert read_version(folder).graph_path == folder / "model.onnx"
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
+            read_version(tmp_path)
+
+    def test_the_manifest_knows_its_graph_better_than_the_configuration(self, folder: Path) -> None:
+        (folder / "other.onnx").write_bytes(b"")
+        assert read_version(folder, "other.onnx").graph_path == folder / "model.onnx"
+
+    def test_a_manifest_that_cannot_be_read(self, folder: Path) -> None:
+        (folder / "manifest.json").write_text('{"format_version": 99}')
+        with pytest.raises(ManifestError):
+            read_version(folder)
+        with pytest.raises(ManifestError):
+            read_manifest(folder)
+
+    def test_no_manifest_is_none(self, tmp_path: Path) -> None:
+        assert read_manifest(tmp_path) is None
+
+
+class TestFindGraph:
+    @pytest.mark.parametrize(
+        ("written", "name"), [("model.onnx", ""), ("net.onnx", "net.onnx"), ("a/b.onnx", "a/b.onnx")]
+    )
+    def test_by_its_name(self, tmp_path: Path, written: str, name: str) -> None:
+        (tmp_path / written).parent.mkdir(exist_ok=True)
+        (tmp_path / written).write_bytes(b"")
+        assert find_graph(tmp_path, name) == tmp_path / written
+
+    @pytest.mark.parametrize("name", ["", "net"])
+    def test_in_a_folder_of_its_name(self, tmp_path: Path, name: str) -> None:
+        folder = tmp_path / (name or "model.onnx")
+        folder.mkdir()
+        (folder / "model.onnx").write_bytes(b"")
+        assert find_graph(tmp_path, name) == folder / "model.onnx"
+
+    @pytest.mark.parametrize("name", ["../2/model.onnx", "a/../../model.onnx", ".."])
+    def test_not_outside_of_the_version(self, tmp_path: Path, name: str) -> None:
+        for version in ("1", "2"):
+            zoo.add(tmp_path, "m", zoo.scale(("batch", 3)), version=int(version))
+        with pytest.raises(RepositoryError, match="leads out of the version folder"):
+            find_graph(tmp_path / "m" / "1", name)
+
+    def test_not_by_an_absolute_path(self, tmp_path: Path) -> None:
+        elsewhere = zoo.add(tmp_path, "m", zoo.scale(("batch", 3))) / "model.onnx"
+        with pytest.raises(RepositoryError, match="leads out of the version folder"):
+            find_graph(tmp_path, str(elsewhere))
+
+
+class TestNewestVersion:
+    @pytest.mark.parametrize(("names", "newest"), [(["1"], "1"), (["1", "2", "10"], "10"), (["09", "8"], "09")])
+    def test_is_the_highest_number(self, tmp_path: Path, names: list[str], newest: str) -> None:
+        for name in names:
+            (tmp_path / name).mkdir()
+        assert newest_version(tmp_path).name == newest
+
+    def test_other_entries_are_no_versions(self, tmp_path: Path) -> None:
+        for name in ("1", "drafts", "2.old", "-3"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "4").write_text("a file")
+        assert newest_version(tmp_path).name == "1"
+
+    def test_a_model_without_one(self, tmp_path: Path) -> None:
+        (tmp_path / "m").mkdir()
+        with pytest.raises(RepositoryError, match=r"model 'm' has no version folder \(make m/1/model\.onnx\)"):
+            newest_version(tmp_path / "m")
+
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(RepositoryError, match=r"there is no folder .*nowhere"):
+            newest_version(tmp_path / "nowhere")
+
+
+class TestStamp:
+    def test_tells_one_file_from_another_in_its_place(self, folder: Path) -> None:
+        version = read_version(folder)
+        stamp = version.stamp()
+        assert version.stamp() == stamp
+        content = version.graph_path.read_bytes()
+        version.graph_path.write_bytes(content + b" ")
+        assert version.stamp() != stamp
