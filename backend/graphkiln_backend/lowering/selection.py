@@ -6,6 +6,7 @@ chosen candidate.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,8 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
 from graphkiln_backend.lowering.plan import LoweringPlan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
+
+_log = logging.getLogger("graphkiln.lowering")
 
 
 def select_session(artifacts: Artifacts, plan: LoweringPlan, requirements: Requirements) -> ProvenSession:
@@ -90,6 +93,7 @@ def _compare(
     with artifacts.reserve_choice(configs, _conditions(builder)) as reservation:
         if remembered := read_measurement(reservation):
             return remembered
+        _log.info("measuring %s at batch %d", ", ".join(map(str, configs)), requirements.largest_batch)
         for config in configs:
             if session := builder.build(config):
                 built[str(config)] = session
