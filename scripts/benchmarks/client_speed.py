@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,12 +19,13 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from measuring import Segment, measure, photograph
+from inputs import synthetic_photograph
+from measurement import SetUp, measure
 from onnx import TensorProto, helper
 from PIL import Image
-from served import DIGITS, add_model
+from stores import DIGITS, add_model
 
-from graphkiln.story.server import serving
+from graphkiln.story.server import start_server
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_client import Client
@@ -45,13 +47,13 @@ def _mean_graph(path: Path, elements: int) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
 
 
-def _raw(protocol: str, address: str, model: str, sample: Any) -> Callable[[], object]:
+def _tritonclient_request(protocol: str, address: str, model: str, sample: Any) -> Callable[[], object]:
     """What a careful user of tritonclient writes: a client for each thread where it is not thread-safe (HTTP)."""
     library: Any = importlib.import_module(f"tritonclient.{protocol}")
     clients = threading.local()
     shared = library.InferenceServerClient(address) if protocol == "grpc" else None
 
-    def ask() -> object:
+    def request() -> object:
         client = shared or getattr(clients, "client", None)
         if client is None:
             client = clients.client = library.InferenceServerClient(address)
@@ -59,7 +61,7 @@ def _raw(protocol: str, address: str, model: str, sample: Any) -> Callable[[], o
         tensor.set_data_from_numpy(sample)
         return client.infer(model, [tensor]).as_numpy("Y")
 
-    return ask
+    return request
 
 
 def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
@@ -70,7 +72,7 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
         for elements in SIZES.values():
             _mean_graph(folder / f"{elements}.onnx", elements)
             add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
-        urls = stack.enter_context(serving(folder / "store")).urls
+        urls = stack.enter_context(start_server(folder / "store")).urls
         clients = {url: stack.enter_context(Client(url)) for url in urls}
         shared = {url: stack.enter_context(clients[url].shared_memory()) for url in urls}
         for name, elements in SIZES.items():
@@ -78,77 +80,79 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
             model = f"mean{elements}"
             for url in urls:
                 protocol, _, address = url.partition("://")
-                asks: dict[str, Callable[[], object]] = {
-                    "tritonclient": _raw(protocol, address, model, sample),
-                    "graphkiln": _infer(clients[url].model(model), sample),
-                    "shared memory": _infer(shared[url].model(model), sample),
+                feeds = {"X": sample}
+                requests: dict[str, Callable[[], object]] = {
+                    "tritonclient": _tritonclient_request(protocol, address, model, sample),
+                    "graphkiln": partial(clients[url].model(model).infer, feeds),
+                    "shared memory": partial(shared[url].model(model).infer, feeds),
                 }
                 for concurrency in (1, 8):
-                    rows += _compared(f"{name} {protocol}, {concurrency}", asks, concurrency, rounds, seconds)
+                    rows += _compare(f"{name} {protocol}, {concurrency}", requests, concurrency, rounds, seconds)
     return rows
 
 
-def _infer(model: Any, sample: Any) -> Callable[[], object]:
-    return lambda: model.infer({"X": sample})
-
-
-def _compared(
-    label: str, asks: dict[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
+def _compare(
+    label: str, requests: dict[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
 ) -> list[dict[str, object]]:
-    segments = [Segment(name=name, concurrency=concurrency, ask=ask) for name, ask in asks.items()]
-    figures = measure(segments, rounds, seconds)
-    base = figures["tritonclient"]
+    set_ups = [SetUp(name=name, concurrency=concurrency, request=request) for name, request in requests.items()]
+    summaries = measure(set_ups, rounds, seconds)
+    base = summaries["tritonclient"]
     return [
         {
             "model": label,
             "set-up": name,
-            "requests/s": round(figure.per_second, 1),
-            "ratio": round(figure.per_second / base.per_second, 3),
-            "p99 ms": round(figure.p99_ms, 2),
-            "p99 ratio": round(figure.p99_ms / base.p99_ms, 2),
+            "requests/s": round(summary.per_second, 1),
+            "ratio": round(summary.per_second / base.per_second, 3),
+            "p99 ms": round(summary.p99_ms, 2),
+            "p99 ratio": round(summary.p99_ms / base.p99_ms, 2),
         }
-        for name, figure in figures.items()
+        for name, summary in summaries.items()
     ]
 
 
 def benchmark_images(rounds: int, _: float) -> list[dict[str, object]]:
     """Many JPEGs through `classify_many` beside a loop, one JPEG beside torchvision, and the import."""
-    return [*_many_images(rounds), *_preprocessing(rounds), _import()]
+    return [*_many_images(rounds), *_preprocessing(rounds), _import_time()]
 
 
 def _many_images(rounds: int) -> list[dict[str, object]]:
-    images = [photograph(500, 375)] * IMAGES
-    with serving(DIGITS.parent) as server, Client(server.http_url) as client:
+    images = [synthetic_photograph(500, 375)] * IMAGES
+    with start_server(DIGITS.parent) as server, Client(server.http_url) as client:
         model = client.model("digits")
-        ways: dict[str, Callable[[], object]] = {
+        functions: dict[str, Callable[[], object]] = {
             "a loop over classify": lambda: [model.classify(image) for image in images],
             "classify_many": lambda: list(model.classify_many(images)),
             "classify_many, one by one": lambda: list(model.classify_many(images, batch_size=1)),
         }
-        return _times(f"{IMAGES} JPEGs", ways, rounds)
+        return _compare_seconds(f"{IMAGES} JPEGs", functions, rounds)
 
 
 def _preprocessing(rounds: int) -> list[dict[str, object]]:
     transforms = import_torchvision().transforms
     torch.set_num_threads(1)
-    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    reference = transforms.Compose(steps)
+    stages = [
+        transforms.Resize(256),
+        transforms.CenterCrop(224),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ]
+    reference = transforms.Compose(stages)
     spec = Preprocess(resize=256, crop=(224, 224), mean=MEAN, std=STD)
-    data = photograph(500, 375)
-    ways: dict[str, Callable[[], object]] = {
+    data = synthetic_photograph(500, 375)
+    functions: dict[str, Callable[[], object]] = {
         "torchvision, one thread": lambda: [reference(Image.open(io.BytesIO(data)).convert("RGB")) for _ in range(50)],
         "graphkiln": lambda: [load_sample(data, spec) for _ in range(50)],
     }
-    return _times("50 JPEGs to tensors", ways, rounds)
+    return _compare_seconds("50 JPEGs to tensors", functions, rounds)
 
 
-def _times(label: str, ways: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
-    """Interleaved; the first way is the reference."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+def _compare_seconds(label: str, functions: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
+    """Seconds of each function, in turn; the first is the reference."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds + 1):
-        for name, work in ways.items():
+        for name, function in functions.items():
             begun = time.perf_counter()
-            work()
+            function()
             if number:
                 seconds[name].append(time.perf_counter() - begun)
     medians = {name: median(values) for name, values in seconds.items()}
@@ -159,13 +163,13 @@ def _times(label: str, ways: dict[str, Callable[[], object]], rounds: int) -> li
     ]
 
 
-def _import() -> dict[str, object]:
+def _import_time() -> dict[str, object]:
     """The import of the client beside a start of Python, the fastest of some: files are cached then."""
-    seconds = [min(_start(code) for _ in range(5)) for code in ("pass", "import graphkiln_client")]
+    seconds = [min(_start_seconds(code) for _ in range(5)) for code in ("pass", "import graphkiln_client")]
     return {"model": "import", "set-up": "graphkiln_client", "s": round(seconds[1] - seconds[0], 3), "ratio": ""}
 
 
-def _start(code: str) -> float:
+def _start_seconds(code: str) -> float:
     begun = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     return time.perf_counter() - begun

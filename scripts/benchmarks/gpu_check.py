@@ -2,7 +2,7 @@
 
     scripts/gpu-check
 
-Every set-up gets images as a server does, in host memory, and hands answers back there. Set-ups are interleaved, the
+Every set-up takes images as a server does, from host memory, and returns its outputs there. Set-ups take turns, the
 median round counts. Memory is what the device holds more after a set-up has run its largest batch.
 """
 
@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import exported
+from inputs import exported_graph
 from rich.console import Console
 from rich.table import Table
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import Device
@@ -55,81 +56,91 @@ _SESSIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetUp:
-    """A way to answer a batch, and the device memory that it took."""
+class Contender:
+    """One implementation of the model.
+
+    Attributes:
+        name: Of the implementation.
+        run: Takes images `[batch, 3, 224, 224]` in host memory.
+        memory_mb: Device memory that it took.
+    """
 
     name: str
-    ask: Callable[[AnyArray], object]
+    run: Callable[[AnyArray], object]
     memory_mb: float
 
 
-def sessions(graph: Path, cache: ArtifactCache, stack: ExitStack) -> list[SetUp]:
+def session_contenders(graph: Path, cache: ArtifactCache, stack: ExitStack) -> list[Contender]:
     """Our sessions; those that cannot be built say why and are left out."""
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
-    found = []
+    contenders = []
     for name, settings in _SESSIONS.items():
         planned = plan(settings, Resources(device=Device.gpu(), cores=8, probe=probe), largest_batch=max(_BATCHES))
         artifacts = Artifacts(version, Precision.FP32, cache)
         free = torch.cuda.mem_get_info()[0]
         try:
-            lowered = select_session(artifacts, planned, Requirements(batch_sizes=_BATCHES))
-        except Exception as error:  # noqa: BLE001 - one set-up must not end the run
+            proven = select_session(artifacts, planned, Requirements(batch_sizes=_BATCHES))
+        except Exception as error:  # noqa: BLE001 - one contender must not end the run
             print(f"{name}: {error}")
             continue
-        session = stack.enter_context(lowered.session)
-        used = (free - torch.cuda.mem_get_info()[0]) / 2**20
-        found.append(SetUp(name=name, ask=lambda x, s=session: s.run({"INPUT_0": x}), memory_mb=used))  # type: ignore[misc]
-    return found
+        session = stack.enter_context(proven.session)
+        used_mb = (free - torch.cuda.mem_get_info()[0]) / 2**20
+        contenders.append(Contender(name=name, run=_session_run(session), memory_mb=used_mb))
+    return contenders
 
 
-def pytorch(architecture: str) -> list[SetUp]:
+def pytorch_contenders(architecture: str) -> list[Contender]:
     """Eager and compiled PyTorch, fp32 and fp16 in channels_last."""
-    found = []
+    contenders = []
     for precision in (torch.float32, torch.float16):
         module = open_source(f"torchvision:{architecture}", SourceOptions()).module  # type: ignore[attr-defined]
         module = module.eval().to("cuda", precision, memory_format=torch.channels_last)
         for name, forward in (("eager", module), ("compiled", torch.compile(module))):
             free = torch.cuda.mem_get_info()[0]
-            ask = _asking(forward, precision)
+            run = _torch_run(forward, precision)
             for batch in _BATCHES:
-                ask(np.zeros((batch, *_IMAGE), np.float32))
-            used = (free - torch.cuda.mem_get_info()[0]) / 2**20
+                run(np.zeros((batch, *_IMAGE), np.float32))
+            used_mb = (free - torch.cuda.mem_get_info()[0]) / 2**20
             kind = "fp32" if precision is torch.float32 else "fp16"
-            found.append(SetUp(name=f"PyTorch {name} {kind}", ask=ask, memory_mb=used))
-    return found
+            contenders.append(Contender(name=f"PyTorch {name} {kind}", run=run, memory_mb=used_mb))
+    return contenders
 
 
-def _asking(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.dtype) -> Callable[[AnyArray], object]:
-    def ask(images: AnyArray) -> object:
+def _session_run(session: Session) -> Callable[[AnyArray], object]:
+    return lambda images: session.run({"INPUT_0": images})
+
+
+def _torch_run(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.dtype) -> Callable[[AnyArray], object]:
+    def run(images: AnyArray) -> object:
         with torch.inference_mode():
             batch = torch.from_numpy(images).to("cuda", precision, memory_format=torch.channels_last)
             return forward(batch).float().cpu().numpy()
 
-    return ask
+    return run
 
 
-def measured(set_ups: list[SetUp], rounds: int) -> list[dict[str, object]]:
+def measure_images(contenders: list[Contender], rounds: int) -> list[dict[str, object]]:
     """Images per second by set-up and batch; the ratio is to eager PyTorch in fp32."""
     rates: dict[tuple[str, int], list[float]] = {}
     for _ in range(rounds):
         for batch in _BATCHES:
             images = np.random.default_rng(0).normal(size=(batch, *_IMAGE)).astype(np.float32)
-            for set_up in set_ups:
-                set_up.ask(images)
+            for contender in contenders:
+                contender.run(images)
                 runs = max(3, 128 // batch)
                 begun = time.perf_counter()
                 for _run in range(runs):
-                    set_up.ask(images)
-                rates.setdefault((set_up.name, batch), []).append(runs * batch / (time.perf_counter() - begun))
+                    contender.run(images)
+                rates.setdefault((contender.name, batch), []).append(runs * batch / (time.perf_counter() - begun))
     medians = {key: statistics.median(values) for key, values in rates.items()}
     rows: list[dict[str, object]] = []
-    for set_up in set_ups:
-        row: dict[str, object] = {"set-up": set_up.name}
+    for contender in contenders:
+        row: dict[str, object] = {"set-up": contender.name}
         for batch in _BATCHES:
-            rate = medians[set_up.name, batch]
+            rate = medians[contender.name, batch]
             row[f"{batch}: images/s"] = round(rate)
             row[f"{batch}: ratio"] = round(rate / medians["PyTorch eager fp32", batch], 2)
-        rows.append({**row, "MB": round(set_up.memory_mb)})
+        rows.append({**row, "MB": round(contender.memory_mb)})
     return rows
 
 
@@ -144,8 +155,11 @@ def main() -> None:
     tables: dict[str, list[dict[str, object]]] = {}
     for architecture in _ARCHITECTURES:
         with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder)) as cache, ExitStack() as stack:
-            set_ups = [*pytorch(architecture), *sessions(exported(architecture), cache, stack)]
-            tables[architecture] = measured(set_ups, options.rounds)
+            contenders = [
+                *pytorch_contenders(architecture),
+                *session_contenders(exported_graph(architecture), cache, stack),
+            ]
+            tables[architecture] = measure_images(contenders, options.rounds)
     if options.json:
         print(json.dumps({"device": identity(Device.gpu()), "tables": tables}, indent=2))
         return

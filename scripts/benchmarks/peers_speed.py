@@ -21,64 +21,65 @@ from typing import Any
 
 import numpy as np
 import psutil
-from measuring import CACHE, exported, photograph
-from peers.asking import PEERS, Label, Peer
+from inputs import CACHE, exported_graph, synthetic_photograph
+from measurement import show_progress
 from peers.image import HOST, preprocess, score, session, top5
+from peers.protocols import PEERS, Label, Peer
 
-from graphkiln.story.measuring import Segment, run_segment
-from graphkiln.story.server import serving
+from graphkiln.story.server import start_server
+from graphkiln.story.throughput import Throughput, measure_throughput
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_client import Client
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 
 CALLERS = 8
-_WARM_S = 3.0
+_WARM_UP_S = 3.0
 _READY_S = 120.0
-_LEAVE_S = 30.0
+_STOP_S = 30.0
 _ENGINES = {"fp32": "onnxruntime", "int8": "auto"}
 """In fp32 the runtime that all peers have, too."""
 _FOLDER = Path(__file__).resolve().parent / "peers"
 
-Ask = Callable[[bytes], object]
+Classify = Callable[[bytes], object]
 
 
 def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
     """Images per second of each peer, and of graphkiln in fp32 and int8; each is alone on the machine in its turn."""
-    graph = exported("resnet50")
-    jpegs = [photograph(500, 375, seed) for seed in range(8)]
-    contenders: dict[str, Callable[[], AbstractContextManager[Ask]]] = {}
+    graph = exported_graph("resnet50")
+    jpegs = [synthetic_photograph(500, 375, seed) for seed in range(8)]
+    contenders: dict[str, Callable[[], AbstractContextManager[Classify]]] = {}
     for name, peer in PEERS.items():
-        contenders[name] = partial(_peer, peer, _environment(name), graph, jpegs[:2])
+        contenders[name] = partial(_start_peer, peer, _environment(name), graph, jpegs[:2])
     for precision in ("fp32", "int8"):
-        contenders[f"graphkiln {precision}"] = partial(_ours, _store(precision), _ENGINES[precision])
-    seen: dict[str, list[Segment]] = {name: [] for name in contenders}
+        contenders[f"graphkiln {precision}"] = partial(_start_graphkiln, _store(precision), _ENGINES[precision])
+    measured: dict[str, list[Throughput]] = {name: [] for name in contenders}
     for number in range(rounds):
-        for name, opened in contenders.items():
-            print(f"\r\033[Kround {number + 1}/{rounds}: {name}", end="", file=sys.stderr)
-            with opened() as ask:
-                run_segment(ask, CALLERS, jpegs, _WARM_S)
-                seen[name].append(run_segment(ask, CALLERS, jpegs, seconds))
-    print("\r\033[K", end="", file=sys.stderr)
-    return _rows(seen)
+        for name, start in contenders.items():
+            show_progress(f"round {number + 1}/{rounds}: {name}")
+            with start() as classify:
+                measure_throughput(classify, CALLERS, jpegs, _WARM_UP_S)
+                measured[name].append(measure_throughput(classify, CALLERS, jpegs, seconds))
+    show_progress("")
+    return _rows(measured)
 
 
-def _rows(seen: dict[str, list[Segment]]) -> list[dict[str, object]]:
+def _rows(measured: dict[str, list[Throughput]]) -> list[dict[str, object]]:
     """The ratio is to the best peer, round by round."""
-    medians = {name: statistics.median(each.per_second for each in segments) for name, segments in seen.items()}
-    best = [segment.per_second for segment in seen[max(PEERS, key=medians.__getitem__)]]
+    medians = {name: statistics.median(one.per_second for one in rounds) for name, rounds in measured.items()}
+    best = [one.per_second for one in measured[max(PEERS, key=medians.__getitem__)]]
     rows: list[dict[str, object]] = []
-    for name, segments in seen.items():
-        latencies = [latency for segment in segments for latency in segment.latencies_ms]
-        ratios = [segment.per_second / theirs for segment, theirs in zip(segments, best, strict=True)]
+    for name, rounds in measured.items():
+        latencies_ms = [latency for one in rounds for latency in one.latencies_ms]
+        ratios = [one.per_second / reference for one, reference in zip(rounds, best, strict=True)]
         rows.append(
             {
                 "set-up": name,
                 "version": _version(name),
                 "images/s": round(medians[name], 1),
                 "ratio": round(statistics.median(ratios), 2),
-                "p50 ms": round(float(np.percentile(latencies, 50)), 1),
-                "p99 ms": round(float(np.percentile(latencies, 99)), 1),
+                "p50 ms": round(float(np.percentile(latencies_ms, 50)), 1),
+                "p99 ms": round(float(np.percentile(latencies_ms, 99)), 1),
             }
         )
     return rows
@@ -106,16 +107,14 @@ def _environment(name: str) -> Path:
 
 
 @contextmanager
-def _peer(peer: Peer, python: Path, graph: Path, checked: list[bytes]) -> Iterator[Ask]:
-    """A peer's server, once its answers are those of the bare session."""
+def _start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
+    """Starts a peer's server, and checks that it answers what the bare session does."""
     with socket.socket() as held:
         held.bind((HOST, 0))
         port = held.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="graphkiln-peer-", ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), scratch)}
-        environment["LD_LIBRARY_PATH"] = str(
-            sysconfig.get_config_var("LIBDIR")
-        )  # PyTriton's own libpython, not another
+        environment["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))  # this libpython, for PyTriton
         command = list(map(str, (python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
         log = Path(scratch) / "log"
         with log.open("wb") as output:
@@ -123,15 +122,15 @@ def _peer(peer: Peer, python: Path, graph: Path, checked: list[bytes]) -> Iterat
                 command, stdout=output, stderr=output, cwd=scratch, env=environment, start_new_session=True
             )
         try:
-            _wait(peer, process, port, log)
-            ask = _asking(peer, port)
-            _check(ask, graph, checked)
-            yield ask
+            _wait_ready(peer, process, port, log)
+            classify = _http_classify(peer, port)
+            _check(classify, graph, check_jpegs)
+            yield classify
         finally:
-            _end(process)
+            _stop(process)
 
 
-def _wait(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_ready(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + _READY_S
     while not peer.is_ready(HOST, port):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -139,61 +138,61 @@ def _wait(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Path) ->
         time.sleep(0.1)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a server and all that it started."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stops a server and all its children."""
     family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(_LEAVE_S)
+        process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _, left = psutil.wait_procs(family, timeout=5)
-    for each in left:
-        each.kill()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    for child in alive:
+        child.kill()
 
 
-def _asking(peer: Peer, port: int) -> Callable[[bytes], list[Label]]:
+def _http_classify(peer: Peer, port: int) -> Callable[[bytes], list[Label]]:
     """Each thread keeps its connection."""
     local = threading.local()
 
-    def ask(jpeg: bytes) -> list[Label]:
+    def classify(jpeg: bytes) -> list[Label]:
         connection = getattr(local, "connection", None)
         if connection is None:
             connection = local.connection = http.client.HTTPConnection(HOST, port, timeout=60)
         path, headers, body = peer.request(HOST, port, jpeg)
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
-        answer = response.read()
+        content = response.read()
         if response.status != 200:
-            sys.exit(f"{peer.name} answers {response.status}: {answer[:500]!r}")
-        return peer.answer(answer)
+            sys.exit(f"{peer.name} answers {response.status}: {content[:500]!r}")
+        return peer.parse(content)
 
-    return ask
+    return classify
 
 
-def _check(ask: Callable[[bytes], list[Label]], graph: Path, jpegs: list[bytes]) -> None:
+def _check(classify: Callable[[bytes], list[Label]], graph: Path, jpegs: list[bytes]) -> None:
     bare = session(str(graph))
     for jpeg in jpegs:
         expected = top5(score(bare, [preprocess(jpeg)])[0])
-        found = ask(jpeg)
+        found = classify(jpeg)
         same = [label for label, _ in found] == [label for label, _ in expected]
         if not same or not np.allclose([s for _, s in found], [s for _, s in expected], rtol=1e-3):
             sys.exit(f"a peer answers {found}, expected {expected}")
 
 
 @contextmanager
-def _ours(store: Path, engine: str) -> Iterator[Ask]:
+def _start_graphkiln(store: Path, engine: str) -> Iterator[Classify]:
     name = "resnet50"
     flags = ("--set", f"{name}.engine={engine}", "--cache", str(CACHE / "lowered"))
     log = store.parent / f"{store.name}.log"
-    with serving(store, flags=flags, log=log) as server, Client(server.grpc_url) as client:
+    with start_server(store, flags=flags, log=log) as server, Client(server.grpc_url) as client:
         model = client.model(name)
         yield lambda jpeg: model.classify(jpeg, top_k=5)
 
 
 def _store(precision: str) -> Path:
-    """A proven version that takes bytes and answers its best five; two instances."""
+    """A proven version that takes bytes and returns the top five; two instances."""
     store = CACHE / "ours" / precision
     folder = store / "resnet50"
     if not folder.exists():
@@ -202,7 +201,7 @@ def _store(precision: str) -> Path:
         for target, seeds in ((samples, range(100, 116)), (calibration, range(200, 264))):
             target.mkdir(parents=True, exist_ok=True)
             for seed in seeds:
-                (target / f"{seed}.jpg").write_bytes(photograph(500, 375, seed))
+                (target / f"{seed}.jpg").write_bytes(synthetic_photograph(500, 375, seed))
         options: dict[str, Any] = {"precision": precision, "calibration": calibration} if precision == "int8" else {}
         recipe = Recipe(
             source="torchvision:resnet50", name="resnet50", model_store=store, input="uint8-nhwc", top_k=5,

@@ -1,4 +1,4 @@
-"""Keeps what benchmarks measured as JSON, and writes `docs/benchmarks.md` and the README's tables from it."""
+"""Keeps results of benchmarks as JSON, and writes `docs/benchmarks.md` and the README's tables from them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ which all set-ups took turns: its ratios can be trusted further than figures of 
 """
 
 
-def save(name: str, title: str, command: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Keeps one result.
+def save_result(name: str, title: str, command: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes one result as JSON.
 
     Args:
         name: Of the benchmark.
@@ -39,14 +39,14 @@ def save(name: str, title: str, command: str, rows: Sequence[dict[str, Any]]) ->
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
-def write() -> None:
-    """Writes the page and the README's tables from all results that are kept."""
-    PAGE.write_text(page())
-    README.write_text(readme(README.read_text()))
+def write_tables() -> None:
+    """Writes the page and the README's tables from all results."""
+    PAGE.write_text(render_page())
+    README.write_text(fill_readme(README.read_text()))
 
 
-def page() -> str:
-    """The page, from all results that are kept."""
+def render_page() -> str:
+    """The page, from all results."""
     sections = [_INTRODUCTION]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
@@ -62,18 +62,18 @@ def page() -> str:
     return "\n".join(sections)
 
 
-def readme(text: str) -> str:
+def fill_readme(text: str) -> str:
     """The README with its tables as the results have them; all else stays."""
 
-    def filled(found: re.Match[str]) -> str:
+    def fill(found: re.Match[str]) -> str:
         path = RESULTS / f"{found['name']}.json"
         if not path.exists():
-            return found[0]  # nothing was measured yet
+            return found[0]  # not measured yet
         result = json.loads(path.read_text())
         columns = [column.strip() for column in found["columns"].split(",")]
         return f"{found[1]}{_table(result['rows'], columns)}{found[4]}"
 
-    return _MARKED.sub(filled, text)
+    return _MARKED.sub(fill, text)
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:

@@ -148,23 +148,23 @@ def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Pa
         "--output",
         str(tmp_path / "w.safetensors"),
     )
-    program = repository / "scripts" / "programs" / "train_story.py"
+    module = "graphkiln.training.train_story"
     finished = subprocess.run(
-        [sys.executable, program, *words], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, timeout=200, check=False
     )
     assert finished.returncode == 1
     assert "nothing written" in finished.stderr
     assert list(tmp_path.iterdir()) == []
-    assert "programs/train_story.py" in (repository / "scripts" / "train-story").read_text()
+    assert f"-m {module}" in (repository / "scripts" / "train-story").read_text()
 
 
 @pytest.fixture
-def programs(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _benchmarks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's modules can be imported."""
-    monkeypatch.syspath_prepend(str(repository / "scripts" / "programs"))
+    monkeypatch.syspath_prepend(str(repository / "scripts" / "benchmarks"))
 
 
-@pytest.mark.usefixtures("programs")
+@pytest.mark.usefixtures("_benchmarks")
 def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With two benchmarks that take no time: `all` keeps both as JSON, and writes what is read by people from that."""
     import benchmark
@@ -187,13 +187,13 @@ def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.Monkey
     assert (tmp_path / "README.md").read_text() == f"{begin}{table}<!-- end -->\nb\n"
 
 
-@pytest.mark.usefixtures("programs")
+@pytest.mark.usefixtures("_benchmarks")
 def test_figures_are_those_of_the_results(readme: str, repository: Path) -> None:
     """Tables of the README and the page of benchmarks are written from JSON; by hand they would drift."""
     import reporting
 
-    assert reporting.readme(readme) == readme
-    assert reporting.page() == (repository / "docs" / "benchmarks.md").read_text()
+    assert reporting.fill_readme(readme) == readme
+    assert reporting.render_page() == (repository / "docs" / "benchmarks.md").read_text()
     assert readme.count("<!-- docs/benchmarks/") == 3
 
 

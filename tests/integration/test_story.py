@@ -24,7 +24,7 @@ from PIL import Image
 from running import COMMAND, run_command
 from safetensors.torch import save_file
 
-from graphkiln.story.digits import training_and_held_out
+from graphkiln.story.digits import split_digits
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
@@ -40,7 +40,7 @@ Tell = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    training, _ = training_and_held_out()
+    training, _ = split_digits()
     spec = decode(Preprocess, story_model.PREPROCESS)
     pixels = torch.from_numpy(np.stack([load_sample(jpeg, spec) for jpeg in training.jpegs]))
     path = tmp_path_factory.mktemp("weights") / "digits.safetensors"
@@ -287,24 +287,24 @@ class TestWrongAnswers:
     def test_a_step_whose_answers_change_does_not_count(
         self, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One way's answers are spoiled after it gave them: the policy must see it, and the chain go on without it."""
-        from graphkiln.story import telling
-        from graphkiln.story.requests import Request, this_machine
+        """One variant's predictions are spoiled: the policy must see it, and the chain go on without it."""
+        from graphkiln.story import runner
+        from graphkiln.story.request import StoryRequest, this_platform
 
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        request = Request(
+        request = StoryRequest(
             source=SOURCE, image_size=32, weights=weights, gradient=False, samples=None,
             preprocess=story_model.PREPROCESS,
         )  # fmt: skip
-        told = telling.Story(request, this_machine(), resume=False, report=lambda _: None)
-        honest = telling.judge
+        told = runner.StoryRunner(request, this_platform(), resume=False, report=lambda _: None)
+        honest = runner.judge
 
         def spoiled(reference: Any, found: Any, limits: Any, **facts: Any) -> Any:
             worse = type(found)(scores=found.scores[:, ::-1].copy()) if limits.name == "other-engine" else found
             return honest(reference, worse if told.record.seen else found, limits, **facts)
 
-        monkeypatch.setattr(telling, "judge", spoiled)
-        told.tell(1.0, ["reduced"])
+        monkeypatch.setattr(runner, "judge", spoiled)
+        told.run(1.0, ["reduced"])
         assert not told.proven
         reduced = next(step for step in told.document()["steps"] if step["key"] == "reduced")
         assert not reduced["counts"]

@@ -15,8 +15,8 @@ from graphkiln.cli.options import say
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
-    from graphkiln.story.requests import Request
-    from graphkiln.story.telling import Progress, Report, Story
+    from graphkiln.story.request import StoryRequest
+    from graphkiln.story.runner import Progress, ProgressReport, StoryRunner
 
 _INTERRUPTED = 130
 
@@ -54,34 +54,34 @@ def story(
 ) -> None:
     """Tell the acceleration story: from eager PyTorch to a served graph, each step proven and measured.
 
-    All steps are measured in turn, again and again, so that a noisy machine favors none. Ctrl-C keeps what was seen.
-    Exit code 1 when the answers of a step of the chain changed more than the numeric policy allows.
+    All steps are measured in turn, again and again, so that a noisy machine favors none. Ctrl-C keeps what was
+    measured. Exit code 1 when the answers of a step of the chain changed more than the numeric policy allows.
     """
     try:
-        from graphkiln.story.requests import this_machine
-        from graphkiln.story.telling import Story
+        from graphkiln.story.request import this_platform
+        from graphkiln.story.runner import StoryRunner
     except ImportError as error:
         raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
-    request = _request(model, image_size, weights, gradient=gradient, samples=samples, preprocess=preprocess)
+    request = _build_request(model, image_size, weights, gradient=gradient, samples=samples, preprocess=preprocess)
     if html and not html.parent.is_dir():
         raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
     keys = [key for key in only.split(",") if key]
     interrupted = False
     hint = "make room, or set XDG_CACHE_HOME to another folder"
-    with _reporting() as report, _writing(f"keep the story in {request.folder}", hint):
-        told = Story(request, this_machine(), resume=resume, report=report)
+    with _progress_report() as report, _write_errors(f"keep the story in {request.folder}", hint):
+        runner = StoryRunner(request, this_platform(), resume=resume, report=report)
         try:
-            told.tell(seconds, keys)
+            runner.run(seconds, keys)
         except KeyboardInterrupt:
             interrupted = True
-    _show(told, as_json=as_json, html=html)
+    _show(runner, as_json=as_json, html=html)
     if interrupted:
         say("interrupted; the same command with --resume goes on from here")
         raise typer.Exit(_INTERRUPTED)
-    raise typer.Exit(0 if told.proven else 1)
+    raise typer.Exit(0 if runner.proven else 1)
 
 
-def _request(
+def _build_request(
     model: str,
     image_size: int,
     weights: Path | None,
@@ -89,25 +89,26 @@ def _request(
     gradient: bool,
     samples: Path | None,
     preprocess: str | None,
-) -> Request:
-    from graphkiln.story.requests import Request, trained_weights
+) -> StoryRequest:
+    from graphkiln.story.request import StoryRequest
+    from graphkiln.story.weights import find_trained_weights
 
     if weights is not None and not weights.is_file():
         raise ConversionError(f"there are no weights at {weights}", hint="name a .pth, .pt or .safetensors file")
-    chosen = weights or trained_weights(model, image_size)
+    chosen = weights or find_trained_weights(model, image_size)
     if chosen is None:
         say("random weights decide nothing: same answers cannot be judged (scripts/train-story trains decisive ones)")
-    return Request(
+    return StoryRequest(
         source=model,
         image_size=image_size,
         weights=chosen,
         gradient=gradient,
         samples=samples,
-        preprocess=_parsed(preprocess),
+        preprocess=_parse_preprocess(preprocess),
     )
 
 
-def _parsed(preprocess: str | None) -> dict[str, Any] | None:
+def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
     if preprocess is None:
         return None
     try:
@@ -120,10 +121,10 @@ def _parsed(preprocess: str | None) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _reporting() -> Iterator[Report]:
-    """A progress bar where a person watches, else a line for everything that is begun."""
+def _progress_report() -> Iterator[ProgressReport]:
+    """A progress bar on a terminal, else a line for each activity and each figure."""
     if not sys.stderr.isatty():
-        yield _plain
+        yield _print_line
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -140,7 +141,7 @@ def _reporting() -> Iterator[Report]:
 
         def show(progress: Progress) -> None:
             total = progress.total_s or None
-            bar.update(task, description=progress.doing, total=total, completed=progress.done_s)
+            bar.update(task, description=progress.activity, total=total, completed=progress.done_s)
             if progress.figure:
                 bar.update(task, figure=progress.figure)
 
@@ -148,29 +149,29 @@ def _reporting() -> Iterator[Report]:
 
 
 @contextmanager
-def _writing(what: str, hint: str) -> Iterator[None]:
+def _write_errors(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise MeasurementError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
 
 
-def _plain(progress: Progress) -> None:
+def _print_line(progress: Progress) -> None:
     if progress.figure or not progress.total_s:
-        say(progress.figure or progress.doing)
+        say(progress.figure or progress.activity)
 
 
-def _show(told: Story, *, as_json: bool, html: Path | None) -> None:
-    document = told.document()
+def _show(runner: StoryRunner, *, as_json: bool, html: Path | None) -> None:
+    document = runner.document()
     if html:
-        from graphkiln.story.page import page
+        from graphkiln.story.page import render_page
 
-        with _writing(f"write {html}", "choose another file for --html"):
-            html.write_text(page(document))
+        with _write_errors(f"write {html}", "choose another file for --html"):
+            html.write_text(render_page(document))
         say(f"wrote {html}")
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
-        from graphkiln.story.tables import show
+        from graphkiln.story.tables import print_tables
 
-        show(document)
+        print_tables(document)

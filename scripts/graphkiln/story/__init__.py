@@ -1,1 +1,1 @@
-"""The acceleration story: a model as its team found it, made faster step by step, each step proven and measured."""
+"""The acceleration story: a PyTorch model made faster step by step, each step proven and measured."""

@@ -1,16 +1,13 @@
-"""Images whose right answer is known: scikit-learn's handwritten digits, as the JPEGs that a user would send."""
+"""Images whose class is known: scikit-learn's handwritten digits, as the JPEGs that a user would send."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-from graphkiln_backend.cache.settings import user_cache_folder
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _IMAGE_SIDE = 256
@@ -21,23 +18,23 @@ _HELD_OUT = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digits:
-    """Images and what they show.
+    """Labeled images.
 
     Attributes:
-        jpegs: One RGB image each, 256x256 pixels.
-        targets: Index into `CLASSES` of each, `[images]`.
+        jpegs: RGB images of 256x256 pixels.
+        targets: Class of each as an index into `CLASSES`, int64 `[images]`.
     """
 
     jpegs: tuple[bytes, ...]
     targets: npt.NDArray[np.int64]
 
     def first(self, count: int) -> Digits:
-        """The first of them; they are in random order."""
+        """The first `count` of them; they are in random order."""
         return Digits(jpegs=self.jpegs[:count], targets=self.targets[:count])
 
 
-def training_and_held_out() -> tuple[Digits, Digits]:
-    """1,347 digits to train and calibrate on, and 450 that neither ever sees; the same every time."""
+def split_digits() -> tuple[Digits, Digits]:
+    """1,347 digits for training and calibration, and 450 held out from both; the same split every time."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -45,15 +42,12 @@ def training_and_held_out() -> tuple[Digits, Digits]:
     rows = np.arange(len(digits.images))
     parts = train_test_split(rows, test_size=_HELD_OUT, random_state=_SEED, stratify=digits.target)
     training, held_out = (
-        Digits(jpegs=tuple(_jpeg(digits.images[row]) for row in part), targets=digits.target[part].astype(np.int64))
+        Digits(
+            jpegs=tuple(_encode_jpeg(digits.images[row]) for row in part), targets=digits.target[part].astype(np.int64)
+        )
         for part in parts
     )
     return training, held_out
-
-
-def weights_path(architecture: str, image_size: int) -> Path:
-    """Where `scripts/train-story` leaves the weights that it trained, and `graphkiln story` looks for them."""
-    return user_cache_folder("graphkiln-story") / f"{architecture}-digits-{image_size}.safetensors"
 
 
 def digit_image(digit: npt.NDArray[np.float64], side: int) -> Image.Image:
@@ -62,7 +56,7 @@ def digit_image(digit: npt.NDArray[np.float64], side: int) -> Image.Image:
     return small.resize((side, side), Image.Resampling.BICUBIC)
 
 
-def _jpeg(digit: npt.NDArray[np.float64]) -> bytes:
+def _encode_jpeg(digit: npt.NDArray[np.float64]) -> bytes:
     file = io.BytesIO()
     digit_image(digit, _IMAGE_SIDE).convert("RGB").save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

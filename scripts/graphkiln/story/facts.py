@@ -1,15 +1,15 @@
-"""What a figure is worth nothing without: the machine, the versions, the model, the day."""
+"""The facts without which a figure is worth nothing: machine, versions, model, date."""
 
 from __future__ import annotations
 
-import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from platform import python_version, release, system
 from typing import Any
 
 import psutil
 
-from graphkiln.story.requests import Machine, Request
+from graphkiln.story.request import Platform, StoryRequest
 from graphkiln_backend.engines.hardware import gpus, identity
 from graphkiln_backend.graph.device import CPU
 
@@ -26,26 +26,26 @@ _LIBRARIES = (
 )
 
 
-def facts_of(request: Request, machine: Machine) -> dict[str, Any]:
-    """Facts of a story, for people, as plain data."""
+def story_facts(request: StoryRequest, platform: Platform) -> dict[str, Any]:
+    """Facts about a story, for people, as plain data."""
     return {
         "model": request.source,
         "image size": request.image_size,
         "weights": str(request.weights) if request.weights else "random: nothing is decided by them",
         "gradient": "by the image, in every graph" if request.gradient else "none after step 1",
-        "batches": f"up to {machine.batch}, two instances",
+        "batches": f"up to {platform.batch}, two instances",
         **machine_facts(),
     }
 
 
 def machine_facts() -> dict[str, Any]:
-    """Facts of this machine, of the software on it, and the day."""
+    """Facts about this machine and its software, and the date."""
     processor = identity(CPU).partition(", instruction sets")[0]
     memory = psutil.virtual_memory().total / 2**30
     return {
         "machine": f"{processor}, {psutil.cpu_count()} cores, {memory:.0f} GiB",
         "gpu": ", ".join(str(gpu) for gpu in gpus()) or "none",
-        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "system": f"{system()} {release()}, Python {python_version()}",
         "versions": ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _version(name))),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

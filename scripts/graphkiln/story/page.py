@@ -1,4 +1,4 @@
-"""The story as one HTML file that needs nothing else: charts, tables, the machine, and the commands to repeat it."""
+"""The story as one self-contained HTML file: charts, tables, the machine, and the commands that repeat a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from graphkiln.story.ways import SOURCE_TOTAL
+from graphkiln.story.variants import REPORTED_TOTAL
 
 _WIDTH = 860
 _LABELS = 210
@@ -19,8 +19,8 @@ _TOP = 10
 _TICKS = (1, 2, 5)
 
 
-def page(document: dict[str, Any]) -> str:
-    """Renders what `Story.document` says."""
+def render_page(document: dict[str, Any]) -> str:
+    """Renders the document of `StoryRunner.document`."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -32,17 +32,19 @@ def page(document: dict[str, Any]) -> str:
         steps=document["steps"],
         measured=measured,
         last=chain[-1] if chain else None,
-        source_total=SOURCE_TOTAL,
+        source_total=REPORTED_TOTAL,
         factors=factor_chart(measured),
         latencies=latency_chart(measured),
     )
 
 
 def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """A waterfall: every step from where the one before it ended; both ends on a logarithmic axis of factors."""
+    """A waterfall: every bar begins where that of its baseline ended; the axis of factors is logarithmic."""
     counting = {step["key"]: step for step in measured if step["counts"] and (step["own"] or step["key"] == "eager")}
     ends = {key: _end(step, counting) for key, step in counting.items()}
-    marks = [ends.get(step["beside"], 1.0) * _reported(step["source"]) for step in counting.values() if step["source"]]
+    marks = [
+        ends.get(step["beside"], 1.0) * _reported_factor(step["source"]) for step in counting.values() if step["source"]
+    ]
     scale, ticks = _log_axis([1.0, *ends.values(), *marks])
     bars = []
     for row, (key, step) in enumerate(counting.items()):
@@ -58,7 +60,7 @@ def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
                 "switch": step["switch"],
                 "label": "1x" if step["own"] is None else f"{step['own']:.2f}x",
                 "total": "" if step["switch"] or step["own"] is None else f"{ends[key]:.1f}x",
-                "source": scale(begin * _reported(step["source"])) if step["source"] else None,
+                "source": scale(begin * _reported_factor(step["source"])) if step["source"] else None,
                 "source_label": step["source"],
             }
         )
@@ -84,29 +86,29 @@ def latency_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _end(step: dict[str, Any], counting: dict[str, dict[str, Any]]) -> float:
-    """Factor to step 0; of a switch, that of the step that it was switched on in, times its own."""
+    """Speed-up over step 0; of a switch, that of its baseline times its own."""
     if step["cumulative"] is not None:
         return float(step["cumulative"])
-    beside = counting.get(step["beside"])
-    return float((step["own"] or 1.0) * (_end(beside, counting) if beside and beside is not step else 1.0))
+    baseline = counting.get(step["beside"])
+    return float((step["own"] or 1.0) * (_end(baseline, counting) if baseline and baseline is not step else 1.0))
 
 
-def _reported(text: str) -> float:
-    """The middle of what the source reports: `4.6`, or `1.6-1.64`."""
+def _reported_factor(text: str) -> float:
+    """The mean of what the source reports: `4.6`, or `1.6-1.64`."""
     numbers = [float(part) for part in text.split("-")]
     return sum(numbers) / len(numbers)
 
 
 def _log_axis(values: list[float]) -> tuple[Callable[[float], float], list[dict[str, Any]]]:
-    """From a value to its place in pixels, and ticks at 1, 2, 5, 10, ..."""
+    """A function from a value to its position in pixels, and ticks at 1, 2, 5, 10, ..."""
     low = math.log10(min(values, default=1.0)) - 0.02
     high = max(math.log10(max(values, default=10.0)) + 0.02, low + 0.3)
     room = _WIDTH - _LABELS - _RIGHT
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return round(_LABELS + (math.log10(value) - low) / (high - low) * room, 1)
 
     powers = range(math.floor(low), math.ceil(high) + 1)
     numbers = [digit * 10.0**power for power in powers for digit in _TICKS]
-    ticks = [{"x": place(n), "label": f"{n:g}"} for n in numbers if low <= math.log10(n) <= high]
-    return place, ticks
+    ticks = [{"x": position(n), "label": f"{n:g}"} for n in numbers if low <= math.log10(n) <= high]
+    return position, ticks

@@ -1,4 +1,4 @@
-"""What was measured, as it is kept on disk while a story is told, and the rows that people see."""
+"""What was measured, as it is kept on disk during a story, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from graphkiln.story.judging import Judgment
-from graphkiln.story.ways import Way
+from graphkiln.story.judgment import Judgment
+from graphkiln.story.variants import Variant
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 
+_REFERENCE = "eager"
+"""Key of the variant that all cumulative factors are relative to."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """One segment of one way.
+    """One measurement of one variant.
 
     Attributes:
-        number: Of the round; those of all ways with the same number were measured one after the other.
-        per_second: Images answered per second.
+        number: Of the round; the variants of one round were measured one after the other.
+        per_second: Images per second.
         latencies_ms: Of each image.
-        cores: CPU seconds per second, of the process and, where it is served, of the server.
+        cores: CPU seconds per second, of the process and, where there is one, of the server.
         memory_mb: Memory of both at the end.
     """
 
@@ -38,12 +41,12 @@ class Round:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """What was seen of one way.
+class Observation:
+    """What was observed of one variant.
 
     Attributes:
-        refused: Why it cannot be done here, or empty.
-        judgment: Of its answers, or None before.
+        refused: Why it cannot be executed here, or empty.
+        judgment: Of its predictions, or None before.
         rounds: Its measurements.
     """
 
@@ -51,22 +54,31 @@ class Seen:
     judgment: Judgment | None = None
     rounds: tuple[Round, ...] = ()
 
+    @property
+    def passed(self) -> bool:
+        """Whether its predictions were judged, and passed."""
+        return self.judgment is not None and self.judgment.passed
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A story, whole or as far as it came.
+    """A story, complete or as far as it came. The field names are the keys of its file.
 
     Attributes:
         facts: The machine, the versions, the request; for people.
-        derivative: `OUTPUT:INPUT`, what gradients are of and by; empty before the model was opened.
+        derivative: `OUTPUT:INPUT`, what gradients are of and with respect to; empty before the model was opened.
         precision: The lowest precision that was proven, or None before.
-        seen: By key of the way.
+        seen: Observations by key of the variant.
     """
 
     facts: dict[str, Any]
     derivative: str = ""
     precision: Precision | None = None
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, Observation] = field(default_factory=dict)
+
+    def observation(self, key: str) -> Observation:
+        """Of a variant; an empty one where nothing was observed."""
+        return self.seen.get(key, Observation())
 
     def write(self, path: Path) -> None:
         """Writes it, whole or not at all."""
@@ -79,7 +91,7 @@ class Record:
         """Reads one.
 
         Raises:
-            MeasurementError: The file is of another version of graphkiln, or spoiled.
+            MeasurementError: The file cannot be read, is damaged, or of another version of graphkiln.
         """
         try:
             return decode(cls, json.loads(path.read_text()))
@@ -91,24 +103,24 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One way as people see it; what was not measured or judged is None.
+    """One variant as people see it. The field names are the keys of `--json`; what was not measured is None.
 
     Attributes:
-        key: Of the way.
+        key: Of the variant.
         step: Number of the step.
         title: A few words.
-        switch: Whether it is one switch by itself.
+        switch: Whether it shows one optimization by itself.
         per_second: Images per second, the median of the rounds.
         p50_ms: Median latency of an image.
         p99_ms: 99th percentile.
-        own: Factor to the way that it is compared with, the median over the rounds.
-        beside: Key of that way.
-        cumulative: Factor to step 0, likewise.
-        source: Factor that the source reports.
+        own: Speed-up over its baseline, the median over the rounds.
+        beside: Key of the baseline.
+        cumulative: Speed-up over step 0, likewise.
+        source: Speed-up that the source reports.
         cores: CPU seconds per second.
         memory_mb: Memory in MB.
-        judgment: Whether its answers may count.
-        refused: Why it was not done.
+        judgment: Of its predictions.
+        refused: Why it was not executed.
     """
 
     key: str
@@ -129,66 +141,69 @@ class Row:
 
     @property
     def counts(self) -> bool:
-        """Whether it was measured, and its answers passed the policy."""
+        """Whether it was measured, and its predictions passed the policy."""
         return self.per_second is not None and self.judgment is not None and self.judgment.passed
 
 
-def rows(ways: Sequence[Way], record: Record) -> tuple[Row, ...]:
-    """The table of a story: factors are relative to the nearest way before that counts."""
-    found: list[Row] = []
-    for way in ways:
-        beside = _base(way, found, ways)
-        found.append(_row(way, record.seen, beside))
-    return tuple(found)
+def build_rows(variants: Sequence[Variant], record: Record) -> tuple[Row, ...]:
+    """The table of a story: factors are relative to the nearest baseline that counts."""
+    rows: list[Row] = []
+    for variant in variants:
+        rows.append(_row(variant, record, _baseline(variant, rows, variants)))
+    return tuple(rows)
 
 
-def _base(way: Way, before: Sequence[Row], ways: Sequence[Way]) -> str:
-    """The way that it is compared with; where that one does not count, the one that it was compared with."""
+def build_document(
+    variants: Sequence[Variant], record: Record, commands: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """The document that `--json` prints; `commands` repeat a variant, by its key."""
+    rows = build_rows(variants, record)
+    steps = [{**encode(row), "counts": row.counts, "commands": list(commands[row.key])} for row in rows]
+    return {"facts": record.facts, "precision": record.precision, "steps": steps}
+
+
+def _baseline(variant: Variant, before: Sequence[Row], variants: Sequence[Variant]) -> str:
+    """Key of the baseline; where that one does not count, of its own baseline, and so on."""
     counting = {row.key for row in before if row.counts}
-    parents = {each.key: each.beside for each in ways}
-    key = way.beside
+    parents = {other.key: other.baseline for other in variants}
+    key = variant.baseline
     while key and key not in counting:
         key = parents.get(key, "")
     return key
 
 
-def _row(way: Way, seen: Mapping[str, Seen], beside: str) -> Row:
-    mine = seen.get(way.key, Seen())
-    latencies = [latency for each in mine.rounds for latency in each.latencies_ms]
-    passed = mine.judgment is not None and mine.judgment.passed
+def _row(variant: Variant, record: Record, baseline: str) -> Row:
+    observation = record.observation(variant.key)
+    rounds = observation.rounds
+    latencies = [latency for measured in rounds for latency in measured.latencies_ms]
+    passed, chained = observation.passed, observation.passed and not variant.switch
     return Row(
-        key=way.key,
-        step=way.step,
-        title=way.title,
-        switch=way.switch,
-        per_second=_median(each.per_second for each in mine.rounds),
+        key=variant.key,
+        step=variant.step,
+        title=variant.title,
+        switch=variant.switch,
+        per_second=_median(measured.per_second for measured in rounds),
         p50_ms=float(np.percentile(latencies, 50)) if latencies else None,
         p99_ms=float(np.percentile(latencies, 99)) if latencies else None,
-        own=_factor(mine, seen.get(beside)) if passed else None,
-        beside=beside,
-        cumulative=_factor(mine, seen.get("eager")) if passed and not way.switch else None,
-        source=way.source,
-        cores=_median(each.cores for each in mine.rounds),
-        memory_mb=_median(each.memory_mb for each in mine.rounds),
-        judgment=mine.judgment,
-        refused=mine.refused,
+        own=_speed_up(observation, record.observation(baseline)) if passed else None,
+        beside=baseline,
+        cumulative=_speed_up(observation, record.observation(_REFERENCE)) if chained else None,
+        source=variant.reported,
+        cores=_median(measured.cores for measured in rounds),
+        memory_mb=_median(measured.memory_mb for measured in rounds),
+        judgment=observation.judgment,
+        refused=observation.refused,
     )
 
 
-def _factor(mine: Seen, other: Seen | None) -> float | None:
-    """Round by round, so that a machine that slows down slows both sides."""
-    if other is None:
-        return None
-    theirs = {each.number: each.per_second for each in other.rounds}
-    return _median(each.per_second / theirs[each.number] for each in mine.rounds if each.number in theirs)
+def _speed_up(observation: Observation, reference: Observation) -> float | None:
+    """Round by round, so that a machine that slows down slows both sides; None without a common round."""
+    rates = {measured.number: measured.per_second for measured in reference.rounds}
+    return _median(
+        measured.per_second / rates[measured.number] for measured in observation.rounds if measured.number in rates
+    )
 
 
 def _median(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.median(found) if found else None
-
-
-def document(ways: Sequence[Way], record: Record, commands: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What `--json` prints."""
-    steps = [{**encode(row), "counts": row.counts, "commands": list(commands[row.key])} for row in rows(ways, record)]
-    return {"facts": record.facts, "precision": record.precision, "steps": steps}

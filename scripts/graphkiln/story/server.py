@@ -1,4 +1,4 @@
-"""A Triton server for measurements, started and stopped; ready, or the reason why it is not."""
+"""A local Triton server for measurements: ready, or the reason why it is not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import ClientError, MeasurementError
 from graphkiln_client import Client
 
-_LEAVE_S = 60
+_STOP_S = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
+class LocalServer:
     """A server that is ready.
 
     Attributes:
@@ -38,8 +38,8 @@ class Served:
 
 
 @contextmanager
-def serving(*stores: Path, flags: tuple[str, ...] = (), log: Path | None = None) -> Iterator[Served]:
-    """Serves stores on free ports until the context is left.
+def start_server(*stores: Path, flags: tuple[str, ...] = (), log: Path | None = None) -> Iterator[LocalServer]:
+    """Serves model stores on free ports until the context is left.
 
     Args:
         stores: Model repositories.
@@ -58,31 +58,31 @@ def serving(*stores: Path, flags: tuple[str, ...] = (), log: Path | None = None)
     command = [sys.executable, "-m", "graphkiln.cli", "serve", *(f"--model-store={store}" for store in stores)]
     with ExitStack() as stack:
         output = stack.enter_context(log.open("w")) if log else sys.stderr
-        # In a session of its own: Ctrl-C is for the one who measures, who then ends the server.
+        # In a session of its own: Ctrl-C interrupts the measurement, which then stops the server.
         server = subprocess.Popen(
             [*command, *flags, *ports], stdout=output, stderr=output, start_new_session=True, stdin=subprocess.DEVNULL
         )
-        stack.callback(_end, server)
-        served = Served(http_url=f"http://127.0.0.1:{http}", grpc_url=f"grpc://127.0.0.1:{grpc}", pid=server.pid)
-        _wait(server, served.http_url, log)
-        yield served
+        stack.callback(_stop, server)
+        local = LocalServer(http_url=f"http://127.0.0.1:{http}", grpc_url=f"grpc://127.0.0.1:{grpc}", pid=server.pid)
+        _wait_ready(server, local.http_url, log)
+        yield local
 
 
-def _end(server: subprocess.Popen[bytes]) -> None:
+def _stop(server: subprocess.Popen[bytes]) -> None:
     server.terminate()
     try:
-        server.wait(_LEAVE_S)
+        server.wait(_STOP_S)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
 
 
-def _wait(server: subprocess.Popen[bytes], url: str, log: Path | None) -> None:
+def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None) -> None:
     with Client(url, timeout_s=5, max_retries=0) as client:
         while True:
             if server.poll() is not None:
-                told = f": {_last_line(log)}" if log else ""
-                raise MeasurementError(f"the server ended with code {server.returncode}{told}")
+                reason = f": {_last_line(log)}" if log else ""
+                raise MeasurementError(f"the server ended with code {server.returncode}{reason}")
             try:
                 health = client.health()
             except ClientError:
@@ -90,7 +90,7 @@ def _wait(server: subprocess.Popen[bytes], url: str, log: Path | None) -> None:
                 continue
             if health.ready:
                 return
-            failed = [f"{each.name}: {each.reason}" for each in health.not_ready if each.state == "UNAVAILABLE"]
+            failed = [f"{model.name}: {model.reason}" for model in health.not_ready if model.state == "UNAVAILABLE"]
             if failed:
                 raise MeasurementError("; ".join(failed))
             time.sleep(0.1)

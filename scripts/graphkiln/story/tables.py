@@ -1,4 +1,4 @@
-"""The story as two tables in 80 columns: how fast, and how true."""
+"""The story as two tables in 80 columns: speed, and accuracy."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphkiln.story.ways import SOURCE_TOTAL
+from graphkiln.story.variants import REPORTED_TOTAL
 
 _TITLE_WIDTH = 21
 
 
-def show(document: dict[str, Any]) -> None:
-    """Prints what was seen; a step that does not count has its reason instead of factors."""
+def print_tables(document: dict[str, Any]) -> None:
+    """Prints the document of `StoryRunner.document`; a step that does not count has its reason instead of factors."""
     console = Console()
     steps, facts = document["steps"], document["facts"]
     speed = _table(
         f"{facts['model']}, {facts['image size']} pixels, {facts['machine']}",
-        ("pics/s", "own", "all", "source", "p50 ms", "p99 ms", "MB", "cores"),
+        ("img/s", "own", "all", "source", "p50 ms", "p99 ms", "MB", "cores"),
     )
     for step in steps:
         if step["per_second"] is not None:
-            speed.add_row(*_speed(step), style="dim" if step["switch"] else "")
+            speed.add_row(*_speed_cells(step), style="dim" if step["switch"] else "")
     proof = _table(
         f"beside eager PyTorch, on {facts.get('images', 'nothing yet')}",
         ("error", "allowed", "same answers, 95%", "right", "policy"),
     )
     for step in steps:
         if step["judgment"]:
-            proof.add_row(*_proof(step), style="dim" if step["switch"] else "")
+            proof.add_row(*_proof_cells(step), style="dim" if step["switch"] else "")
     console.print(speed, proof)
     for line in _notes(steps):
         console.print(escape(line))
@@ -45,13 +45,13 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def _speed(step: dict[str, Any]) -> list[str]:
-    own, together = _factor(step["own"]), _factor(step["cumulative"])
+def _speed_cells(step: dict[str, Any]) -> list[str]:
+    own, cumulative = _format_factor(step["own"]), _format_factor(step["cumulative"])
     return [
         _title(step),
         f"{step['per_second']:.1f}",
         own if step["counts"] else "fails",
-        "1x" if step["key"] == "eager" else together,
+        "1x" if step["key"] == "eager" else cumulative,
         step["source"] or "-",
         f"{step['p50_ms']:.0f}",
         f"{step['p99_ms']:.0f}",
@@ -60,27 +60,27 @@ def _speed(step: dict[str, Any]) -> list[str]:
     ]
 
 
-def _proof(step: dict[str, Any]) -> list[str]:
-    judged = step["judgment"]
-    low, high = (f"{100 * share:.1f}".removesuffix(".0") for share in judged["interval"])
+def _proof_cells(step: dict[str, Any]) -> list[str]:
+    judgment = step["judgment"]
+    low, high = (f"{100 * share:.1f}".removesuffix(".0") for share in judgment["interval"])
     return [
         _title(step),
-        f"{judged['error']:.1e}",
-        f"{judged['limit']:.0e}",
-        "undecided" if judged["undecided"] else f"{judged['same']}/{judged['samples']} [{low}-{high}%]",
-        "-" if judged["right"] is None else f"{judged['right']:.1%}",
-        "PASS" if judged["passed"] else "FAIL",
+        f"{judgment['error']:.1e}",
+        f"{judgment['limit']:.0e}",
+        "undecided" if judgment["undecided"] else f"{judgment['same']}/{judgment['samples']} [{low}-{high}%]",
+        "-" if judgment["right"] is None else f"{judgment['right']:.1%}",
+        "PASS" if judgment["passed"] else "FAIL",
     ]
 
 
 def _notes(steps: list[dict[str, Any]]) -> list[str]:
-    """What all steps gave together, why one was not done or does not count, and what cannot be said."""
+    """The factor of all steps together, why one was not executed or does not count, and what is undecided."""
     factors = [step["cumulative"] for step in steps if step["counts"] and step["cumulative"]]
-    notes = [f"all together: {factors[-1]:.1f}x (the source reports {SOURCE_TOTAL}x and more)"] if factors else []
+    notes = [f"all together: {factors[-1]:.1f}x (the source reports {REPORTED_TOTAL}x and more)"] if factors else []
     notes += [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
-    judged = [(step["title"], step["judgment"]) for step in steps if step["judgment"]]
-    notes += [f"{title}: does not count: {found['verdict']}" for title, found in judged if not found["passed"]]
-    undecided = {found["undecided"] for _, found in judged} - {""}
+    judgments = [(step["title"], step["judgment"]) for step in steps if step["judgment"]]
+    notes += [f"{title}: does not count: {found['verdict']}" for title, found in judgments if not found["passed"]]
+    undecided = {found["undecided"] for _, found in judgments} - {""}
     notes += [f"same answers are not judged: {reason}" for reason in sorted(undecided)[:1]]
     return notes
 
@@ -89,5 +89,5 @@ def _title(step: dict[str, Any]) -> str:
     return f"  {step['title']}" if step["switch"] else f"{step['step']} {step['title']}"
 
 
-def _factor(value: float | None) -> str:
+def _format_factor(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"

@@ -1,4 +1,4 @@
-"""A process that does the work of one way, so that its memory, its threads and its faults are its own."""
+"""A process for the work of one variant, so that its memory, its threads and its faults are its own."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
-from graphkiln.story.measuring import Segment, run_segment
-from graphkiln.story.work import Answers, Asked, Work
+from graphkiln.story.throughput import Throughput, measure_throughput
+from graphkiln.story.workloads.base import Predictions, Predictor, Workload
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 
-_LEAVE_S = 30
+_EXIT_S = 30
 
 
-class Worker:
-    """Opens some work in another process, and hands it requests. Used as a context manager."""
+class Worker(Closeable):
+    """Opens a workload in another process, and calls it there.
 
-    def __init__(self, work: Work, title: str) -> None:
+    Args:
+        workload: What the process opens.
+        title: Of the variant, for errors.
+
+    Raises:
+        MeasurementError: It cannot be opened, or the process ended.
+    """
+
+    def __init__(self, workload: Workload, title: str) -> None:
         self._title = title
         context = multiprocessing.get_context("spawn")  # a fork would take this process's memory along
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(workload, theirs), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -37,32 +45,32 @@ class Worker:
             self.close()
             raise
 
-    def answers(self, jpegs: Sequence[bytes]) -> Answers:
-        """What it answers to images.
+    def predict(self, jpegs: Sequence[bytes]) -> Predictions:
+        """Predictions for images.
 
         Raises:
-            MeasurementError: It failed.
+            MeasurementError: The workload failed, or the process ended.
         """
-        found: Answers = self._call("answers", tuple(jpegs))
-        return found
+        predictions: Predictions = self._call("predict", tuple(jpegs))
+        return predictions
 
     def parameter_gradients(self, jpeg: bytes) -> tuple[AnyArray, float]:
-        """See `Asked`.
+        """See `Predictor`.
 
         Raises:
-            MeasurementError: It failed.
+            MeasurementError: The workload failed, or the process ended.
         """
-        row, noise = self._call("parameter_gradients", jpeg)
-        return row, noise
+        gradients, noise = self._call("parameter_gradients", jpeg)
+        return gradients, noise
 
-    def segment(self, jpegs: Sequence[bytes], seconds: float) -> Segment:
+    def measure(self, jpegs: Sequence[bytes], seconds: float) -> Throughput:
         """Measures it for some seconds.
 
         Raises:
-            MeasurementError: It failed.
+            MeasurementError: The workload failed, or the process ended.
         """
-        found: Segment = self._call("segment", tuple(jpegs), seconds)
-        return found
+        throughput: Throughput = self._call("measure", tuple(jpegs), seconds)
+        return throughput
 
     @property
     def pid(self) -> int:
@@ -71,89 +79,82 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        self._connection.close()  # it takes that as its end
-        self._process.join(_LEAVE_S)
+        self._connection.close()  # the process ends when it sees that
+        self._process.join(_EXIT_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _call(self, *message: Any) -> Any:
-        with self._ended():
+        with self._checked_connection():
             self._connection.send(message)
         return self._receive()
 
     def _receive(self) -> Any:
-        with self._ended():
-            good, answer = self._connection.recv()
-        if not good:
-            raise MeasurementError(str(answer))
-        return answer
+        with self._checked_connection():
+            succeeded, value = self._connection.recv()
+        if not succeeded:
+            raise MeasurementError(str(value))
+        return value
 
     @contextmanager
-    def _ended(self) -> Iterator[None]:
-        """Tells a broken connection for what it is: the end of the process."""
+    def _checked_connection(self) -> Iterator[None]:
+        """Reports a broken connection as what it is: the end of the process."""
         try:
             yield
         except (EOFError, ConnectionError) as error:
-            self._process.join(_LEAVE_S)
+            self._process.join(_EXIT_S)
             raise MeasurementError(
                 f"the process of '{self._title}' ended with code {self._process.exitcode}",
                 hint="a negative code is a signal, -9 is often a lack of memory; what was measured is kept: --resume",
             ) from error
 
 
-class Meter:
-    """CPU time and memory of processes and all that they started."""
+class ResourceMeter:
+    """CPU time and memory of processes and all their children."""
 
     def __init__(self, *pids: int) -> None:
         roots = [psutil.Process(pid) for pid in pids]
-        self._processes = [each for root in roots for each in (root, *root.children(recursive=True))]
+        self._processes = [process for root in roots for process in (root, *root.children(recursive=True))]
 
     def cpu_s(self) -> float:
-        """CPU seconds that they used so far."""
+        """CPU seconds used so far."""
         times = [process.cpu_times() for process in self._processes if process.is_running()]
-        return float(sum(each.user + each.system for each in times))
+        return float(sum(time.user + time.system for time in times))
 
     def memory_mb(self) -> float:
-        """Memory in MB, what several of them share counted once."""
+        """Proportional set size in MB: memory that several of them share counts once."""
         return float(sum(p.memory_full_info().pss for p in self._processes if p.is_running()) / 1e6)
 
 
-def _serve(work: Work, connection: Connection) -> None:
-    """The process: open, then answer calls until the other side hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who waits; that one hangs up then
+def _serve(workload: Workload, connection: Connection) -> None:
+    """The process: opens the workload, then executes calls until the other side closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the connection
     try:
-        with work.open() as asked:
+        with workload.open() as predictor:
             connection.send((True, None))
             while True:
                 name, *arguments = connection.recv()
-                connection.send(_answered(asked, name, arguments))
+                connection.send(_execute(predictor, name, arguments))
     except (EOFError, ConnectionError):
         return
-    except Exception as error:  # noqa: BLE001 - it is told to the other side, whatever it is
-        connection.send((False, _told(error)))
+    except Exception as error:  # noqa: BLE001 - the parent raises it, whatever it is
+        connection.send((False, _describe(error)))
 
 
-def _answered(asked: Asked, name: str, arguments: list[Any]) -> tuple[bool, object]:
+def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[bool, object]:
+    """Whether a call succeeded, and its value or the error."""
     try:
-        if name == "segment":
+        if name == "measure":
             jpegs, seconds = arguments
-            return True, run_segment(asked.ask, asked.callers, jpegs, seconds)
-        return True, getattr(asked, name)(*arguments)
+            return True, measure_throughput(predictor.run_one, predictor.callers, jpegs, seconds)
+        return True, getattr(predictor, name)(*arguments)
     except Exception as error:  # noqa: BLE001 - as above
-        return False, _told(error)
+        return False, _describe(error)
 
 
-def _told(error: Exception) -> str:
-    """One line for our own errors, the whole story for the rest."""
+def _describe(error: Exception) -> str:
+    """One line for our own errors, the traceback for all others."""
     if isinstance(error, GraphkilnError):
         return str(error)
     return "".join(traceback.format_exception(error)).strip()

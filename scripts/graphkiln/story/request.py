@@ -1,4 +1,4 @@
-"""What a story is asked for, and the machine that it is told on."""
+"""What a story is requested for, and the platform that it runs on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graphkiln.story.digits import weights_path
+from graphkiln.story.weights import STORY_CACHE
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.device import CPU, Device
@@ -16,15 +16,15 @@ from graphkiln_backend.graph.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What the command line asks for.
+class StoryRequest:
+    """The options of `graphkiln story` that decide what is measured.
 
     Attributes:
         source: The model, as `graphkiln convert` takes it.
         image_size: Side of its images in pixels.
         weights: Its state dict, or None for random weights.
-        gradient: Whether the gradient by the image stays in the graph.
-        samples: Folder of images to prove and measure on, or None for the held-out digits.
+        gradient: Whether the gradient with respect to the image stays in the graph.
+        samples: Folder of JPEGs to prove and measure on, or None for the held-out digits.
         preprocess: How an image becomes the input, as JSON data, where the source does not know.
     """
 
@@ -37,27 +37,20 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """Where models and measurements of this request are kept; another request has another."""
+        """Where the graphs and measurements of this request are kept; another request has another folder."""
         weights = "" if self.weights is None else f"{self.weights.resolve()} {self.weights.stat().st_mtime_ns}"
         facts = {"source": self.source, "size": self.image_size, "weights": weights, "gradient": self.gradient}
         facts |= {"samples": str(self.samples and self.samples.resolve()), "preprocess": self.preprocess or {}}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        return user_cache_folder("graphkiln-story") / digest
-
-
-def trained_weights(source: str, image_size: int) -> Path | None:
-    """The weights that `scripts/train-story` left for an architecture, if it ran."""
-    kind, _, architecture = source.partition(":")
-    path = weights_path(architecture, image_size)
-    return path if kind == "torchvision" and path.is_file() else None
+        return user_cache_folder(STORY_CACHE) / digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """What the story is told on.
+class Platform:
+    """What the story runs on.
 
     Attributes:
-        device: Where all steps run.
+        device: Where every variant runs.
         batch: Largest batch that Triton forms.
     """
 
@@ -65,8 +58,8 @@ class Machine:
     batch: int
 
     @property
-    def mixed(self) -> Precision:
-        """The 16-bit type that products are computed in fastest."""
+    def mixed_precision(self) -> Precision:
+        """The 16-bit type in which the device computes products fastest."""
         return Precision.FP16 if self.device.is_gpu else Precision.BF16
 
     @property
@@ -75,8 +68,13 @@ class Machine:
         kind = "KIND_GPU" if self.device.is_gpu else "KIND_CPU"
         return f"instance_group {{ count: 2 kind: {kind} }}"
 
+    @property
+    def callers(self) -> int:
+        """Concurrent requests: a full batch for each of two instances, and a third that is being formed."""
+        return 3 * self.batch
 
-def this_machine() -> Machine:
+
+def this_platform() -> Platform:
     """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
     device = Device.gpu() if gpus() else CPU
-    return Machine(device=device, batch=64 if device.is_gpu else 8)
+    return Platform(device=device, batch=64 if device.is_gpu else 8)

@@ -1,4 +1,4 @@
-"""How to ask each peer: its readiness probe, its request and how to read its answer."""
+"""How to call each peer: its readiness probe, its request, and how to parse its response."""
 
 import base64
 import http.client
@@ -28,7 +28,7 @@ class Peer:
     name: str
     ready_path: str
     request: Callable[[str, int, bytes], Request]
-    answer: Callable[[bytes], list[Label]]
+    parse: Callable[[bytes], list[Label]]
 
     def is_ready(self, host: str, port: int) -> bool:
         """Probe the server once."""
@@ -92,17 +92,17 @@ def pytriton_request(host: str, port: int, jpeg: bytes) -> Request:
     return Request(f"/v2/models/{MODEL}/infer", headers, head + tensor)
 
 
-def json_answer(body: bytes) -> list[Label]:
+def parse_json(body: bytes) -> list[Label]:
     """Read a list of five [label, score] pairs."""
     return [(label, score) for label, score in json.loads(body)]
 
 
-def bentoml_answer(body: bytes) -> list[Label]:
-    """Read the first of a list of answers."""
+def parse_bentoml(body: bytes) -> list[Label]:
+    """Read the first of a list of responses."""
     return [(label, score) for label, score in json.loads(body)[0]]
 
 
-def v2_answer(body: bytes) -> list[Label]:
+def parse_v2(body: bytes) -> list[Label]:
     """Read the V2 outputs `labels` and `scores`."""
     outputs = {output["name"]: output["data"] for output in json.loads(body)["outputs"]}
     return list(zip(outputs["labels"], outputs["scores"], strict=True))
@@ -112,11 +112,11 @@ V2_READY = f"/v2/models/{MODEL}/ready"
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("fastapi", "/health", raw_request("/classify"), json_answer),
-        Peer("litserve", "/health", raw_request("/predict"), json_answer),
-        Peer("bentoml", "/readyz", bentoml_request, bentoml_answer),
-        Peer("mlserver", V2_READY, mlserver_request, v2_answer),
-        Peer("pytriton", V2_READY, pytriton_request, v2_answer),
-        Peer("rayserve", "/health", raw_request("/"), json_answer),
+        Peer("fastapi", "/health", raw_request("/classify"), parse_json),
+        Peer("litserve", "/health", raw_request("/predict"), parse_json),
+        Peer("bentoml", "/readyz", bentoml_request, parse_bentoml),
+        Peer("mlserver", V2_READY, mlserver_request, parse_v2),
+        Peer("pytriton", V2_READY, pytriton_request, parse_v2),
+        Peer("rayserve", "/health", raw_request("/"), parse_json),
     )
 }

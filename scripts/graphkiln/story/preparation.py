@@ -1,4 +1,4 @@
-"""Makes the saved graphs that the ways need, with `graphkiln convert`'s own code; each is made once."""
+"""Converts the source model into the saved graphs that the variants need, each once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln.story.requests import Machine, Request
+from graphkiln.story.commands import convert_options
+from graphkiln.story.request import Platform, StoryRequest
+from graphkiln.story.source import open_source_model, source_preprocess
 from graphkiln.story.training_step import TrainingStep
-from graphkiln.story.ways import Model, convert_options
-from graphkiln.story.work import open_model, published
+from graphkiln.story.variants import GraphSpec
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -25,17 +26,17 @@ from graphkiln_converters.sources.base import synthetic_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """The model, and where its graphs are.
+class PreparedModel:
+    """A model that a story can be told of, and its saved graphs.
 
     Attributes:
-        request: What is asked for.
+        request: The story's request.
         preprocess: How an image becomes the input.
-        classes: How many the model tells apart.
-        derivative: `OUTPUT:INPUT`, what the gradient is of and by.
+        classes: Number of the model's classes.
+        derivative: `OUTPUT:INPUT`, what the gradient is of and with respect to.
     """
 
-    request: Request
+    request: StoryRequest
     preprocess: Preprocess
     classes: int
     derivative: str
@@ -48,61 +49,61 @@ class Prepared:
         """
         path = self.request.folder / "training" / GRAPH_FILE
         if not path.exists():
-            with closing(open_model(self.request)) as model:
+            with closing(open_source_model(self.request)) as model:
                 graph, _ = TrainingStep(model=model).export()
                 names = str(graph.graph.inputs[0].name), str(graph.graph.outputs[0].name)
-            run_passes(
-                graph,
-                (*without(OPTIMIZATIONS, ("share-weights",)), Rename({names[0]: "INPUT_0"}, {names[1]: "OUTPUT_0"})),
-            )
+                rename = Rename({names[0]: "INPUT_0"}, {names[1]: "OUTPUT_0"})
+                run_passes(graph, (*without(OPTIMIZATIONS, ("share-weights",)), rename))
             path.parent.mkdir(exist_ok=True)
             save(graph, path)
         return path
 
-    def version(self, model: Model, machine: Machine) -> Path:
-        """A saved graph in a model store of its own, with two instances in its configuration.
+    def saved_graph(self, spec: GraphSpec, platform: Platform) -> Path:
+        """A proven version in a model store of its own, with two instances in its configuration.
 
         Raises:
-            ConversionError: It cannot be made.
-            VerificationError: Its answers changed.
+            ConversionError: It cannot be converted.
+            VerificationError: Its outputs changed.
             MeasurementError: It would be the same graph as the base.
         """
-        store = self.request.folder / "models" / model.name
-        folder = store / model.name
+        store = self.request.folder / "models" / spec.name
+        folder = store / spec.name
         if not (folder / "1").exists():
-            options = convert_options(model, self.request, machine, self.derivative)
-            recipe = Recipe(source=self.request.source, name=model.name, model_store=store, **options)
+            options = convert_options(spec, self.request, platform, self.derivative)
+            recipe = Recipe(source=self.request.source, name=spec.name, model_store=store, **options)
             convert(recipe, command=shlex.join(["graphkiln", "story"]))
             with (folder / CONFIG_FILE).open("a") as config:
-                config.write(f"\n{machine.instance_group}\n")
-        if model.fusion:
-            _check_changed(folder / "1", model.fusion)
+                config.write(f"\n{platform.instance_group}\n")
+        if spec.fusion:
+            _check_fused(folder / "1", spec.fusion)
         return folder / "1" / GRAPH_FILE
 
 
-def prepare(request: Request) -> Prepared:
-    """Opens the model once, to see that a story can be told of it.
+def prepare_model(request: StoryRequest) -> PreparedModel:
+    """Opens the source model once, to see that a story can be told of it.
 
     Raises:
-        ConversionError: It cannot.
+        ConversionError: It cannot be opened.
+        MeasurementError: It is no classifier.
     """
-    with closing(open_model(request)) as model:
-        answers = model.run(synthetic_samples(model.inputs, 1, {}, seed=0))
-        output, scores = next(iter(answers.items()))
+    with closing(open_source_model(request)) as model:
+        outputs = model.run(synthetic_samples(model.inputs, 1, {}, seed=0))
+        output, scores = next(iter(outputs.items()))
         if scores.ndim != 2:
             raise MeasurementError(
                 f"{request.source} answers {list(scores.shape)}",
                 hint="a story is told of classifiers: [batch, classes]",
             )
-        return Prepared(
+        return PreparedModel(
             request=request,
-            preprocess=published(model, request),
+            preprocess=source_preprocess(model, request),
             classes=scores.shape[1],
             derivative=f"{output}:{model.inputs[0].name}",
         )
 
 
-def _check_changed(version: Path, fusion: str) -> None:
+def _check_fused(version: Path, fusion: str) -> None:
+    """Raises where a fusion changed nothing: its variant would be the base under another name."""
     conversion = Manifest.read(version / MANIFEST_FILE).conversion
     for record in conversion.passes if conversion else ():
         if record.name == fusion and record.nodes_before == record.nodes_after:

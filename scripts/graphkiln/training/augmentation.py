@@ -1,4 +1,4 @@
-"""Moves images at random, for the programs that train on digits."""
+"""Random affine transforms of image batches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 
-def uniform(count: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers `[count]` between two bounds."""
+def random_uniform(count: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
+    """Uniform random numbers in `low..high`, `[count]`."""
     return torch.rand(count, generator=generator) * (high - low) + low
 
 
-def moved(
+def random_affine(
     samples: torch.Tensor,
     side: int,
     *,
@@ -20,15 +20,15 @@ def moved(
     shift: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Turned, scaled and shifted, each sample otherwise; what comes in from outside is the border's.
+    """Rotates, scales and shifts each sample by random amounts; the border is replicated.
 
     Args:
         samples: `[count, 1, size, size]`.
-        side: Size of the result.
-        angle: Most that one is turned, in radians.
-        scale: Least and largest scale.
-        shift: Most that one is shifted, as a share of half its size.
-        generator: Of the random numbers.
+        side: Height and width of the result in pixels.
+        angle: Largest rotation in radians, in either direction.
+        scale: Smallest and largest scale of the sampling grid.
+        shift: Largest shift, as a share of half the size.
+        generator: Source of randomness.
 
     Returns:
         `[count, 1, side, side]`.
@@ -36,7 +36,7 @@ def moved(
     count = len(samples)
 
     def draw(low: float, high: float) -> torch.Tensor:
-        return uniform(count, low, high, generator)
+        return random_uniform(count, low, high, generator)
 
     turn, zoom = draw(-angle, angle), draw(*scale)
     cos, sin = torch.cos(turn) * zoom, torch.sin(turn) * zoom

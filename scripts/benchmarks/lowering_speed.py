@@ -6,11 +6,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measuring import CACHE, Segment, exported, measure
+from inputs import CACHE, exported_graph
+from measurement import SetUp, measure
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session
@@ -19,7 +20,6 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
 from graphkiln_backend.engines.registry import load_engine, probe
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
@@ -36,44 +36,44 @@ _IMAGE = (3, 224, 224)
 
 def benchmark_lowering(rounds: int, seconds: float) -> list[dict[str, object]]:
     """ResNet-101 in every precision that this CPU computes in, at batch 1 and 8."""
-    graph = _version(exported("resnet101"))
+    graph = _version(exported_graph("resnet101"))
     int8 = _version(_quantized("resnet101"))
     with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder)) as cache:
         sessions = {
-            "onnxruntime fp32": _lowered(graph, Settings(), cache),
-            "openvino fp32": _lowered(graph, Settings(engine="openvino"), cache),
-            "auto, bf16 asked": _lowered(graph, Settings(engine="auto", precision=Precision.BF16), cache),
-            "onnxruntime int8": _lowered(int8, Settings(), cache),
-            "auto, int8 saved": _lowered(int8, Settings(engine="auto"), cache),
+            "onnxruntime fp32": _prove(graph, Settings(), cache),
+            "openvino fp32": _prove(graph, Settings(engine="openvino"), cache),
+            "auto, bf16 requested": _prove(graph, Settings(engine="auto", precision=Precision.BF16), cache),
+            "onnxruntime int8": _prove(int8, Settings(), cache),
+            "auto, int8 saved": _prove(int8, Settings(engine="auto"), cache),
         }
         rows: list[dict[str, object]] = []
         for batch in (1, _BATCH):
             feeds = {"INPUT_0": np.random.default_rng(1).normal(size=(batch, *_IMAGE)).astype(np.float32)}
-            segments = [
-                Segment(name=name, concurrency=1, ask=_asking(lowered.session, feeds))
-                for name, lowered in sessions.items()
+            set_ups = [
+                SetUp(name=name, concurrency=1, request=partial(proven.session.run, feeds))
+                for name, proven in sessions.items()
             ]
-            figures = measure(segments, rounds, seconds)
-            reference = figures["onnxruntime fp32"].per_second
+            summaries = measure(set_ups, rounds, seconds)
+            reference = summaries["onnxruntime fp32"].per_second
             rows += [
                 {
                     "set-up": name,
                     "engine": sessions[name].config.engine,
                     "batch": batch,
-                    "images/s": round(figure.per_second * batch, 1),
-                    "ratio": round(figure.per_second / reference, 2),
+                    "images/s": round(summary.per_second * batch, 1),
+                    "ratio": round(summary.per_second / reference, 2),
                     "products": _products(sessions[name]),
                 }
-                for name, figure in figures.items()
+                for name, summary in summaries.items()
             ]
-        for lowered in sessions.values():
-            lowered.session.close()
+        for proven in sessions.values():
+            proven.session.close()
     return rows
 
 
 def benchmark_lowered_load(rounds: int, _: float) -> list[dict[str, object]]:
     """Loading ResNet-101: the first time, and from the cache. Every load is a new cache object, as in a new process."""
-    graph = exported("resnet101")
+    graph = exported_graph("resnet101")
     rows: list[dict[str, object]] = []
     for name, settings in {
         "bf16": Settings(engine="auto", precision=Precision.BF16),
@@ -105,22 +105,22 @@ def benchmark_lowered_load(rounds: int, _: float) -> list[dict[str, object]]:
 
 def benchmark_session(rounds: int, seconds: float) -> list[dict[str, object]]:
     """What a session of ours adds to the runtime's own call, and what the self-test of ResNet-50 costs."""
-    graph = exported("resnet50")
+    graph = exported_graph("resnet50")
     feeds = {"INPUT_0": np.random.default_rng(1).normal(size=(1, *_IMAGE)).astype(np.float32)}
-    (step,) = plan(Settings(), _machine()).candidates
-    with OnnxRuntimeEngine().build(graph, step) as session:
+    (config,) = plan(Settings(), _resources()).candidates
+    with OnnxRuntimeEngine().build(graph, config) as session:
         raw = session._session  # noqa: SLF001 - the same session, called without ours
-        segments = [
-            Segment(name="raw", concurrency=1, ask=lambda: raw.run(["OUTPUT_0"], feeds)),
-            Segment(name="session", concurrency=1, ask=_asking(session, feeds)),
+        set_ups = [
+            SetUp(name="raw", concurrency=1, request=lambda: raw.run(["OUTPUT_0"], feeds)),
+            SetUp(name="session", concurrency=1, request=partial(session.run, feeds)),
         ]
-        figures = measure(segments, rounds, seconds)
+        summaries = measure(set_ups, rounds, seconds)
     return [
         {
             "model": "resnet50",
-            "raw ms": round(figures["raw"].p50_ms, 3),
-            "session ms": round(figures["session"].p50_ms, 3),
-            "ratio": round(figures["session"].p50_ms / figures["raw"].p50_ms, 4),
+            "raw ms": round(summaries["raw"].p50_ms, 3),
+            "session ms": round(summaries["session"].p50_ms, 3),
+            "ratio": round(summaries["session"].p50_ms / summaries["raw"].p50_ms, 4),
             "self-test s": round(_self_test_s(graph, rounds=3), 2),
         }
     ]
@@ -135,23 +135,19 @@ def _self_test_s(graph: Path, rounds: int) -> float:
         for self_test in (True, False):
             with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder), lasting=False) as cache:
                 begun = time.perf_counter()
-                _lowered(version, Settings(self_test=self_test), cache).session.close()
+                _prove(version, Settings(self_test=self_test), cache).session.close()
                 seconds.append(time.perf_counter() - begun)
         differences.append(seconds[0] - seconds[1])
     return statistics.median(differences)
 
 
-def _products(lowered: ProvenSession) -> str:
+def _products(proven: ProvenSession) -> str:
     """What convolutions and matrix products ran in, as read back."""
-    counts = lowered.placement.products if lowered.placement else {}
+    counts = proven.placement.products if proven.placement else {}
     return ", ".join(f"{count} {precision}" for precision, count in counts.items())
 
 
-def _asking(session: Session, feeds: Mapping[str, AnyArray]) -> Callable[[], object]:
-    return lambda: session.run(feeds)
-
-
-def _machine() -> Resources:
+def _resources() -> Resources:
     return Resources(device=CPU, cores=usable_cores(), probe=probe)
 
 
@@ -165,19 +161,19 @@ def _version(graph: Path, *, golden: bool = False) -> ModelVersion:
     return ModelVersion(graph_path=graph, manifest=None, golden=samples)
 
 
-def _lowered(version: ModelVersion, settings: Settings, cache: ArtifactCache) -> ProvenSession:
+def _prove(version: ModelVersion, settings: Settings, cache: ArtifactCache) -> ProvenSession:
     saved = saved_precision(version)
     artifacts = Artifacts(version, saved, cache)
-    planned = plan(settings, _machine(), saved=saved, largest_batch=_BATCH)
+    planned = plan(settings, _resources(), saved=saved, largest_batch=_BATCH)
     requirements = Requirements(batch_sizes=(1, _BATCH), self_test=settings.self_test)
     return select_session(artifacts, planned, requirements)
 
 
 def _loaded(graph: Path, settings: Settings, cache: ArtifactCache) -> Session:
-    """A session, neither proven nor warmed: those take equally long both times."""
+    """A session, neither proven nor warmed: that takes equally long both times."""
     version = _version(graph)
-    (step,) = plan(settings, _machine(), largest_batch=_BATCH).candidates
-    return Artifacts(version, Precision.FP32, cache).build_session(load_engine(step.engine), step)
+    (config,) = plan(settings, _resources(), largest_batch=_BATCH).candidates
+    return Artifacts(version, Precision.FP32, cache).build_session(load_engine(config.engine), config)
 
 
 def _quantized(architecture: str) -> Path:
@@ -186,5 +182,5 @@ def _quantized(architecture: str) -> Path:
     if not target.exists():
         print(f"quantizing {architecture} (once)", file=sys.stderr)
         samples = np.random.default_rng(0).normal(size=(8, *_IMAGE)).astype(np.float32)
-        quantize(exported(architecture), {"INPUT_0": samples}, Quantization(batch_size=4), target)
+        quantize(exported_graph(architecture), {"INPUT_0": samples}, Quantization(batch_size=4), target)
     return target

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from augmenting import moved, uniform
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from graphkiln.story.digits import digit_image
+from graphkiln.story.digits import CLASSES, digit_image
+from graphkiln.training.augmentation import random_affine, random_uniform
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.proving import Sampled
@@ -27,12 +27,11 @@ from graphkiln_converters.pytorch import export_graph, run_module
 from graphkiln_converters.writer import Source, write_version
 
 SEED = 20260101
-LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 PREPROCESS = Preprocess(resize=32, crop=(32, 32), mean=(0.5,), std=(0.5,), color="L")
 IMAGE_SIDE = 64
 EPOCHS = 60
 BATCH = 64
-LEAST_ACCURACY = 0.98
+MIN_ACCURACY = 0.98
 SAMPLE_DIGITS = (3, 4, 7, 8, 9)
 
 
@@ -50,7 +49,7 @@ class DigitsNet(nn.Module):
                 nn.ReLU(),
             ]
         self.features = nn.Sequential(*blocks)
-        self.head = nn.Linear(widths[-1], len(LABELS))
+        self.head = nn.Linear(widths[-1], len(CLASSES))
 
     def logits(self, pixels: torch.Tensor) -> torch.Tensor:
         """Unnormalized scores, for the loss."""
@@ -62,15 +61,15 @@ class DigitsNet(nn.Module):
         return self.logits(pixels).softmax(dim=1)
 
 
-def augmented(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Randomly turns, scales, shifts and (half of them) inverts samples, so that dark on light works too."""
+def augment(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Randomly rotates, scales and shifts samples, and inverts half of them, so that dark on light works too."""
     side = samples.shape[-1]
-    turned = moved(samples, side, angle=0.2, scale=(0.85, 1.2), shift=0.12, generator=generator)
-    sign = torch.where(uniform(len(samples), 0, 1, generator) < 0.5, -1.0, 1.0)
-    return turned * sign.view(-1, 1, 1, 1)
+    moved = random_affine(samples, side, angle=0.2, scale=(0.85, 1.2), shift=0.12, generator=generator)
+    sign = torch.where(random_uniform(len(samples), 0, 1, generator) < 0.5, -1.0, 1.0)
+    return moved * sign.view(-1, 1, 1, 1)
 
 
-def trained(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> DigitsNet:
+def train_network(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> DigitsNet:
     """Trains a network from a fixed seed; the same library versions and processor repeat it exactly."""
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(mode=True)
@@ -83,7 +82,7 @@ def trained(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> Digits
     for epoch in range(epochs):
         for rows in torch.randperm(len(samples), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
             loss = nn.functional.cross_entropy(
-                network.logits(augmented(samples[rows], generator)), targets[rows], label_smoothing=0.05
+                network.logits(augment(samples[rows], generator)), targets[rows], label_smoothing=0.05
             )
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -95,7 +94,7 @@ def trained(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> Digits
 
 
 def main() -> None:
-    """Trains, measures, proves, writes."""
+    """Trains, evaluates, proves, writes."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-digits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -108,35 +107,39 @@ def main() -> None:
     digits = load_digits()
     images = [digit_image(digit, IMAGE_SIDE) for digit in digits.images]
     samples = np.stack([load_sample(image, PREPROCESS) for image in images])
-    train, test = train_test_split(np.arange(len(samples)), test_size=0.25, random_state=SEED, stratify=digits.target)
-    network = trained(torch.from_numpy(samples[train]), torch.from_numpy(digits.target[train]), options.epochs)
+    training, test = train_test_split(
+        np.arange(len(samples)), test_size=0.25, random_state=SEED, stratify=digits.target
+    )
+    network = train_network(
+        torch.from_numpy(samples[training]), torch.from_numpy(digits.target[training]), options.epochs
+    )
 
-    answers = run_module(network, samples[test])
-    accuracy = float((answers.argmax(axis=1) == digits.target[test]).mean())
+    probabilities = run_module(network, samples[test])
+    accuracy = float((probabilities.argmax(axis=1) == digits.target[test]).mean())
     print(f"test accuracy {accuracy:.4f} on {len(test)} held-out images", file=sys.stderr)
-    if accuracy < LEAST_ACCURACY:
-        sys.exit(f"train-digits: accuracy below {LEAST_ACCURACY}: nothing written")
+    if accuracy < MIN_ACCURACY:
+        sys.exit(f"train-digits: accuracy below {MIN_ACCURACY}: nothing written")
 
     folder = options.model_store / "digits"
     with tempfile.TemporaryDirectory() as temporary:
         graph = Path(temporary) / "digits.onnx"
         export_graph(network, samples[0], graph)
         source = Source(
-            description=f"DigitsNet trained on scikit-learn's digits, {len(train)} images, seed {SEED}",
+            description=f"DigitsNet trained on scikit-learn's digits, {len(training)} images, seed {SEED}",
             command=f"scripts/train-digits --epochs {options.epochs}",
             libraries=("torch", "onnx", "onnxruntime", "scikit-learn", "numpy", "pillow"),
             metrics={"test_accuracy": round(accuracy, 4), "test_images": len(test)},
             preprocess=PREPROCESS,
-            labels=LABELS,
+            labels=CLASSES,
         )
-        sampled = Sampled(feeds={"INPUT_0": samples[test]}, outputs={"OUTPUT_0": answers})
+        sampled = Sampled(feeds={"INPUT_0": samples[test]}, outputs={"OUTPUT_0": probabilities})
         manifest = write_version(graph, source, sampled, folder, options.version)
     print(manifest.verification[0].verdict, file=sys.stderr)
 
     options.samples.mkdir(parents=True, exist_ok=True)
     for digit in SAMPLE_DIGITS:
         row = next(row for row in test if digits.target[row] == digit)
-        images[row].save(options.samples / f"{LABELS[digit]}.png")
+        images[row].save(options.samples / f"{CLASSES[digit]}.png")
 
 
 if __name__ == "__main__":

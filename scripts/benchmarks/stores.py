@@ -1,4 +1,4 @@
-"""Stores of models for a benchmark."""
+"""Model stores for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGITS = REPOSITORY / "model_repository" / "digits"
 
 
 def add_model(store: Path, name: str, graph: Path, extra: str = "") -> None:
-    """Puts a graph into a store as model `name`, with a complete configuration and `extra` behind it."""
+    """Adds a graph to a model store, with a complete configuration; `extra` is appended to it."""
     folder = store / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.onnx").symlink_to(graph)

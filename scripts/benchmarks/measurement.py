@@ -1,0 +1,70 @@
+"""Interleaved measurements of several set-ups, so that a noisy machine slows all of them."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkiln.story.throughput import measure_throughput
+
+_WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """One row of a comparison: a function that does one request, called from `concurrency` threads."""
+
+    name: str
+    concurrency: int
+    request: Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What all rounds of a set-up came to: the median rate, and percentiles of all latencies."""
+
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+
+
+def measure(set_ups: list[SetUp], rounds: int, seconds: float) -> dict[str, Summary]:
+    """Measures the set-ups in turn, round after round; a first round is a warm-up and does not count.
+
+    Args:
+        set_ups: With different names.
+        rounds: That count.
+        seconds: Of one measurement.
+    """
+    rates: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
+    latencies_ms: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
+    for number in range(rounds + 1):
+        for set_up in set_ups:
+            show_progress(f"round {number}/{rounds}: {set_up.name}")
+            length = seconds if number else min(seconds, _WARM_UP_S)
+            throughput = measure_throughput(_without_image(set_up.request), set_up.concurrency, (b"",), length)
+            if number:
+                rates[set_up.name].append(throughput.per_second)
+                latencies_ms[set_up.name] += throughput.latencies_ms
+    show_progress("")
+    return {
+        name: Summary(
+            per_second=statistics.median(rates[name]),
+            p50_ms=float(np.percentile(latencies_ms[name], 50)),
+            p99_ms=float(np.percentile(latencies_ms[name], 99)),
+        )
+        for name in rates
+    }
+
+
+def show_progress(text: str) -> None:
+    """Replaces the line on stderr that says what happens now."""
+    print(f"\r\033[K{text}", end="", file=sys.stderr)
+
+
+def _without_image(request: Callable[[], object]) -> Callable[[bytes], object]:
+    return lambda _: request()

@@ -1,0 +1,220 @@
+"""Runs a story: starts every variant, proves it against eager PyTorch, then measures all of them in turn."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphkiln.story.commands import repeat_commands, sample_paths
+from graphkiln.story.execution import RunningVariant, start_variant
+from graphkiln.story.facts import story_facts
+from graphkiln.story.images import ImageSet, choose_images
+from graphkiln.story.judgment import Judgment, judge, judge_parameter_gradients
+from graphkiln.story.preparation import PreparedModel, prepare_model
+from graphkiln.story.request import Platform, StoryRequest
+from graphkiln.story.results import Observation, Record, build_document
+from graphkiln.story.variants import LOWEST_PRECISIONS, Variant, final_variants, initial_variants
+from graphkiln.story.workloads.base import Predictions
+from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.spelling import did_you_mean
+
+ROUNDS = 5
+_RECORD_FILE = "record.json"
+_REFERENCE_FILE = "reference.npz"
+_ALWAYS = ("eager", "reduced")
+"""Started whatever is requested: the reference of all proofs, and the noise of fp32."""
+_PRECISION_SWITCHES = ("mixed", "int8")
+"""What decides about the precision of the final variants."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a story is.
+
+    Attributes:
+        activity: What happens now.
+        done_s: Seconds of measurement that are done; 0 during the preparation.
+        total_s: Seconds of measurement that there are.
+        figure: The last figure, in words.
+    """
+
+    activity: str
+    done_s: float = 0.0
+    total_s: float = 0.0
+    figure: str = ""
+
+
+ProgressReport = Callable[[Progress], None]
+
+
+class StoryRunner:
+    """Runs one story, and keeps what it observed in the folder of the request.
+
+    Attributes:
+        record: What was observed so far.
+    """
+
+    def __init__(self, request: StoryRequest, platform: Platform, *, resume: bool, report: ProgressReport) -> None:
+        self._request = request
+        self._platform = platform
+        self._report = report
+        self._path = request.folder / _RECORD_FILE
+        self._running: dict[str, RunningVariant] = {}
+        if resume:
+            self.record = Record.read(self._path)
+        else:
+            shutil.rmtree(request.folder, ignore_errors=True)
+            request.folder.mkdir(parents=True)
+            self.record = Record(facts=story_facts(request, platform))
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """All that are known so far, in the order of the table; the last two follow from the precision."""
+        final = final_variants(self.record.precision) if self.record.precision else ()
+        return (*initial_variants(self._platform), *final)
+
+    @property
+    def proven(self) -> bool:
+        """Whether every step of the chain that was judged passed."""
+        chain = [self.record.observation(variant.key) for variant in self.variants if not variant.switch]
+        return all(observation.passed for observation in chain if observation.judgment)
+
+    def document(self) -> dict[str, Any]:
+        """All that was observed, as the plain data of `--json`."""
+        facts = self._request, self._platform, self.record.derivative
+        commands = {variant.key: repeat_commands(variant, *facts) for variant in self.variants}
+        return build_document(self.variants, self.record, commands)
+
+    def run(self, seconds: float, only: Sequence[str] = ()) -> None:
+        """Prepares, proves and measures; what was done before is not done again.
+
+        Args:
+            seconds: How long each variant is measured, all rounds together.
+            only: Keys of the variants to measure; all when empty.
+
+        Raises:
+            InvalidInput: There is no such step.
+            GraphkilnError: The model cannot be opened. Why another variant cannot be executed is kept in its record.
+        """
+        self._check_keys(only)
+        self._report(Progress(activity="opening the model"))
+        model = prepare_model(self._request)
+        images = choose_images(self._request.samples, model.classes)
+        facts = {**self.record.facts, "images": images.description}
+        self.record = replace(self.record, facts=facts, derivative=model.derivative)
+        images.write(*sample_paths(self._request.folder))
+        keys = {*only, *_ALWAYS, *(_PRECISION_SWITCHES if {"compiled", "served"} & {*only} else ())} if only else None
+        with ExitStack() as stack:
+            stack.callback(self._running.clear)
+            self._start_all(initial_variants(self._platform), keys, model, images, stack)
+            if not self.record.precision:
+                self.record = replace(self.record, precision=self._lowest_proven())
+                self.record.write(self._path)
+            precision = self.record.precision or Precision.FP32
+            self._start_all(final_variants(precision), keys, model, images, stack)
+            self._measure(images, seconds)
+
+    def _check_keys(self, only: Sequence[str]) -> None:
+        known = [variant.key for variant in (*initial_variants(self._platform), *final_variants(Precision.FP32))]
+        for key in only:
+            if key not in known:
+                raise InvalidInput(f"there is no step '{key}'", hint=did_you_mean(key, known))
+
+    def _start_all(
+        self,
+        variants: Sequence[Variant],
+        keys: set[str] | None,
+        model: PreparedModel,
+        images: ImageSet,
+        stack: ExitStack,
+    ) -> None:
+        for variant in variants:
+            if keys is None or variant.key in keys:
+                self._start(variant, model, images, stack)
+
+    def _start(self, variant: Variant, model: PreparedModel, images: ImageSet, stack: ExitStack) -> None:
+        """Starts and proves one variant, or keeps the reason why that is impossible."""
+        observation = self.record.observation(variant.key)
+        if observation.refused:
+            return
+        try:
+            with ExitStack() as own:
+                self._report(Progress(activity=f"preparing: {variant.title}"))
+                running = own.enter_context(start_variant(variant, model, self._platform))
+                if observation.judgment is None:
+                    self._report(Progress(activity=f"proving: {variant.title}"))
+                    observation = replace(observation, judgment=self._judge(running, images))
+                stack.push(own.pop_all())  # before that, a variant that fails is stopped at once
+        except GraphkilnError as error:
+            if variant.kind == "eager":
+                raise
+            observation = replace(observation, refused=str(error))
+        else:
+            self._running[variant.key] = running
+        self._keep(variant, observation)
+
+    def _judge(self, running: RunningVariant, images: ImageSet) -> Judgment:
+        variant, worker = running.variant, running.worker
+        predictions = worker.predict(images.evaluation)
+        path = self._request.folder / _REFERENCE_FILE
+        if variant.kind == "eager":
+            predictions.write(path)
+        reference = Predictions.read(path)
+        judgment = judge(
+            reference, predictions, variant.limits, noise=self._fp32_noise(variant), targets=images.targets
+        )
+        if variant.kind == "static":
+            jpeg = images.evaluation[0]
+            expected, noise = self._running["eager"].worker.parameter_gradients(jpeg)
+            gradients, _ = worker.parameter_gradients(jpeg)
+            judgment = judge_parameter_gradients(judgment, expected, gradients, noise)
+        return judgment
+
+    def _fp32_noise(self, variant: Variant) -> float:
+        """For a coarser variant, the largest difference of a score that fp32 itself makes: that of step 2."""
+        if variant.precision is Precision.FP32:
+            return 0.0
+        reduced = self.record.observation("reduced").judgment
+        if reduced is None:
+            raise MeasurementError("nobody knows the noise of fp32 beside it: step 2 was not proven")
+        return reduced.difference
+
+    def _lowest_proven(self) -> Precision:
+        """The first of the lowest precisions whose switch passed."""
+        switches = {variant.precision: variant.key for variant in initial_variants(self._platform) if variant.switch}
+        for precision in LOWEST_PRECISIONS[self._platform.device.kind]:
+            if self.record.observation(switches[precision]).passed:
+                return precision
+        return Precision.FP32
+
+    def _measure(self, images: ImageSet, seconds: float) -> None:
+        """All variants in turn, round after round, each round beginning with another one."""
+        round_s = seconds / ROUNDS
+        running = list(self._running.values())
+        total_s, done_s = seconds * len(running), 0.0
+        for number in range(ROUNDS):
+            first = number % len(running)
+            for current in (*running[first:], *running[:first]):
+                observation = self.record.observation(current.variant.key)
+                if all(measured.number != number for measured in observation.rounds):
+                    progress = Progress(activity=current.variant.title, done_s=done_s, total_s=total_s)
+                    self._report(progress)
+                    figure = self._measure_round(current, number, images, round_s)
+                    self._report(replace(progress, done_s=done_s + round_s, figure=figure))
+                done_s += round_s
+
+    def _measure_round(self, running: RunningVariant, number: int, images: ImageSet, seconds: float) -> str:
+        """Measures and keeps one round of one variant; returns its figure in words."""
+        variant = running.variant
+        measured = running.measure(number, images.evaluation, seconds)
+        observation = self.record.observation(variant.key)
+        self._keep(variant, replace(observation, rounds=(*observation.rounds, measured)))
+        return f"{variant.title}: {measured.per_second:.1f} images/s"
+
+    def _keep(self, variant: Variant, observation: Observation) -> None:
+        self.record = replace(self.record, seen={**self.record.seen, variant.key: observation})
+        self.record.write(self._path)

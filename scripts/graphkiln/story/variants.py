@@ -1,0 +1,175 @@
+"""The steps of the story as variants of one inference: what each executes, its baseline, its precision.
+
+The reported factors are those of the team whose model started this project: OneFlow on NVIDIA GPUs, ResNet-101.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from graphkiln.story.request import Platform
+from graphkiln_backend.graph.device import DeviceKind
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.proof.policy import BY_PRECISION, OTHER_ENGINE, Limits
+
+VariantKind = Literal["eager", "static", "session", "tensors", "images"]
+"""What executes: PyTorch; a saved training step; a session in the process; a server that gets tensors, or images."""
+
+TOP_K = 5
+REPORTED_TOTAL = 25
+"""The source reports this factor and more for all steps together."""
+_FUSIONS = {"pad": "pad-into-conv", "add": "add-into-producer"}
+_LIMITS = {**BY_PRECISION, Precision.FP32: OTHER_ENGINE}
+LOWEST_PRECISIONS = {DeviceKind.CPU: (Precision.INT8, Precision.BF16), DeviceKind.GPU: (Precision.FP16,)}
+"""What the compiled step tries to prove, in order, by kind of device. ONNX Runtime has no int8 kernels for GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphSpec:
+    """The saved graph that a variant needs.
+
+    Attributes:
+        name: Of the model in the story's own model store.
+        options: Options of `graphkiln convert` beside the source, by field of its recipe.
+        fusion: The pass that must change this graph, or the variant shows nothing; empty where none must.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    fusion: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One implementation of the same inference.
+
+    Attributes:
+        key: Its name in results.
+        step: Number of the step that it belongs to.
+        title: A few words.
+        kind: What executes.
+        baseline: Key of the variant that its own factor is relative to.
+        reported: Factor that the source reports, or empty.
+        graph: The saved graph, or None.
+        settings: Settings of the served model, `key=value`.
+        precision: Row of the numeric policy.
+        switch: Whether it shows one optimization by itself, outside of the chain of steps.
+        unavailable: Why this platform cannot execute it, or empty.
+    """
+
+    key: str
+    step: int
+    title: str
+    kind: VariantKind
+    baseline: str = ""
+    reported: str = ""
+    graph: GraphSpec | None = None
+    settings: tuple[str, ...] = ()
+    precision: Precision = Precision.FP32
+    switch: bool = False
+    unavailable: str = ""
+
+    @property
+    def limits(self) -> Limits:
+        """The row of the policy that it must pass."""
+        return _LIMITS[self.precision]
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a Triton server executes it."""
+        return self.kind in ("tensors", "images")
+
+
+BASE_GRAPH = GraphSpec(name="base", options={"skip": tuple(_FUSIONS.values())})
+"""The saved graph in fp32, without the fusions of step 4."""
+
+
+def initial_variants(platform: Platform) -> tuple[Variant, ...]:
+    """Steps 0 to 3, and the switches of step 4: all that is known before anything was proven."""
+    return (
+        Variant(key="eager", step=0, title="eager, as found", kind="eager"),
+        Variant(key="static", step=1, title="static graph", kind="static", baseline="eager", reported="1.25"),
+        Variant(
+            key="reduced", step=2, title="reduced", kind="session", baseline="static", reported="2.33", graph=BASE_GRAPH
+        ),
+        Variant(
+            key="parallel", step=3, title="parallel", kind="tensors", baseline="reduced", reported="4.6",
+            graph=BASE_GRAPH,
+        ),
+        *_switches(platform),
+    )  # fmt: skip
+
+
+def final_variants(precision: Precision) -> tuple[Variant, ...]:
+    """Step 4 with all optimizations, and step 5, in the lowest precision that was proven."""
+    saved = {"precision": precision} if precision is Precision.INT8 else {}
+    settings = ("engine=auto",) if precision is Precision.INT8 else ("engine=auto", f"precision={precision}")
+    return (
+        Variant(
+            key="compiled",
+            step=4,
+            title=f"compiled ({precision})",
+            kind="tensors",
+            baseline="parallel",
+            reported="1.6-1.64",
+            graph=GraphSpec(name="compiled", options=saved),
+            settings=settings,
+            precision=precision,
+        ),
+        Variant(
+            key="served",
+            step=5,
+            title="served end to end",
+            kind="images",
+            baseline="compiled",
+            graph=GraphSpec(name="served", options={**saved, "input": "uint8-nhwc", "top_k": TOP_K}),
+            settings=settings,
+            precision=precision,
+        ),
+    )
+
+
+def _switches(platform: Platform) -> tuple[Variant, ...]:
+    """Each optimization of step 4 by itself."""
+    gpu, mixed = platform.device.is_gpu, platform.mixed_precision
+    return (
+        _switch(
+            "search",
+            "conv search",
+            BASE_GRAPH,
+            settings=("conv_search=exhaustive",),
+            unavailable="" if gpu else "cuDNN's search needs a GPU",
+        ),
+        _switch(
+            "engine",
+            "engine OpenVINO",
+            BASE_GRAPH,
+            settings=("engine=openvino",),
+            unavailable="OpenVINO runs on CPUs" if gpu else "",
+        ),
+        _switch(
+            "mixed", f"mixed ({mixed})", BASE_GRAPH, settings=("engine=auto", f"precision={mixed}"), precision=mixed
+        ),
+        *(
+            _switch(key, f"{key} fusion", GraphSpec(name=f"{key}-fused", options=_skip_all_but(fusion), fusion=fusion))
+            for key, fusion in _FUSIONS.items()
+        ),
+        _switch(
+            "int8",
+            "int8",
+            GraphSpec(name="int8", options={**BASE_GRAPH.options, "precision": Precision.INT8}),
+            precision=Precision.INT8,
+            unavailable="ONNX Runtime has no int8 kernels for GPUs" if gpu else "",
+        ),
+    )
+
+
+def _switch(key: str, title: str, graph: GraphSpec, **fields: Any) -> Variant:
+    return Variant(
+        key=key, step=4, title=title, kind="tensors", baseline="parallel", graph=graph, switch=True, **fields
+    )
+
+
+def _skip_all_but(fusion: str) -> dict[str, Any]:
+    return {"skip": tuple(name for name in _FUSIONS.values() if name != fusion)}
