@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import threading
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
 
 METADATA = b'{"name": "canned", "version": "1", "extensions": ["binary_tensor_data", "model_configuration"]}'
 Answer = bytes | Callable[[socket.socket], None]
@@ -22,6 +24,17 @@ def http(body: bytes, status: str = "200 OK", *headers: str, length: int | None 
     """An HTTP response; `length` in place of the true Content-Length."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+INFERRED = http(
+    json.dumps({"model_name": "m", "outputs": [{"name": "Y", "datatype": "FP32", "shape": [1], "data": [2]}]}).encode()
+)
+"""A response to an inference: `Y` is `[2]`."""
+
+GRPC_INFERRED: bytes = pb.ModelInferResponse(
+    model_name="m", outputs=[{"name": "Y", "datatype": "FP32", "shape": [1]}], raw_output_contents=[b"\0\0\0@"]
+).SerializeToString()
+"""The same over gRPC."""
 
 
 def trickle(head: bytes, pause_s: float) -> Answer:
@@ -172,8 +185,6 @@ class CannedGrpc:
         self._server.stop(0).wait()
 
     def _answer(self, details: Any, context: Any) -> bytes:
-        from tritonclient.grpc import service_pb2 as pb
-
         name = details.method.rpartition("/")[2]
         if name == "ServerMetadata":
             extensions = ["binary_tensor_data", "model_configuration"]

@@ -1,12 +1,21 @@
-"""The thin client: an image or tensors in, labeled answers out, over HTTP or gRPC.
+"""The thin client: an image or tensors in, labeled classes or tensors out, over HTTP or gRPC.
 
 For example `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
+
+Every name below is imported at its first use (PEP 562): the command line reads the defaults without paying for numpy.
 """
 
-from graphkiln_client.api import Client, Model
-from graphkiln_client.asynchronous import AsyncClient
-from graphkiln_client.asynchronous_model import AsyncModel
-from graphkiln_client.results import Classification, Health, Result, ServedModel
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphkiln_client.async_client import AsyncClient
+    from graphkiln_client.async_model import AsyncModel
+    from graphkiln_client.client import Client
+    from graphkiln_client.model import Model
+    from graphkiln_client.results import Classification, Health, Result, ServedModel
 
 __all__ = [
     "AsyncClient",
@@ -18,3 +27,25 @@ __all__ = [
     "Result",
     "ServedModel",
 ]
+
+_HOMES = {
+    "AsyncClient": "async_client",
+    "AsyncModel": "async_model",
+    "Client": "client",
+    "Model": "model",
+    **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), "results"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.graph.errors import ClientError, ProtocolError
 from graphkiln_client.deadline import Deadline
-from graphkiln_client.retries import Retries
+from graphkiln_client.retries import RetryPolicy
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse, Transport
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ class Connection:
     """Sends calls until they succeed, fail for good, or the time is over.
 
     Args:
-        transport: What moves them.
+        transport: What sends them.
         timeout_s: Seconds that one call may take, all its attempts together.
         max_retries: Further attempts after a failure that may pass.
     """
@@ -26,32 +26,50 @@ class Connection:
         self.transport = transport
         self.wire = transport.wire
         self.timeout_s = timeout_s
-        self._retries = Retries(max_retries)
+        self._retries = RetryPolicy(max_retries)
         self._extensions: frozenset[str] | None = None
 
     async def call(self, call: Call[T]) -> T:
-        """The answer to a call that looks the same at every attempt."""
+        """Sends a call that looks the same at every attempt, and returns its value.
+
+        Raises:
+            ClientError: The call failed.
+        """
         return await self._attempt(lambda _: call)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """The answer to an inference; the server is told what is left of the time.
+        """Sends an inference; the server is told how much of the time is left.
 
         Raises:
-            ClientError: The request did not get its answer.
+            ClientError: The request failed.
         """
         binary = "binary_tensor_data" in (self._extensions or await self.extensions())
         return await self._attempt(lambda left_s: self.wire.infer(request, left_s, binary=binary))
 
-    async def prepared(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
-        """Sends a request that is encoded once, as often as it is called, without retries."""
+    async def prepare(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
+        """Encodes an inference once.
+
+        Returns:
+            Sends it, as often as it is called, without retries.
+
+        Raises:
+            ClientError: The server cannot be reached, or the request cannot be encoded.
+        """
         binary = "binary_tensor_data" in await self.extensions()
         call = self.wire.infer(request, self.timeout_s, binary=binary)
         return lambda: self.transport.send(call, Deadline.after(self.timeout_s))
 
     async def extensions(self) -> frozenset[str]:
-        """The extensions of KServe v2 that the server speaks; asked for once."""
+        """The extensions of KServe v2 that the server speaks; requested once.
+
+        Raises:
+            ProtocolError: The server's metadata lists none.
+            ClientError: The server cannot be reached.
+        """
         if self._extensions is None:
             names: Any = (await self.call(self.wire.server_metadata())).get("extensions", [])
+            if not isinstance(names, list):
+                raise ProtocolError(f"the server's metadata has no list of extensions: {str(names)[:80]}")
             self._extensions = frozenset(map(str, names))
         return self._extensions
 

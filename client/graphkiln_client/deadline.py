@@ -13,7 +13,7 @@ class Deadline:
 
     Attributes:
         timeout_s: Seconds that were given.
-        at: When they are over, on `time.monotonic()`'s clock.
+        at: When they are over, on the clock of `time.monotonic()`.
     """
 
     timeout_s: float
@@ -21,7 +21,7 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float) -> Self:
-        """The deadline that many seconds from now."""
+        """The deadline `timeout_s` seconds from now."""
         return cls(timeout_s=timeout_s, at=time.monotonic() + timeout_s)
 
     @property

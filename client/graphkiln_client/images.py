@@ -1,4 +1,4 @@
-"""From an image in any usual form, or a URL where that is allowed, to one sample of an input tensor."""
+"""From an image in any usual form, or its URL where that is allowed, to one sample of an input tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
 from graphkiln_backend.images.decoding import ImageLike
-from graphkiln_client.fetching import fetch
+from graphkiln_client.download import download
 
 
 def load_sample(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | None = None) -> AnyArray:
@@ -15,7 +15,7 @@ def load_sample(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | 
 
     Args:
         image: The image, or the `https://` URL of one.
-        spec: What to do with it.
+        spec: How the image becomes a sample.
         fetch_timeout_s: Seconds that fetching a URL may take; None where URLs are not allowed.
 
     Raises:
@@ -24,8 +24,8 @@ def load_sample(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | 
     """
     if isinstance(image, str) and image.startswith(("https://", "http://")):
         if fetch_timeout_s is None:
-            raise InvalidInput(f"{image} is a URL", hint="to fetch images, give Client(fetch_urls=True)")
-        content = fetch(image, fetch_timeout_s)
+            raise InvalidInput(f"{image} is a URL", hint="to fetch images, use Client(fetch_urls=True)")
+        content = download(image, fetch_timeout_s)
         try:
             return decoding.load_sample(content, spec)
         except InvalidInput as error:

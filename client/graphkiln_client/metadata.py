@@ -1,4 +1,4 @@
-"""What a server says of a model: read, checked, and turned into values."""
+"""What a server publishes about a model: checked, and parsed into values."""
 
 from __future__ import annotations
 
@@ -16,27 +16,45 @@ from graphkiln_client.results import Classification
 T = TypeVar("T")
 
 ALL_CLASSES = 1 << 24
-"""More than any model has; Triton sends as many as there are."""
+"""More than any model has; Triton returns as many as there are."""
 
-_RANKED_BY_TRITON = {
+_RANKABLE_TYPES = {
     f"TYPE_{name}"
     for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64")
 }
 """Source: Triton's `TopkClassifications`."""
 
 
-def checked_metadata(document: dict[str, Any]) -> dict[str, Any]:
-    """A model's metadata, whose tensors have a name, a known datatype and a shape (-1 where it may vary).
+def check_metadata(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns a model's metadata, whose tensors have a name, a known datatype and a shape (-1 where it may vary).
 
     Raises:
-        ProtocolError: It is something else.
+        ProtocolError: The document is malformed.
     """
     try:
         for row in (*document.setdefault("inputs", []), *document.setdefault("outputs", [])):
             DType(row["datatype"])
             row["name"], row["shape"] = str(row["name"]), [int(size) for size in row["shape"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the server's metadata lacks or spoils {error}", body=str(document)[:500]) from error
+        raise ProtocolError(f"the metadata of a model is malformed: {error!r}", body=str(document)[:500]) from error
+    return document
+
+
+def check_config(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns a model's configuration, of which the parts that the client reads have their types.
+
+    Raises:
+        ProtocolError: The document is malformed.
+    """
+    parameters, outputs = document.get("parameters", {}), document.get("output", [])
+    valid = (
+        isinstance(document.get("max_batch_size", 0), int)
+        and isinstance(parameters, dict)
+        and isinstance(outputs, list)
+        and all(isinstance(row, dict) for row in (*parameters.values(), *outputs))
+    )
+    if not valid:
+        raise ProtocolError("the configuration of a model is malformed", body=str(document)[:500])
     return document
 
 
@@ -44,7 +62,7 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
     """The preprocess spec in a model's configuration.
 
     Raises:
-        InvalidInput: There is none.
+        InvalidInput: The model publishes none.
         ProtocolError: It cannot be read.
     """
     text = _parameter(config, PREPROCESS)
@@ -58,7 +76,7 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
 
 
 def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:
-    """What the configuration of a model says that answers its best classes itself, or None.
+    """The ranking outputs of a model that ranks its classes itself; None for other models.
 
     Raises:
         ProtocolError: It cannot be read.
@@ -76,27 +94,27 @@ def _parsed(model: str, what: str, parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except ManifestError as error:
-        raise ProtocolError(f"model '{model}' publishes a broken {what}: {error}") from error
+        raise ProtocolError(f"model '{model}' publishes an invalid {what}: {error}") from error
 
 
 def has_labels(config: Mapping[str, Any], output: str) -> bool:
-    """Whether the server has labels for an output, and can be asked for them: it ranks no 16-bit floats."""
+    """Whether the server has labels for an output and can return them: it ranks no 16-bit floats."""
     rows = [row for row in config.get("output", []) if row.get("name") == output]
-    return any(row.get("label_filename") and row.get("data_type") in _RANKED_BY_TRITON for row in rows)
+    return any(row.get("label_filename") and row.get("data_type") in _RANKABLE_TYPES for row in rows)
 
 
-def labels_of(answers: AnyArray) -> tuple[str, ...]:
-    """The labels by class index, from an answer of the classification extension with all classes.
+def parse_labels(output: AnyArray) -> tuple[str, ...]:
+    """The labels by class index, from an output of the classification extension with all classes.
 
     Args:
-        answers: BYTES `[classes]`, or `[batch, classes]` of which the first row is read.
+        output: BYTES `[classes]`, or `[batch, classes]` of which the first row is read.
 
     Raises:
-        ProtocolError: It is no such answer.
+        ProtocolError: It is no such output.
     """
-    texts = answers[0].ravel() if answers.ndim > 1 and len(answers) else answers.ravel()
-    parsed = [Classification.parse(bytes(text).decode("utf-8", "replace")) for text in texts]
-    labels = {answer.index: answer.label for answer in parsed}
+    elements = output[0].ravel() if output.ndim > 1 and len(output) else output.ravel()
+    parsed = [Classification.parse(bytes(element).decode("utf-8", "replace")) for element in elements]
+    labels = {entry.index: entry.label for entry in parsed}
     if labels and not 0 <= min(labels) <= max(labels) < ALL_CLASSES:
-        raise ProtocolError(f"the server ranks class {max(labels)}")
+        raise ProtocolError(f"the server returned a class of index {min(labels) if min(labels) < 0 else max(labels)}")
     return tuple(labels.get(index, "") for index in range(max(labels, default=-1) + 1))

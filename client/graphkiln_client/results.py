@@ -1,4 +1,4 @@
-"""What a classification call returns."""
+"""What the clients return: classifications, and the state of a server and its models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import ProtocolError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification:
-    """One answer.
+    """One class of a ranking.
 
     Attributes:
         index: Class index, 0 is the first.
@@ -32,7 +32,7 @@ class Classification:
 
     @classmethod
     def parse(cls, text: str) -> Classification:
-        """Reads one element of a classification answer: `score:index` or `score:index:label`.
+        """Parses one element of a classification output: `score:index` or `score:index:label`.
 
         Source: Triton's classification extension.
 
@@ -49,15 +49,15 @@ class Classification:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The answer for one image.
+    """The classification of one image.
 
     Attributes:
         source: The file's path, or a description of what was classified.
-        model: The model that answered.
-        version: The version that answered.
+        model: The model that ran.
+        version: Its version.
         request_id: The id that the request carried.
-        latency_ms: Milliseconds from sending the tensor until the answer was there (preprocessing not included).
-        outputs: Best first, by output name; position after position where an output has several.
+        latency_ms: Milliseconds from sending the tensor until the response was there (preprocessing not included).
+        outputs: Classes by output name, best first; position after position where an output has several.
     """
 
     source: str
@@ -69,60 +69,60 @@ class Result:
 
     @property
     def classifications(self) -> tuple[Classification, ...]:
-        """The answers of the first output: the only one, of most models."""
+        """The classes of the first output; most models have only one."""
         return next(iter(self.outputs.values()))
 
     @property
     def top(self) -> Classification:
-        """The best answer."""
+        """The best class."""
         return self.classifications[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `json` can write.
 
-        `classifications` is one list. An answer in it names its `output` where the model has several, and its
-        `position` where the output has some; a score that is not finite is None.
+        `classifications` is one list. An entry names its `output` where the model has several, and its `position` where
+        the output has some; a score that is not finite is None.
         """
         several = len(self.outputs) > 1
-        answers = [
-            {**({"output": name} if several else {}), **_document(answer)}
-            for name, answers in self.outputs.items()
-            for answer in answers
+        rows = [
+            {**({"output": name} if several else {}), **_to_dict(entry)}
+            for name, entries in self.outputs.items()
+            for entry in entries
         ]
         fields = {name: getattr(self, name) for name in ("source", "model", "version", "request_id", "latency_ms")}
-        return {**fields, "classifications": answers}
+        return {**fields, "classifications": rows}
 
 
-def _document(answer: Classification) -> dict[str, Any]:
-    score = answer.score if math.isfinite(answer.score) else None
-    document: dict[str, Any] = {"index": answer.index, "label": answer.label, "score": score}
-    return {**document, "position": list(answer.position)} if answer.position else document
+def _to_dict(entry: Classification) -> dict[str, Any]:
+    score = entry.score if math.isfinite(entry.score) else None
+    row: dict[str, Any] = {"index": entry.index, "label": entry.label, "score": score}
+    return {**row, "position": list(entry.position)} if entry.position else row
 
 
 def classifications(
     indices: npt.NDArray[np.int64], scores: AnyArray, labels: Sequence[str]
 ) -> tuple[Classification, ...]:
-    """The best classes of one sample as answers.
+    """The best classes of one sample.
 
     Args:
         indices: `[*positions, k]`, best first.
-        scores: Of these, `[*positions, k]`.
+        scores: Their scores, `[*positions, k]`.
         labels: By class index; may be shorter than there are classes.
     """
-    answers = []
-    for place in np.ndindex(indices.shape):
-        index = int(indices[place])
+    entries = []
+    for position in np.ndindex(indices.shape):
+        index = int(indices[position])
         label = labels[index] if index < len(labels) else ""
-        answers.append(Classification(index=index, label=label, score=float(scores[place]), position=place[:-1]))
-    return tuple(answers)
+        entries.append(Classification(index=index, label=label, score=float(scores[position]), position=position[:-1]))
+    return tuple(entries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Health:
-    """How a server is.
+    """The state of a server.
 
     Attributes:
-        live: Whether it answers.
+        live: Whether it responds.
         ready: Whether every model is ready.
         server: The server's name and version, for example `triton 2.51.0`; empty while it is not live.
         not_ready: The model versions that are not ready, with their reasons.
@@ -152,12 +152,12 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Whether it can serve requests."""
         return self.state == "READY"
 
     @classmethod
     def parse(cls, row: dict[str, Any]) -> ServedModel:
-        """Reads a row of the server's index.
+        """Parses a row of the server's repository index.
 
         Source: Triton's model repository extension.
 
@@ -165,6 +165,6 @@ class ServedModel:
             ProtocolError: The row names no model.
         """
         if not isinstance(row.get("name"), str):
-            raise ProtocolError(f"a row of the server's index names no model: {str(row)[:80]}")
+            raise ProtocolError(f"a row of the repository index names no model: {str(row)[:80]}")
         texts = {key: str(row.get(key, "")) for key in ("version", "state", "reason")}
         return cls(name=row["name"], **texts)

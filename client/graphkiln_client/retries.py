@@ -12,19 +12,19 @@ _BASE_S, _CAP_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
-    """The policy of a client.
+class RetryPolicy:
+    """When a client tries again.
 
-    Connection failures, 429, 502, 503, 504 and gRPC's UNAVAILABLE and RESOURCE_EXHAUSTED are tried again; whatever
-    else the server answered is final, and so is a deadline.
+    Connection failures, 429, 502, 503, 504 and gRPC's UNAVAILABLE and RESOURCE_EXHAUSTED are retried; every other
+    error of the server is final, and so is a deadline.
 
     Attributes:
-        most: Further attempts after the first.
+        max_retries: Further attempts after the first.
 
     Source: M. Brooker, "Exponential Backoff And Jitter" (full jitter); RFC 9110, "Retry-After".
     """
 
-    most: int
+    max_retries: int
 
     def delay_s(self, error: ClientError, attempt: int, deadline: Deadline) -> float | None:
         """Seconds to wait before the next attempt; None when the error is final.
@@ -32,9 +32,9 @@ class Retries:
         Args:
             error: What the attempt ended with.
             attempt: How many attempts were made before it.
-            deadline: Of the whole call: waiting beyond it would help nobody.
+            deadline: Of the whole call; a delay that would pass it is not begun.
         """
-        if attempt >= self.most or not isinstance(error, ConnectionFailed | ModelNotReady | Overloaded):
+        if attempt >= self.max_retries or not isinstance(error, ConnectionFailed | ModelNotReady | Overloaded):
             return None
         delay = error.retry_after_s
         if delay is None:

@@ -1,4 +1,4 @@
-"""Tensors through shared memory: for a client on the server's own machine.
+"""Tensors through shared memory, for a client on the server's own machine.
 
 A region is a file in /dev/shm that both sides map. Its name is removed as soon as the server has mapped it, so that
 nothing is left behind even by a client that is killed; the server forgets it when the context ends.
@@ -8,6 +8,8 @@ Source: Triton's system shared memory extension; shm_overview(7).
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import mmap
 import os
 import uuid
@@ -19,17 +21,27 @@ from pathlib import Path
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ProtocolError
 from graphkiln_client.connection import Connection
-from graphkiln_client.transports.base import InferRequest, InferResponse, SharedTensor, Wanted, datatype_of, raw_buffer
+from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
+from graphkiln_client.transports.tensors import datatype_of, to_raw
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
-_ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like
-_LEAST_BYTES = 1 << 20
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+_MIN_BYTES = 1 << 20
 
 
 class Region:
-    """A registered region: `memory` is its bytes, uint8 `[size_bytes]`."""
+    """A region of shared memory.
+
+    Attributes:
+        name: Its name, in /dev/shm and at the server.
+        size_bytes: Its size.
+        memory: Its bytes, uint8 `[size_bytes]`.
+
+    Raises:
+        InvalidInput: The region cannot be created.
+    """
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self.name = name
@@ -38,7 +50,7 @@ class Region:
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         except OSError as error:
-            raise InvalidInput(f"cannot make shared memory: {error}", hint="needs Linux and /dev/shm") from error
+            raise InvalidInput(f"cannot create shared memory: {error}", hint="needs Linux and /dev/shm") from error
         self._path: Path | None = path
         try:
             os.posix_fallocate(file, 0, size_bytes)  # a full /dev/shm is an error now instead of SIGBUS later
@@ -46,23 +58,23 @@ class Region:
         except OSError as error:
             self.unlink()
             raise InvalidInput(
-                f"cannot make {size_bytes} bytes of shared memory: {error}", hint="docker run --shm-size"
+                f"cannot create {size_bytes} bytes of shared memory: {error}", hint="docker run --shm-size"
             ) from error
         finally:
             os.close(file)
         self.memory = np.frombuffer(self._map, np.uint8)
 
     def unlink(self) -> None:
-        """Takes the name away; what is mapped stays mapped."""
+        """Removes the name; what is mapped stays mapped."""
         if self._path:
             self._path.unlink(missing_ok=True)
             self._path = None
 
     def close(self) -> None:
-        """Gives the memory back, once nothing refers to it."""
+        """Frees the memory, once nothing refers to it."""
         self.unlink()
         del self.memory
-        with suppress(BufferError):  # an array of the caller still shows it: it goes with that array
+        with suppress(BufferError):  # an array of the caller still refers to it: it is freed with that array
             self._map.close()
 
 
@@ -78,17 +90,17 @@ class RegionPool:
         """Sends a request whose tensors lie in shared memory.
 
         Args:
-            request: With arrays, and with every output that is wanted by name. Texts and outputs of unknown size travel
-                in the message.
-            output_sizes: Most bytes, and the datatype, of the outputs that shall come in shared memory.
+            request: With arrays, and with every requested output by name. Strings and outputs of unknown size travel in
+                the message.
+            output_sizes: Most bytes, and the datatype, of the outputs to be returned in shared memory.
 
         Returns:
-            The answer; its arrays are copies, which nobody else writes to.
+            The response; its arrays are copies, which nothing else writes to.
 
         Raises:
-            ClientError: The request did not get its answer.
+            ClientError: The request failed.
         """
-        size_bytes = _size(request, output_sizes)
+        size_bytes = _required_bytes(request, output_sizes)
         region = await self._acquire(size_bytes)
         try:
             response = await self._infer_in(region, request, output_sizes)
@@ -99,12 +111,12 @@ class RegionPool:
             await self._discard(region)
             region = await self._acquire(size_bytes)
             response = await self._infer_in(region, request, output_sizes)
-        # Only now: after a deadline or a broken connection the server may still write its late answer there.
+        # Only now: after a deadline or a broken connection the server may still write a late response there.
         self._idle.append(region)
         return response
 
     async def close(self) -> None:
-        """Makes the server forget the regions, and gives their memory back, whatever fails on the way."""
+        """Unregisters all regions and frees their memory, whatever fails on the way."""
         self._idle.clear()
         for region in list(self._all):
             await self._discard(region)
@@ -112,27 +124,20 @@ class RegionPool:
     async def _infer_in(
         self, region: Region, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]
     ) -> InferResponse:
-        inputs, end = _place_inputs(region, request.inputs)
-        outputs: dict[str, Wanted] = {}
-        for name, wanted in request.outputs.items():
-            outputs[name] = wanted
-            if name in output_sizes and not wanted.classes:
+        inputs, end = _write_inputs(region, request.inputs)
+        outputs: dict[str, RequestedOutput] = {}
+        for name, requested in request.outputs.items():
+            outputs[name] = requested
+            if name in output_sizes and not requested.class_count:
                 size_bytes, datatype = output_sizes[name]
-                place = SharedTensor(region=region.name, offset=end, size_bytes=size_bytes, datatype=datatype)
-                outputs[name] = Wanted(place=place)
+                tensor = SharedTensor(region=region.name, offset=end, size_bytes=size_bytes, datatype=datatype)
+                outputs[name] = RequestedOutput(shared=tensor)
                 end += _aligned(size_bytes)
-        sent = InferRequest(
-            model=request.model,
-            version=request.version,
-            inputs=inputs,
-            outputs=outputs,
-            request_id=request.request_id,
-        )
-        response = await self._connection.infer(sent)
+        response = await self._connection.infer(dataclasses.replace(request, inputs=inputs, outputs=outputs))
         arrays = dict(response.outputs)
-        for name, shape in response.placed.items():
-            if (chosen := outputs[name].place) is not None:
-                arrays[name] = _read(region, chosen, shape)
+        for name, shape in response.shared_shapes.items():
+            if (shared := outputs[name].shared) is not None:
+                arrays[name] = _read_output(region, name, shared, shape)
         return InferResponse(model=response.model, version=response.version, outputs=arrays)
 
     async def _is_known(self, region: Region) -> bool:
@@ -150,7 +155,7 @@ class RegionPool:
                 if region.size_bytes >= size_bytes:
                     return region
                 await self._discard(region)
-        region = Region(f"graphkiln-client-{os.getpid()}-{uuid.uuid4().hex}", max(_aligned(size_bytes), _LEAST_BYTES))
+        region = Region(f"graphkiln-client-{os.getpid()}-{uuid.uuid4().hex}", max(_aligned(size_bytes), _MIN_BYTES))
         try:
             call = self._connection.wire.register_region(region.name, f"/{region.name}", region.size_bytes)
             await self._connection.call(call)
@@ -168,35 +173,42 @@ class RegionPool:
         region.close()
 
 
-def _place_inputs(
+def _write_inputs(
     region: Region, arrays: Mapping[str, AnyArray | SharedTensor]
 ) -> tuple[dict[str, AnyArray | SharedTensor], int]:
-    """Copies the inputs into the region; returns where they lie, and the first free byte."""
-    placed: dict[str, AnyArray | SharedTensor] = {}
+    """Copies the inputs into the region; returns where they lie, and the first free byte behind them."""
+    written: dict[str, AnyArray | SharedTensor] = {}
     offset = 0
     for name, array in arrays.items():
         if isinstance(array, SharedTensor) or array.dtype.kind in "OSU":
-            placed[name] = array
+            written[name] = array
             continue
         datatype = DType(datatype_of(name, array))
-        raw = raw_buffer(array)
+        raw = to_raw(array)
         region.memory[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
-        placed[name] = SharedTensor(
+        written[name] = SharedTensor(
             region=region.name, offset=offset, size_bytes=len(raw), datatype=datatype, shape=array.shape
         )
         offset += _aligned(len(raw))
-    return placed, offset
+    return written, offset
 
 
-def _read(region: Region, place: SharedTensor, shape: tuple[int, ...]) -> AnyArray:
-    count = int(np.prod(shape, dtype=np.int64))
-    size_bytes = count * place.datatype.numpy.itemsize
-    raw = region.memory[place.offset : place.offset + size_bytes]
-    array: AnyArray = raw.view(place.datatype.numpy).reshape(shape).copy()
+def _read_output(region: Region, name: str, tensor: SharedTensor, shape: tuple[int, ...]) -> AnyArray:
+    """Copies an output out of the region.
+
+    Raises:
+        ProtocolError: A tensor of that shape does not fit where the server was told to put it.
+    """
+    dtype = tensor.datatype.numpy
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size_bytes > tensor.size_bytes:
+        raise ProtocolError(f"output '{name}' of shape {list(shape)} has no room in {tensor.size_bytes} bytes")
+    raw = region.memory[tensor.offset : tensor.offset + size_bytes]
+    array: AnyArray = raw.view(dtype).reshape(shape).copy()
     return array
 
 
-def _size(request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> int:
+def _required_bytes(request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> int:
     arrays = [array for array in request.inputs.values() if not isinstance(array, SharedTensor)]
     inputs = sum(_aligned(array.nbytes) for array in arrays if array.dtype.kind not in "OSU")
     return inputs + sum(_aligned(size_bytes) for size_bytes, _ in output_sizes.values())

@@ -1,4 +1,4 @@
-"""The best classes of a score tensor, with a defined answer for ties, NaN and infinities."""
+"""The best classes of a score tensor, with a defined order of ties, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ def top_k(scores: AnyArray, k: int) -> tuple[npt.NDArray[np.int64], AnyArray]:
         Indices and scores, both `[..., min(k, classes)]`; scores in the dtype of the input.
 
     Raises:
-        InvalidInput: The tensor holds texts, has no axis, or `k` is less than 1.
+        InvalidInput: The tensor holds strings, has no axis, or `k` is less than 1.
     """
     if k < 1:
         raise InvalidInput(f"top_k must be at least 1, got {k}")
     if scores.ndim < 1 or scores.dtype.kind in "OSU":
-        raise InvalidInput(
-            f"{scores.dtype}{list(scores.shape)} holds no scores to rank", hint="read the output with infer()"
-        )
+        raise InvalidInput(f"{scores.dtype}{list(scores.shape)} cannot be ranked", hint="read the output with infer()")
     keys = _sort_keys(scores)
     order = _best_first(keys, min(k, scores.shape[-1]))
     return order, np.take_along_axis(scores, order, axis=-1)

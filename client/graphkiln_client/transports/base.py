@@ -1,30 +1,21 @@
 """What every transport offers, and the values that pass through it.
 
-A protocol has two halves. Its `Wire` knows what a call looks like and how its answer reads, and does no I/O. Its
-transports move the calls: one blocks, one waits in an event loop; both are written as coroutines (see
-`graphkiln_client.driving`).
+A protocol has two halves. Its `Wire` builds requests and reads responses, and does no I/O. Its transports send them:
+one blocks, one waits in an event loop; both are written as coroutines (see `graphkiln_client.runner`).
 
 What is made for every request is not frozen: making a frozen dataclass takes three times as long.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
-
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 from graphkiln_client.deadline import Deadline
 
 T = TypeVar("T")
-
-_COPIED_BYTES = 1 << 12
-"""Up to here a copy costs less than the four steps to a view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +25,9 @@ class SharedTensor:
     Attributes:
         region: The region's name.
         offset: Bytes before the tensor.
-        size_bytes: Bytes of the tensor, or the room for it.
+        size_bytes: Bytes of the tensor; of an output, the room for it.
         datatype: Element type.
-        shape: Shape; empty for an output, whose shape the server tells.
+        shape: Shape; empty for an output, whose shape the server decides.
     """
 
     region: str
@@ -47,19 +38,19 @@ class SharedTensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """How an output shall come.
+class RequestedOutput:
+    """How an output is to be returned.
 
     Attributes:
-        classes: How many answers of the classification extension; 0 for the plain tensor.
-        place: Where in shared memory the server shall put it; None for "in the answer".
+        class_count: How many classes of the classification extension; 0 for the plain tensor.
+        shared: Where in shared memory the server puts it; None for "in the response".
     """
 
-    classes: int = 0
-    place: SharedTensor | None = None
+    class_count: int = 0
+    shared: SharedTensor | None = None
 
 
-PLAIN = Wanted()
+PLAIN = RequestedOutput()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,36 +61,36 @@ class InferRequest:
         model: Model name.
         version: Model version, or empty for the one that the server chooses.
         inputs: Arrays by input name, or where they lie in shared memory.
-        outputs: The outputs wanted. Empty: all outputs, plain.
+        outputs: The requested outputs. Empty: all outputs, plain.
         request_id: Echoed by the server and shown in its logs.
     """
 
     model: str
     version: str
     inputs: Mapping[str, AnyArray | SharedTensor]
-    outputs: Mapping[str, Wanted] = field(default_factory=dict)
+    outputs: Mapping[str, RequestedOutput] = field(default_factory=dict)
     request_id: str = ""
 
-    def places(self, output: str) -> bool:
+    def is_shared(self, output: str) -> bool:
         """Whether the server was told to put an output into shared memory."""
-        return output in self.outputs and self.outputs[output].place is not None
+        return output in self.outputs and self.outputs[output].shared is not None
 
 
 @dataclass(kw_only=True, slots=True)
 class InferResponse:
-    """One inference answer: who answered, and the arrays by output name.
+    """One inference response.
 
     Attributes:
-        model: Model name.
-        version: Model version.
-        outputs: Arrays that came in the answer.
-        placed: Shapes of the outputs that the server put into shared memory.
+        model: Name of the model that ran.
+        version: Its version.
+        outputs: Arrays by output name; read-only views of the response.
+        shared_shapes: Shapes of the outputs that the server put into shared memory.
     """
 
     model: str
     version: str
     outputs: Mapping[str, AnyArray]
-    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shared_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -107,11 +98,11 @@ class Call(Generic[T]):
     """One call in a protocol's own form.
 
     Attributes:
-        message: What the protocol's transport sends.
-        read: From what it receives to the call's value; raises the `ClientError` family only.
+        request: What the protocol's transport sends.
+        read: From the response that it receives to the call's value; raises the `ClientError` family only.
     """
 
-    message: Any
+    request: Any
     read: Callable[[Any], T]
 
 
@@ -123,7 +114,7 @@ class Wire(Protocol):
         ...
 
     def live(self) -> Call[bool]:
-        """Whether the server answers at all."""
+        """Whether the server responds at all."""
         ...
 
     def server_metadata(self) -> Call[dict[str, Any]]:
@@ -159,7 +150,7 @@ class Wire(Protocol):
         ...
 
     def region_status(self, name: str) -> Call[None]:
-        """Fails when the server does not know the region."""
+        """Fails where the server does not know the region."""
         ...
 
     def unregister_region(self, name: str) -> Call[None]:
@@ -167,7 +158,7 @@ class Wire(Protocol):
         ...
 
     def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
-        """An inference; the server is told how long its answer is waited for.
+        """An inference; the server is told how long the client waits.
 
         Args:
             request: The request.
@@ -189,7 +180,7 @@ class Transport(Protocol):
         ...
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
-        """Sends a call once and waits for its answer."""
+        """Sends a call once, waits for the response and returns the call's value."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -197,79 +188,9 @@ class Transport(Protocol):
         ...
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Runs work of the CPU where it does not keep others from their answers."""
+        """Runs CPU-bound work where it does not block other calls."""
         ...
 
     async def close(self) -> None:
         """Closes all connections."""
         ...
-
-
-def datatype_of(name: str, array: AnyArray) -> str:
-    """The wire's name of an array's dtype.
-
-    Raises:
-        InvalidInput: Arrays of that dtype cannot be sent.
-    """
-    try:
-        return _name(array.dtype)
-    except ManifestError as error:
-        raise InvalidInput(f"input '{name}' cannot be sent: {error.message}", hint=error.hint) from error
-
-
-@functools.cache
-def dtype_named(name: str) -> DType:
-    """The dtype of a name on the wire.
-
-    Raises:
-        ProtocolError: The server speaks of a type that the protocol does not have.
-    """
-    try:
-        return DType(name)
-    except ValueError:
-        raise ProtocolError(f"the server answers with an unknown datatype {name!r}") from None
-
-
-def raw_buffer(array: AnyArray) -> bytes | memoryview:
-    """A tensor's raw representation as a buffer: little-endian, C order; BYTES elements with 4-byte lengths.
-
-    Returns:
-        A view of the array where its memory is that representation already and large, else a copy.
-
-    Source: KServe v2 binary tensor data extension; `tritonclient.utils`.
-    """
-    if array.dtype.kind in "OSU":
-        serialized = serialize_byte_tensor(array.astype(np.object_))
-        return bytes(serialized.item()) if serialized.size else b""
-    if array.nbytes <= _COPIED_BYTES:
-        return array.tobytes()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> AnyArray:
-    """The tensor of a raw representation; read-only where it is a view of the answer.
-
-    Raises:
-        ProtocolError: The bytes are not as many as dtype and shape ask for.
-    """
-    layout = _layout(datatype)
-    if min(shape, default=0) < 0:
-        raise ProtocolError(f"a tensor of the answer has the shape {list(shape)}")
-    try:
-        flat: AnyArray = np.frombuffer(raw, layout) if layout else deserialize_bytes_tensor(bytes(raw))
-        return flat.reshape(shape)
-    except Exception as error:
-        raise ProtocolError(f"{len(raw)} bytes are not a {datatype} tensor of shape {list(shape)}") from error
-
-
-# Cached, because members of an enumeration are found by Python code, at each request anew.
-@functools.cache
-def _layout(datatype: str) -> np.dtype[np.generic] | None:
-    """How the elements of a datatype lie in memory; None for texts."""
-    dtype = dtype_named(datatype)
-    return None if dtype is DType.BYTES else dtype.numpy
-
-
-@functools.cache
-def _name(dtype: np.dtype[np.generic]) -> str:
-    return DType.from_numpy(dtype).value

@@ -52,17 +52,17 @@ class Endpoint:
         except ValueError as error:
             raise InvalidInput(f"'{_without_credentials(text)}' is not a URL: {error}", hint=_HINT) from error
         if parts.scheme not in _PORTS or not parts.hostname:
-            raise InvalidInput(f"cannot speak to '{_without_credentials(text)}'", hint=_HINT)
-        checked = _checked(headers)
+            raise InvalidInput(f"unsupported URL '{_without_credentials(text)}'", hint=_HINT)
+        sent = _check_headers(headers)
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            checked = {"Authorization": f"Basic {base64.b64encode(secret).decode()}", **checked}
+            sent = {"Authorization": f"Basic {base64.b64encode(secret).decode()}", **sent}
         return cls(
             scheme=parts.scheme,
             host=parts.hostname,
             port=port or _PORTS[parts.scheme],
             path=parts.path.rstrip("/"),
-            headers=checked,
+            headers=sent,
             ca_file=ca_file,
         )
 
@@ -93,11 +93,11 @@ class Endpoint:
             raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
 
 
-def _checked(headers: Mapping[str, str]) -> dict[str, str]:
+def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         # The value is not shown: it may be a password.
         if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
-            raise InvalidInput(f"{name!r} is not a header name")
+            raise InvalidInput(f"{name!r} is not a valid header name")
         if not value.isascii() or not value.isprintable():
             raise InvalidInput(f"header {name} holds characters that cannot be sent")
     return dict(headers)

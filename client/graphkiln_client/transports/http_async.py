@@ -10,11 +10,11 @@ from typing import TypeVar
 import aiohttp
 import yarl
 
-from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
 from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports import failures
 from graphkiln_client.transports.base import Call
 from graphkiln_client.transports.endpoint import Compression, Endpoint
-from graphkiln_client.transports.http_wire import HttpAnswer, HttpMessage, HttpWire, decompressed
+from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress
 
 T = TypeVar("T")
 
@@ -26,11 +26,11 @@ class AsyncHttpTransport:
         self.wire = HttpWire(compression)
         self._endpoint = endpoint
         self._tls = endpoint.tls()
-        self._made: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
-        return call.read(await self._exchange(call.message, deadline))
+        return call.read(await self._exchange(call.request, deadline))
 
     async def sleep(self, seconds: float) -> None:
         """See `Transport.sleep`."""
@@ -42,47 +42,43 @@ class AsyncHttpTransport:
 
     async def close(self) -> None:
         """See `Transport.close`."""
-        if self._made:
-            await self._made.close()
+        if self._session:
+            await self._session.close()
 
-    async def _exchange(self, message: HttpMessage, deadline: Deadline) -> HttpAnswer:
+    async def _exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
         try:
             async with (
                 asyncio.timeout(deadline.remaining_s),
-                self._session().request(
-                    message.method,
-                    yarl.URL(f"{self._endpoint}{message.path}", encoded=True),
-                    data=b"".join(message.body) or None,
-                    headers={**self._endpoint.headers, **message.headers},
+                self._open_session().request(
+                    request.method,
+                    yarl.URL(f"{self._endpoint}{request.path}", encoded=True),
+                    data=b"".join(request.body) or None,
+                    headers={**self._endpoint.headers, **request.headers},
                     allow_redirects=False,
                 ) as response,
             ):
                 body = await response.read()
         except TimeoutError as error:
-            raise DeadlineExceeded(f"no answer from {self._endpoint} within {deadline.timeout_s:g} s") from error
+            raise failures.deadline_exceeded(self._endpoint, deadline) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionResetError) as error:
-            raise ConnectionFailed(f"{self._endpoint} broke off the answer: {error}") from error
+            raise failures.disconnected(self._endpoint, error) from error
         except (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError) as error:
-            raise ConnectionFailed(f"cannot trust {self._endpoint}: {error}", hint="check its certificate") from error
+            raise failures.untrusted(self._endpoint, error) from error
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
-            raise ConnectionFailed(
-                f"{self._endpoint} does not speak TLS as we do: {error}", hint="is it an http:// server?"
-            ) from error
+            raise failures.tls_failed(self._endpoint, error) from error
         except (aiohttp.ClientConnectionError, OSError) as error:
-            raise ConnectionFailed(
-                f"cannot reach {self._endpoint}: {error}", hint="is the server running? graphkiln health --url URL"
-            ) from error
+            raise failures.unreachable(self._endpoint, error) from error
         except (aiohttp.ClientError, ValueError, MemoryError) as error:
-            raise ProtocolError(f"{self._endpoint} does not answer in HTTP: {error!r}") from error
-        body = decompressed(body, response.headers.get("Content-Encoding") or "")
-        return HttpAnswer(status=response.status, headers=response.headers, body=body)
+            raise failures.not_http(self._endpoint, error) from error
+        body = decompress(body, response.headers.get("Content-Encoding") or "")
+        return HttpResponse(status=response.status, headers=response.headers, body=body)
 
-    def _session(self) -> aiohttp.ClientSession:
-        if self._made is None:
-            self._made = aiohttp.ClientSession(
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
                 trust_env=True,
             )
-        return self._made
+        return self._session

@@ -1,4 +1,4 @@
-"""KServe v2 over HTTP: what the calls look like and how the answers read."""
+"""KServe v2 over HTTP: its requests and responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.endpoint import Compression
-from graphkiln_client.transports.http_body import decode_response, encode_request, json_object, parse_json
+from graphkiln_client.transports.http_codec import decode_response, encode_request, json_object, parse_json
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
@@ -33,7 +33,7 @@ _MOST_DIGITS = 19  # of a length: a 64-bit number
 
 
 @dataclass(kw_only=True, slots=True)
-class HttpMessage:
+class HttpRequest:
     """One HTTP request.
 
     Attributes:
@@ -50,7 +50,7 @@ class HttpMessage:
 
 
 class Headers(Protocol):
-    """A response's headers, by name in any case."""
+    """The headers of a response, by name in any case."""
 
     def get(self, name: str, /) -> str | None:
         """The header's text, or None."""
@@ -58,13 +58,13 @@ class Headers(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class HttpAnswer:
+class HttpResponse:
     """One HTTP response.
 
     Attributes:
         status: Status code.
         headers: Its headers.
-        body: As it came, or decompressed.
+        body: As it came, or decompress.
     """
 
     status: int
@@ -76,7 +76,7 @@ class HttpWire:
     """See `Wire`.
 
     Args:
-        compression: How request bodies are compressed; answers are asked for in the same way.
+        compression: How request bodies are compressed; responses are requested in the same form.
     """
 
     def __init__(self, compression: Compression = "") -> None:
@@ -84,11 +84,11 @@ class HttpWire:
 
     def ready(self) -> Call[bool]:
         """See `Wire.ready`."""
-        return Call(HttpMessage(method="GET", path="/v2/health/ready"), _read_ready)
+        return Call(HttpRequest(method="GET", path="/v2/health/ready"), _read_ready)
 
     def live(self) -> Call[bool]:
         """See `Wire.live`."""
-        return Call(HttpMessage(method="GET", path="/v2/health/live"), _read_ready)
+        return Call(HttpRequest(method="GET", path="/v2/health/live"), _read_ready)
 
     def server_metadata(self) -> Call[dict[str, Any]]:
         """See `Wire.server_metadata`."""
@@ -125,7 +125,7 @@ class HttpWire:
 
     def region_status(self, name: str) -> Call[None]:
         """See `Wire.region_status`."""
-        return Call(HttpMessage(method="GET", path=f"{_region_path(name)}/status"), _read_nothing)
+        return Call(HttpRequest(method="GET", path=f"{_region_path(name)}/status"), _read_nothing)
 
     def unregister_region(self, name: str) -> Call[None]:
         """See `Wire.unregister_region`."""
@@ -139,8 +139,8 @@ class HttpWire:
             parts = [_COMPRESS[self._compression](b"".join(parts))]
             headers |= {"Content-Encoding": self._compression, "Accept-Encoding": self._compression}
         path = _model_path(request.model, request.version) + "/infer"
-        message = HttpMessage(method="POST", path=path, body=tuple(parts), headers=headers)
-        return Call(message, lambda answer: _read_infer(answer, request))
+        message = HttpRequest(method="POST", path=path, body=tuple(parts), headers=headers)
+        return Call(message, lambda response: _read_infer(response, request))
 
 
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -150,26 +150,26 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 _DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 
 
-def decompressed(body: bytes, encoding: str) -> bytes:
-    """A response's body, whatever its `Content-Encoding`.
+def decompress(body: bytes, encoding: str) -> bytes:
+    """Decompresses the body of a response by its `Content-Encoding`.
 
     Raises:
-        ProtocolError: The encoding is unknown, or the body damaged.
+        ProtocolError: The encoding is unknown, or the body is damaged.
     """
     if encoding in ("", "identity"):
         return body
     try:
         return _DECOMPRESS[encoding](body)
     except (KeyError, OSError, EOFError, zlib.error) as error:
-        raise ProtocolError(f"the answer cannot be decompressed as {encoding}: {error}") from error
+        raise ProtocolError(f"the response cannot be decompressed as {encoding}: {error}") from error
 
 
-def _post(path: str, body: bytes = b"{}") -> HttpMessage:
-    return HttpMessage(method="POST", path=path, body=(body,), headers={"Content-Type": "application/json"})
+def _post(path: str, body: bytes = b"{}") -> HttpRequest:
+    return HttpRequest(method="POST", path=path, body=(body,), headers={"Content-Type": "application/json"})
 
 
 def _document(path: str) -> Call[dict[str, Any]]:
-    return Call(HttpMessage(method="GET", path=path), lambda answer: json_object(_succeeded(answer).body))
+    return Call(HttpRequest(method="GET", path=path), lambda response: json_object(_check(response).body))
 
 
 def _model_path(model: str, version: str) -> str:
@@ -181,34 +181,34 @@ def _region_path(name: str) -> str:
     return f"/v2/systemsharedmemory/region/{quote(name, safe='')}"
 
 
-def _read_ready(answer: HttpAnswer) -> bool:
-    """200 and 503 (or Triton's 400) are both answers to the question; a refusal of the question itself is an error."""
-    if answer.status in (401, 403, 404, 429):
-        raise http_error(answer, None)
-    return answer.status == 200
+def _read_ready(response: HttpResponse) -> bool:
+    """200 means yes, 503 (or Triton's 400) no; where the request itself was refused, it is an error."""
+    if response.status in (401, 403, 404, 429):
+        raise http_error(response, None)
+    return response.status == 200
 
 
-def _read_nothing(answer: HttpAnswer) -> None:
-    _succeeded(answer)
+def _read_nothing(response: HttpResponse) -> None:
+    _check(response)
 
 
-def _read_index(answer: HttpAnswer) -> list[dict[str, Any]]:
-    rows = parse_json(_succeeded(answer).body)
+def _read_index(response: HttpResponse) -> list[dict[str, Any]]:
+    rows = parse_json(_check(response).body)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ProtocolError(f"the server's index is not a list of models: {answer.body[:80]!r}")
+        raise ProtocolError(f"the server's index is not a list of models: {response.body[:80]!r}")
     return rows
 
 
-def _read_infer(answer: HttpAnswer, request: InferRequest) -> InferResponse:
-    length = _succeeded(answer, request.request_id).headers.get(_HEADER_LENGTH) or ""
+def _read_infer(response: HttpResponse, request: InferRequest) -> InferResponse:
+    length = _check(response, request.request_id).headers.get(_HEADER_LENGTH) or ""
     plausible = length.isdecimal() and len(length) < _MOST_DIGITS
-    return decode_response(answer.body, int(length) if plausible else None, request)
+    return decode_response(response.body, int(length) if plausible else None, request)
 
 
-def _succeeded(answer: HttpAnswer, request_id: str | None = None) -> HttpAnswer:
-    if answer.status != 200:
-        raise http_error(answer, request_id)
-    return answer
+def _check(response: HttpResponse, request_id: str | None = None) -> HttpResponse:
+    if response.status != 200:
+        raise http_error(response, request_id)
+    return response
 
 
 _BY_STATUS: dict[int, type[ClientError]] = {
@@ -225,20 +225,20 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 }
 
 
-def http_error(answer: HttpAnswer, request_id: str | None) -> ClientError:
+def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
     """One table from HTTP status to the error tree. Source: Triton's `HTTPAPIServer` status mapping; RFC 9110."""
-    body = answer.body[:_SHOWN_BODY].decode("utf-8", "replace")
+    body = response.body[:_SHOWN_BODY].decode("utf-8", "replace")
     try:
-        words = str(json.loads(body)["error"])
+        reason = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        words = body or "nothing more"
-    kind = _BY_STATUS.get(answer.status, ServerError)
+        reason = body or "no reason given"
+    kind = _BY_STATUS.get(response.status, ServerError)
     return kind(
-        f"the server answers {answer.status}: {words}",
-        status=answer.status,
+        f"the server returned {response.status}: {reason}",
+        status=response.status,
         body=body,
         request_id=request_id,
-        retry_after_s=_seconds(answer.headers.get("Retry-After") or ""),
+        retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
     )
 
 

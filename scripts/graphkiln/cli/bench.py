@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Timeout, Url, connect
+from graphkiln.cli.options import CaFile, Headers, Timeout, Url, connect
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
     from graphkiln_client import Client, Model
-    from graphkiln_client.load import Measurement
+    from graphkiln_client.load_generator import Measurement
 
 _RANDOM = "random"
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
@@ -63,13 +64,13 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
-    timeout: Timeout = 30.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Measure a served model under load: throughput, latencies, and where the server spends the time.
 
     Exit code 1 when a request failed.
     """
-    from graphkiln_client.load import closed_loop, open_loop
+    from graphkiln_client.load_generator import closed_loop, open_loop
 
     numbers = [0] if rate else _numbers(concurrency)
     with ExitStack() as stack:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, AsJson, CaFile, Headers, Timeout, Url, connect
+from graphkiln.cli.options import AsJson, CaFile, Headers, Timeout, Url, connect
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, image_files
+from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Result
@@ -35,7 +36,7 @@ def classify(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
-    timeout: Timeout = 30.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Classify images with a served model: labeled top-k, best first.
 

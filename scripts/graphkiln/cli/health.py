@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Url, connect
+from graphkiln.cli.options import CaFile, Headers, Url, connect
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
+from graphkiln_client.defaults import DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Client, Health

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, CaFile, Headers, Timeout, Url, connect
+from graphkiln.cli.options import CaFile, Headers, Timeout, Url, connect
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
@@ -33,7 +34,7 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
-    timeout: Timeout = 30.0,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Send tensors to a model and show or keep its answers."""
     feeds = dict(read_tensor(text) for text in input_)

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import typer
 
-from graphkiln.cli.options import DEFAULT_URL, AsJson, CaFile, Headers, Url, connect
+from graphkiln.cli.options import AsJson, CaFile, Headers, Url, connect
+from graphkiln_client.defaults import DEFAULT_URL
 
 
 def models(

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.defaults import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
-
-DEFAULT_URL = "http://localhost:8000"
 
 Url = Annotated[
     str, typer.Option(help="http://HOST:PORT or grpc://HOST:PORT; https and grpcs with TLS.", envvar="GRAPHKILN_URL")
@@ -37,7 +36,7 @@ Cache = Annotated[
 ]
 
 
-def connect(url: str, header: list[str] | None, ca_file: Path | None, timeout_s: float = 30.0) -> Client:
+def connect(url: str, header: list[str] | None, ca_file: Path | None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
     """A client as the options ask for it.
 
     Raises:

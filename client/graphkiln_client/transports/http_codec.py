@@ -12,13 +12,10 @@ from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.transports.base import (
     InferRequest,
     InferResponse,
+    RequestedOutput,
     SharedTensor,
-    Wanted,
-    datatype_of,
-    dtype_named,
-    from_bytes,
-    raw_buffer,
 )
+from graphkiln_client.transports.tensors import datatype_of, from_raw, parse_datatype, to_raw
 
 
 def encode_request(
@@ -34,26 +31,14 @@ def encode_request(
 
     Source: KServe v2 protocol; Triton's binary tensor data, shared memory and schedule policy extensions.
     """
-    inputs: list[dict[str, Any]] = []
     parts: list[bytes | memoryview] = [b""]
-    for name, array in request.inputs.items():
-        if isinstance(array, SharedTensor):
-            inputs.append(_shared_input(name, array))
-            continue
-        row: dict[str, Any] = {"name": name, "datatype": datatype_of(name, array), "shape": list(array.shape)}
-        if binary:
-            raw = raw_buffer(array)
-            parts.append(raw)
-            row["parameters"] = {"binary_data_size": len(raw)}
-        else:
-            row["data"] = _json_data(name, array)
-        inputs.append(row)
+    inputs = [_input_row(name, tensor, parts, binary=binary) for name, tensor in request.inputs.items()]
     header: dict[str, Any] = {"inputs": inputs}
     if request.request_id:
         header["id"] = request.request_id
     parameters: dict[str, Any] = {} if timeout_s is None else {"timeout": round(timeout_s * 1e6)}
     if request.outputs:
-        header["outputs"] = [_wanted(name, wanted, binary=binary) for name, wanted in request.outputs.items()]
+        header["outputs"] = [_output_row(name, output, binary=binary) for name, output in request.outputs.items()]
     elif binary:
         parameters["binary_data_output"] = True
     if parameters:
@@ -62,23 +47,36 @@ def encode_request(
     return parts, len(parts[0])
 
 
-def _shared_input(name: str, place: SharedTensor) -> dict[str, Any]:
-    row = {"name": name, "datatype": place.datatype.value, "shape": list(place.shape)}
-    return {**row, "parameters": _place(place)}
+def _input_row(
+    name: str, tensor: AnyArray | SharedTensor, parts: list[bytes | memoryview], *, binary: bool
+) -> dict[str, Any]:
+    """An input's row of the JSON header; its bytes, where it travels as bytes, are appended to the parts."""
+    if isinstance(tensor, SharedTensor):
+        shared = {"name": name, "datatype": tensor.datatype.value, "shape": list(tensor.shape)}
+        return {**shared, "parameters": _region_parameters(tensor)}
+    row: dict[str, Any] = {"name": name, "datatype": datatype_of(name, tensor), "shape": list(tensor.shape)}
+    if not binary:
+        return {**row, "data": _json_data(name, tensor)}
+    raw = to_raw(tensor)
+    parts.append(raw)
+    row["parameters"] = {"binary_data_size": len(raw)}
+    return row
 
 
-def _place(place: SharedTensor) -> dict[str, Any]:
+def _region_parameters(tensor: SharedTensor) -> dict[str, Any]:
     return {
-        "shared_memory_region": place.region,
-        "shared_memory_offset": place.offset,
-        "shared_memory_byte_size": place.size_bytes,
+        "shared_memory_region": tensor.region,
+        "shared_memory_offset": tensor.offset,
+        "shared_memory_byte_size": tensor.size_bytes,
     }
 
 
-def _wanted(name: str, wanted: Wanted, *, binary: bool) -> dict[str, Any]:
-    parameters: dict[str, Any] = _place(wanted.place) if wanted.place else {"binary_data": True} if binary else {}
-    if wanted.classes:
-        parameters["classification"] = wanted.classes
+def _output_row(name: str, output: RequestedOutput, *, binary: bool) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"binary_data": True} if binary else {}
+    if output.shared:
+        parameters = _region_parameters(output.shared)
+    if output.class_count:
+        parameters["classification"] = output.class_count
     return {"name": name, "parameters": parameters} if parameters else {"name": name}
 
 
@@ -99,74 +97,74 @@ def _json_data(name: str, array: AnyArray) -> list[Any]:
 
 
 def decode_response(body: bytes, header_length: int | None, request: InferRequest) -> InferResponse:
-    """Reads the answer to a request, with binary, JSON or shared-memory tensors.
+    """Reads the response to a request, with binary, JSON or shared-memory tensors.
 
     Raises:
-        ProtocolError: The body is not what the protocol promises.
+        ProtocolError: The body does not follow the protocol.
     """
     if header_length is not None and header_length > len(body):
-        raise ProtocolError(f"the answer's header has {header_length} bytes, the answer only {len(body)}")
+        raise ProtocolError(f"the response's header has {header_length} bytes, the response only {len(body)}")
     document = json_object(body if header_length is None else body[:header_length])
     if request.request_id and document.get("id", request.request_id) != request.request_id:
-        raise ProtocolError(f"asked with id {request.request_id}, answered with id {str(document['id'])[:80]}")
+        raise ProtocolError(f"the response to request {request.request_id} has the id {str(document['id'])[:80]}")
     offset = len(body) if header_length is None else header_length
     outputs: dict[str, AnyArray] = {}
-    placed: dict[str, tuple[int, ...]] = {}
+    shared: dict[str, tuple[int, ...]] = {}
     try:
         for output in document["outputs"]:
             name, datatype, shape = str(output["name"]), output["datatype"], tuple(map(int, output["shape"]))
             if "data" in output:
                 outputs[name] = _from_json(output["data"], datatype, shape)
-            elif request.places(name):
-                placed[name] = shape
+            elif request.is_shared(name):
+                shared[name] = shape
             else:
                 size = int(output["parameters"]["binary_data_size"])
-                outputs[name] = from_bytes(_slice(body, offset, size), datatype, shape)
+                outputs[name] = from_raw(_slice(body, offset, size), datatype, shape)
                 offset += size
         version = str(document.get("model_version", ""))
-        return InferResponse(model=str(document["model_name"]), version=version, outputs=outputs, placed=placed)
+        return InferResponse(model=str(document["model_name"]), version=version, outputs=outputs, shared_shapes=shared)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"the server's answer lacks or spoils {error}", body=str(document)[:500]) from error
+        raise ProtocolError(f"the response is malformed: {error!r}", body=str(document)[:500]) from error
 
 
 def _slice(body: bytes, offset: int, size: int) -> memoryview:
     if size < 0 or offset + size > len(body):
-        raise ProtocolError(f"the answer ends after {len(body)} bytes, a tensor of it at {offset + size}")
+        raise ProtocolError(f"the response ends after {len(body)} bytes, a tensor in it at {offset + size}")
     return memoryview(body)[offset : offset + size]
 
 
 def _from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> AnyArray:
-    dtype = dtype_named(datatype)
+    dtype = parse_datatype(datatype)
     if any(size < 0 for size in shape):
-        raise ProtocolError(f"a tensor of the answer has the shape {list(shape)}")
+        raise ProtocolError(f"a tensor of the response has the shape {list(shape)}")
     try:
         if dtype is DType.BYTES:
             texts = np.asarray(data, np.object_).reshape(shape)
             return np.array([str(text).encode() for text in texts.ravel()], np.object_).reshape(shape)
         return np.asarray(data, dtype.numpy).reshape(shape)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(f"the answer's JSON is not a {datatype} tensor of shape {list(shape)}: {error}") from error
+        raise ProtocolError(f"the JSON data are not a {datatype} tensor of shape {list(shape)}: {error}") from error
 
 
 def parse_json(body: bytes) -> Any:
-    """An answer's JSON.
+    """Parses the JSON of a response.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: It is something else.
     """
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the server's answer is not JSON: {body[:80]!r}") from error
+        raise ProtocolError(f"the response is not JSON: {body[:80]!r}") from error
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """An answer's JSON object.
+    """Parses the JSON object of a response.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: It is something else.
     """
     document = parse_json(body)
     if not isinstance(document, dict):
-        raise ProtocolError(f"the server's answer is not a JSON object: {body[:80]!r}")
+        raise ProtocolError(f"the response is not a JSON object: {body[:80]!r}")
     return document

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphkiln_backend.graph.errors import Overloaded
-from graphkiln_client.load import closed_loop, open_loop
+from graphkiln_client.load_generator import closed_loop, open_loop
 
 
 def nothing() -> None:
@@ -83,7 +83,7 @@ class TestOpenLoop:
     @pytest.mark.parametrize("callers", [1, 256])
     def test_a_stall_is_charged_to_all_who_waited(self, callers: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """One second in which nothing is answered: a closed loop sees one slow request, an open one a hundred."""
-        monkeypatch.setattr("graphkiln_client.load._MOST_WAITING", callers)
+        monkeypatch.setattr("graphkiln_client.load_generator._MAX_CALLERS", callers)
         begun = time.perf_counter()
         lock = threading.Lock()
 
@@ -104,7 +104,7 @@ class TestOpenLoop:
         assert seen.latency_ms["p50"] > 250
 
     def test_arrivals_are_random_but_the_same_every_time(self) -> None:
-        from graphkiln_client.load import _arrivals
+        from graphkiln_client.load_generator import _arrivals
 
         first, second = np.diff(_arrivals(100, 50)), np.diff(_arrivals(100, 50))
         np.testing.assert_allclose(first, second, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Chooses the transport of an endpoint. Imported when used: each brings a heavy library."""
+"""Opens the transport of an endpoint. Transports are imported when used: each brings a heavy library."""
 
 from __future__ import annotations
 
@@ -9,22 +9,30 @@ _HTTP = ("http", "https")
 
 
 def open_blocking(endpoint: Endpoint, compression: Compression) -> Transport:
-    """The transport whose calls block the calling thread."""
+    """Opens the transport whose calls block the calling thread.
+
+    Raises:
+        InvalidInput: The endpoint's CA file cannot be read.
+    """
     if endpoint.scheme in _HTTP:
-        from graphkiln_client.transports.http import HttpTransport
+        from graphkiln_client.transports.http_blocking import HttpTransport
 
         return HttpTransport(endpoint, compression)
-    from graphkiln_client.transports.grpc import GrpcTransport
+    from graphkiln_client.transports.grpc_blocking import GrpcTransport
 
     return GrpcTransport(endpoint, compression)
 
 
 def open_async(endpoint: Endpoint, compression: Compression) -> Transport:
-    """The transport whose calls wait in an event loop."""
+    """Opens the transport whose calls wait in an event loop.
+
+    Raises:
+        InvalidInput: The endpoint's CA file cannot be read.
+    """
     if endpoint.scheme in _HTTP:
         from graphkiln_client.transports.http_async import AsyncHttpTransport
 
         return AsyncHttpTransport(endpoint, compression)
-    from graphkiln_client.transports.grpc import AsyncGrpcTransport
+    from graphkiln_client.transports.grpc_async import AsyncGrpcTransport
 
     return AsyncGrpcTransport(endpoint, compression)

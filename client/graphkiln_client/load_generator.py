@@ -1,7 +1,7 @@
 """Generates load and measures it: closed loops (so many callers) and open loops (so many requests a second).
 
 In an open loop a request's latency counts from the moment when it was due, not from when a caller was free to send it:
-a server that stalls is charged for all who had to wait (no coordinated omission).
+a stall of the server counts for every request that had to wait (no coordinated omission).
 
 Source: G. Tene, "How NOT to Measure Latency"; B. Schroeder et al., "Open Versus Closed: A Cautionary Tale" (2006).
 """
@@ -19,30 +19,30 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.errors import ClientError
 
-Ask = Callable[[], object]
-"""Sends one request and waits for its answer; thread-safe; raises the `ClientError` family only."""
+Send = Callable[[], object]
+"""Sends one request and waits for its response; thread-safe; raises the `ClientError` family only."""
 
 _WINDOWS = 10
 _STUDENT_T = 2.262
 """Two-sided 95% quantile of Student's t with `_WINDOWS - 1` degrees of freedom."""
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_MOST_WAITING = 256
-"""Callers of an open loop: that many requests can be under way at once; those due later wait, and are charged."""
+_MAX_CALLERS = 256
+"""Callers of an open loop: that many requests can be in flight; those due later wait, and their wait counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What was seen between the end of the warm-up and the end.
+    """What was measured between the end of the warm-up and the end. The names are keys of `graphkiln bench --json`.
 
     Attributes:
         seconds: How long that was.
-        answered: Requests that got their answer.
-        unsent: Requests of an open loop that were due and could not even be sent: all callers were waiting.
+        answered: Requests that got their response.
+        unsent: Requests of an open loop that were due and not even sent: all callers were waiting.
         errors: Kinds of errors -> how many requests ended with one.
-        per_second: Answered requests per second.
+        per_second: Responses per second.
         per_second_range: 95% confidence interval of that, from ten windows of time.
-        latency_ms: Percentiles of the latencies, by their names (`p50` ... `p99.9`), and `mean`; unsent requests have
-            the time that they had waited at the end.
+        latency_ms: Percentiles of the latencies, by their names (`p50` ... `p99.9`), and `mean`; unsent requests count
+            with the time that they had waited at the end.
         client_cores: CPU seconds of this process per second.
     """
 
@@ -58,88 +58,88 @@ class Measurement:
 
 @dataclass(slots=True)
 class _Trace:
-    """What callers write down, a list each for nothing to be locked: (due, done) in seconds, and errors with `done`."""
+    """The records of one caller, so that nothing is locked: (due, done) of responses, (done, kind) of errors."""
 
-    answers: list[tuple[float, float]] = field(default_factory=list)
+    responses: list[tuple[float, float]] = field(default_factory=list)
     errors: list[tuple[float, str]] = field(default_factory=list)
 
-    def ask(self, ask: Ask, due: float) -> None:
+    def record(self, send: Send, due: float) -> None:
+        """Sends one request and records how it ended."""
         try:
-            ask()
+            send()
         except ClientError as error:
             self.errors.append((time.perf_counter(), type(error).__name__))
         else:
-            self.answers.append((due, time.perf_counter()))
+            self.responses.append((due, time.perf_counter()))
 
 
 def closed_loop(
-    ask: Ask, concurrency: int, seconds: float, *, warmup_s: float, at_start: Callable[[], None]
+    send: Send, concurrency: int, seconds: float, *, warmup_s: float, at_start: Callable[[], None]
 ) -> Measurement:
-    """Measures callers that each send their next request when the last one was answered.
+    """Measures callers that each send their next request when they have the last response.
 
     Args:
-        ask: Sends one request.
+        send: Sends one request.
         concurrency: How many callers.
         seconds: How long to measure.
-        warmup_s: How long they ask before that.
+        warmup_s: How long they send before that.
         at_start: Called between warm-up and measurement, beside the running load.
     """
     stop = threading.Event()
 
     def work(trace: _Trace) -> None:
         while not stop.is_set():
-            trace.ask(ask, time.perf_counter())
+            trace.record(send, time.perf_counter())
 
     period = _run(work, concurrency, stop, seconds=seconds, warmup_s=warmup_s, at_start=at_start)
-    answers = period.answers
-    inside = answers[(answers[:, 1] >= period.begin) & (answers[:, 1] < period.end)]
-    return period.measurement((inside[:, 1] - inside[:, 0]) * 1e3, unsent=0)
+    due, done = period.responses.T
+    inside = (done >= period.begin) & (done < period.end)
+    return period.measurement((done - due)[inside] * 1e3, unsent=0)
 
 
-def open_loop(ask: Ask, rate: float, seconds: float, *, warmup_s: float, at_start: Callable[[], None]) -> Measurement:
+def open_loop(send: Send, rate: float, seconds: float, *, warmup_s: float, at_start: Callable[[], None]) -> Measurement:
     """Measures requests that come at random moments, on average `rate` a second, whatever the server does.
 
     Args:
-        ask: Sends one request.
+        send: Sends one request.
         rate: Requests per second; the times between them are exponential (a Poisson process).
         seconds: How long to measure.
         warmup_s: How long requests come before that.
         at_start: As for `closed_loop`.
     """
     stop = threading.Event()
-    due_moments = iter(_arrivals(rate, warmup_s + seconds))
+    arrivals = iter(_arrivals(rate, warmup_s + seconds))
     unsent: list[float] = []
-    taking = threading.Lock()
+    lock = threading.Lock()
 
     def work(trace: _Trace) -> None:
         while True:
-            with taking:
-                due = next(due_moments, None)
+            with lock:
+                due = next(arrivals, None)
             if due is None:
                 return
             if stop.wait(max(due - time.perf_counter(), 0)) or stop.is_set():
                 unsent.append(due)
                 return
-            trace.ask(ask, due)
+            trace.record(send, due)
 
-    period = _run(work, _MOST_WAITING, stop, seconds=seconds, warmup_s=warmup_s, at_start=at_start)
-    left = np.array([due for due in (*unsent, *due_moments) if period.begin <= due < period.end])
-    answers = period.answers
-    due_inside = answers[(answers[:, 0] >= period.begin) & (answers[:, 0] < period.end)]
-    waited = np.concatenate([due_inside[:, 1] - due_inside[:, 0], period.end - left])
+    period = _run(work, _MAX_CALLERS, stop, seconds=seconds, warmup_s=warmup_s, at_start=at_start)
+    left = np.array([due for due in (*unsent, *arrivals) if period.begin <= due < period.end])
+    due, done = period.responses.T
+    inside = (due >= period.begin) & (due < period.end)
+    waited = np.concatenate([(done - due)[inside], period.end - left])
     return period.measurement(waited * 1e3, unsent=len(left))
 
 
 def _arrivals(rate: float, seconds: float) -> list[float]:
     generator = np.random.default_rng(0)  # the same arrivals every time
     gaps = generator.exponential(1 / rate, int(rate * seconds * 1.2) + 100)
-    moments = time.perf_counter() + np.cumsum(gaps)
-    return [float(moment) for moment in moments]
+    return [float(moment) for moment in time.perf_counter() + np.cumsum(gaps)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Period:
-    """Everything that callers wrote down, and which part of it counts."""
+    """What all callers recorded, and which part of it counts."""
 
     traces: list[_Trace]
     begin: float
@@ -147,14 +147,14 @@ class _Period:
     cpu_s: float
 
     @property
-    def answers(self) -> npt.NDArray[np.float64]:
-        """`[requests, 2]`: when it was due, when it was done."""
-        pairs = [pair for trace in self.traces for pair in trace.answers]
+    def responses(self) -> npt.NDArray[np.float64]:
+        """`[requests, 2]`: when each was due, and when it was done."""
+        pairs = [pair for trace in self.traces for pair in trace.responses]
         return np.array(pairs, np.float64).reshape(-1, 2)
 
     def measurement(self, latencies_ms: npt.NDArray[np.float64], *, unsent: int) -> Measurement:
         seconds = self.end - self.begin
-        done = self.answers[:, 1]
+        done = self.responses[:, 1]
         counts, _ = np.histogram(done[done < self.end], _WINDOWS, (self.begin, self.end))
         rates = counts / seconds * _WINDOWS
         mean, margin = float(rates.mean()), _STUDENT_T * float(rates.std(ddof=1)) / _WINDOWS**0.5
@@ -200,5 +200,5 @@ def _run(
 def _percentiles(milliseconds: npt.NDArray[np.float64]) -> dict[str, float]:
     if not milliseconds.size:
         return {}
-    found = zip(_PERCENTILES, np.percentile(milliseconds, _PERCENTILES), strict=True)
-    return {**{f"p{percent:g}": float(value) for percent, value in found}, "mean": float(milliseconds.mean())}
+    values = zip(_PERCENTILES, np.percentile(milliseconds, _PERCENTILES), strict=True)
+    return {**{f"p{percent:g}": float(value) for percent, value in values}, "mean": float(milliseconds.mean())}

@@ -1,4 +1,4 @@
-"""Runs the asynchronous client's code without an event loop.
+"""Runs the asynchronous client's coroutines without an event loop.
 
 The client is written once, as coroutines. A blocking transport is never suspended: its coroutines do their work when
 they are driven and are over. So the synchronous client is the asynchronous one, driven to its end in one step, in
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits for anything but a blocking transport.
+    """Runs a coroutine that never waits for anything but a blocking transport, and returns its result.
 
     Raises:
         RuntimeError: It does wait.
     """
     try:
         coroutine.send(None)
-    except StopIteration as over:
-        result: T = over.value
+    except StopIteration as stop:
+        result: T = stop.value
         return result
     coroutine.close()
     raise RuntimeError("a coroutine on a blocking transport was suspended")

@@ -1,4 +1,4 @@
-"""What classifying many images needs beside the model: batches, shares of an answer, and progress."""
+"""Classification beside the model: batches of images, rankings of their outputs, and progress."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, ProtocolError
 from graphkiln_backend.images.decoding import ImageLike
+from graphkiln_client import topk
 from graphkiln_client.results import Classification, Result, classifications
-from graphkiln_client.topk import softmax as softmax_of
-from graphkiln_client.topk import top_k as top_k_of
 from graphkiln_client.transports.base import InferResponse
 
 OnError = Literal["raise", "return"]
 Progress = Callable[[int], None]
 
 
-class Progressing:
-    """Passes answers on to a caller of `classify_many`, in the manner that it asked for."""
+class ResultReporter:
+    """Hands results to the caller of `classify_many`: errors raised or returned, progress reported.
+
+    Args:
+        on_error: Whether an error is raised or returned.
+        progress: Called with the number of results so far.
+    """
 
     def __init__(self, on_error: OnError, progress: Progress | None) -> None:
         self._on_error = on_error
         self._progress = progress
         self._done = 0
 
-    def passed(self, answer: Result | ClientError) -> Result | ClientError:
-        """The answer.
+    def report(self, result: Result | ClientError) -> Result | ClientError:
+        """Counts a result and returns it.
 
         Raises:
-            ClientError: It is one, and errors shall be raised.
+            ClientError: The result is one, and errors are to be raised.
         """
-        if isinstance(answer, ClientError) and self._on_error == "raise":
-            raise answer
+        if isinstance(result, ClientError) and self._on_error == "raise":
+            raise result
         self._done += 1
         if self._progress:
             self._progress(self._done)
-        return answer
+        return result
 
 
-def cut(images: Iterable[ImageLike], size: int) -> Iterable[list[ImageLike]]:
+def split_batches(images: Iterable[ImageLike], size: int) -> Iterable[list[ImageLike]]:
     """The images in lists of at most `size`, read lazily."""
     batch: list[ImageLike] = []
     for image in images:
@@ -53,20 +57,20 @@ def cut(images: Iterable[ImageLike], size: int) -> Iterable[list[ImageLike]]:
         yield batch
 
 
-def rows(response: InferResponse, output: str, count: int, *, batched: bool) -> Sequence[AnyArray]:
-    """An output's share of every sample.
+def split_samples(response: InferResponse, output: str, count: int, *, batched: bool) -> Sequence[AnyArray]:
+    """An output, sample by sample.
 
     Args:
-        response: An answer.
+        response: The response.
         output: Name of the output.
         count: How many samples were sent.
         batched: Whether tensors have a batch dimension.
 
     Raises:
-        ProtocolError: The output is not there, or not for so many samples.
+        ProtocolError: The output is missing, or has another number of samples.
     """
     if output not in response.outputs:
-        raise ProtocolError(f"the answer lacks output '{output}'")
+        raise ProtocolError(f"the response lacks output '{output}'")
     array = response.outputs[output]
     if not batched:
         return [array]
@@ -75,19 +79,29 @@ def rows(response: InferResponse, output: str, count: int, *, batched: bool) -> 
     return list(array)
 
 
-def ranked(scores: AnyArray, k: int, labels: Sequence[str], *, softmax: bool) -> tuple[Classification, ...]:
-    """The best classes of one sample's scores, `[classes]` or `[*positions, classes]`."""
-    indices, best = top_k_of(np.atleast_1d(scores), k)
+def rank_scores(scores: AnyArray, k: int, labels: Sequence[str], *, softmax: bool) -> tuple[Classification, ...]:
+    """Ranks the scores of one sample, `[classes]` or `[*positions, classes]`.
+
+    Raises:
+        InvalidInput: The output cannot be ranked.
+    """
+    indices, best = topk.top_k(np.atleast_1d(scores), k)
     if softmax:
-        best = np.take_along_axis(softmax_of(np.atleast_1d(scores)), indices, axis=-1)
+        best = np.take_along_axis(topk.softmax(np.atleast_1d(scores)), indices, axis=-1)
     return classifications(indices, best, labels)
 
 
-def ranked_there(scores: AnyArray, indices: AnyArray, k: int, labels: Sequence[str]) -> tuple[Classification, ...]:
-    """The best classes of one sample as its graph ranked them, `[*positions, k]` each; no more than `k` of them.
+def read_ranking(scores: AnyArray, indices: AnyArray, k: int, labels: Sequence[str]) -> tuple[Classification, ...]:
+    """Reads one sample's classes as its graph ranked them, no more than `k` of them.
+
+    Args:
+        scores: `[*positions, classes]`, best first.
+        indices: Class indices of the same shape.
+        k: How many classes.
+        labels: By class index.
 
     Raises:
-        ProtocolError: The indices are none.
+        ProtocolError: The indices are no class indices of these scores.
     """
     fits = indices.shape == scores.shape and indices.dtype.kind in "iu" and indices.ndim
     if not fits or (indices.size and indices.min() < 0):

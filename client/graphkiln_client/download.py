@@ -1,4 +1,4 @@
-"""Fetches an image from the web: over HTTPS only, of bounded size, and only for clients that opted in."""
+"""Downloads an image: over HTTPS only, of bounded size, and only for clients that opted in."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from urllib.request import (
 
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class _HttpsRedirects(HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: PLR0917
         if urlsplit(newurl).scheme != "https":
             fp.close()
-            raise InvalidInput(f"{req.full_url} leads to {newurl}, which is not https://")
+            raise InvalidInput(f"{req.full_url} redirects to {newurl}, which is not https://")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetch(url: str, timeout_s: float) -> bytes:
-    """The content behind an `https://` URL; redirects are followed to such URLs only.
+def download(url: str, timeout_s: float) -> bytes:
+    """Downloads the content of an `https://` URL; redirects are followed to such URLs only.
 
     Args:
         url: The URL.
         timeout_s: Seconds that the server may be silent.
 
     Raises:
-        InvalidInput: Another kind of URL, nothing there, or more than 64 MiB.
+        InvalidInput: The URL is not `https://`, the server returns an error, or the content is over 64 MiB.
         ConnectionFailed: The server cannot be reached or trusted.
     """
     if urlsplit(url).scheme != "https":
         raise InvalidInput(f"{url} is not an https:// URL")
     # Only these handlers: urllib's usual opener would follow a redirect to http:// or ftp://, too.
     opener = OpenerDirector()
-    kinds = (ProxyHandler, HTTPSHandler, _HttpsRedirects, HTTPErrorProcessor, HTTPDefaultErrorHandler)
-    for handler in kinds:
+    handlers = (ProxyHandler, HTTPSHandler, _HttpsRedirects, HTTPErrorProcessor, HTTPDefaultErrorHandler)
+    for handler in handlers:
         opener.add_handler(handler())
     try:
-        with opener.open(url, timeout=timeout_s) as answer:
-            content: bytes = answer.read(_MOST_BYTES + 1)
+        with opener.open(url, timeout=timeout_s) as response:
+            content: bytes = response.read(_MAX_BYTES + 1)
     except HTTPError as error:
         error.close()
-        raise InvalidInput(f"cannot fetch {url}: the server answers {error.code}", status=error.code) from error
+        raise InvalidInput(f"cannot fetch {url}: the server returned {error.code}", status=error.code) from error
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionFailed(f"cannot fetch {url}: {error}") from error
-    if len(content) > _MOST_BYTES:
-        raise InvalidInput(f"{url} holds more than {_MOST_BYTES >> 20} MiB")
+    if len(content) > _MAX_BYTES:
+        raise InvalidInput(f"{url} is larger than {_MAX_BYTES >> 20} MiB")
     return content

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.asynchronous_model import AsyncModel
+from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
+from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import Transport
 from graphkiln_client.transports.endpoint import Compression, Endpoint
-from graphkiln_client.transports.opening import open_async
-
-DEFAULT_URL = "http://localhost:8000"
+from graphkiln_client.transports.factory import open_async
 
 
 class AsyncClient:
@@ -26,13 +24,13 @@ class AsyncClient:
 
     Args:
         url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
-        timeout_s: Seconds that one call may take, all its attempts together; the server is told, too.
+        timeout_s: Seconds that one call may take, all its attempts together; the server is told as well.
         max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
         headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
         ca_file: Certificate authorities to trust in place of the system's.
-        compression: How requests are compressed; pays only over slow networks.
+        compression: How requests are compressed; worth it over slow networks only.
         fetch_urls: Whether images may be given as `https://` URLs.
-        transport_for: How calls travel; the synchronous client gives a transport that blocks.
+        transport_for: Opens the transport; the synchronous client passes one that blocks.
 
     Raises:
         InvalidInput: The URL, a header or the CA file cannot be used.
@@ -42,8 +40,8 @@ class AsyncClient:
         self,
         url: str = DEFAULT_URL,
         *,
-        timeout_s: float = 30.0,
-        max_retries: int = 2,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_retries: int = DEFAULT_MAX_RETRIES,
         headers: Mapping[str, str] | None = None,
         ca_file: str | Path | None = None,
         compression: Compression = "",
@@ -51,7 +49,7 @@ class AsyncClient:
         transport_for: Callable[[Endpoint, Compression], Transport] = open_async,
     ) -> None:
         if not timeout_s > 0 or max_retries < 0:
-            raise InvalidInput(f"timeout_s must be above 0 and max_retries not below, got {timeout_s}, {max_retries}")
+            raise InvalidInput(f"timeout_s must be above 0 and max_retries at least 0, got {timeout_s}, {max_retries}")
         endpoint = Endpoint.parse(url, headers or {}, Path(ca_file) if ca_file else None)
         self.url = str(endpoint)
         self._fetch_urls = fetch_urls
@@ -60,7 +58,7 @@ class AsyncClient:
     def model(
         self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
     ) -> AsyncModel:
-        """A model of the server; nothing is asked before the first use.
+        """A model of the server; no request is sent before the first use.
 
         Args:
             name: Model name.
@@ -76,50 +74,50 @@ class AsyncClient:
         """Whether every model of the server is ready.
 
         Raises:
-            ClientError: The server cannot be asked.
+            ClientError: The request failed.
         """
         return await self._connection.call(self._connection.wire.ready())
 
     async def health(self) -> Health:
-        """How the server is, and which models are not ready.
+        """The state of the server, and which models are not ready.
 
         Raises:
-            ClientError: The server cannot be asked.
+            ClientError: The request failed.
         """
         wire = self._connection.wire
         if not await self._connection.call(wire.live()):
             return Health(live=False, ready=False)
         ready = await self._connection.call(wire.ready())
         metadata = await self._connection.call(wire.server_metadata())
-        waiting = () if ready else tuple(model for model in await self.models() if not model.ready)
+        not_ready = () if ready else tuple(model for model in await self.models() if not model.ready)
         server = f"{metadata.get('name', '')} {metadata.get('version', '')}".strip()
-        return Health(live=True, ready=ready, server=server, not_ready=waiting)
+        return Health(live=True, ready=ready, server=server, not_ready=not_ready)
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Every model version that the server knows, by name and version.
 
         Raises:
-            ClientError: The server cannot be asked.
+            ClientError: The request failed.
         """
         rows = await self._connection.call(self._connection.wire.repository_index())
         return tuple(sorted(map(ServedModel.parse, rows), key=lambda row: (row.name, row.version)))
 
     async def load(self, name: str) -> None:
-        """Loads a model, or loads it anew; the server must run with `--model-control-mode=explicit`.
+        """Loads or reloads a model; the server must run with `--model-control-mode=explicit`.
 
         Raises:
-            ServerError: The model cannot be loaded; the message holds the cause.
+            ServerError: The model cannot be loaded; the message says why.
             ModelNotReady: The server does not load on demand.
-            ClientError: The server cannot be asked.
+            ClientError: The request failed.
         """
         await self._connection.call(self._connection.wire.load(name))
 
     async def unload(self, name: str) -> None:
-        """Unloads a model; the server finishes its requests first, and answers before that.
+        """Unloads a model; returns before the server has finished the model's requests.
 
         Raises:
             ModelNotReady: The server does not unload on demand.
-            ClientError: The server cannot be asked.
+            ClientError: The request failed.
         """
         await self._connection.call(self._connection.wire.unload(name))
 
@@ -128,7 +126,7 @@ class AsyncClient:
         """A context whose models exchange tensors with a server on the same machine through shared memory.
 
         Raises:
-            InvalidInput: There is no shared memory to be had.
+            InvalidInput: Shared memory is not available.
         """
         pool = RegionPool(self._connection)
         try:
@@ -143,9 +141,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -153,7 +149,7 @@ class AsyncClient:
 
 
 class AsyncSharedMemory:
-    """Models whose tensors travel through shared memory."""
+    """Gives models whose tensors travel through shared memory."""
 
     def __init__(self, connection: Connection, pool: RegionPool, *, fetch_urls: bool) -> None:
         self._connection = connection

@@ -1,0 +1,147 @@
+"""`Client`: a connection to a server. The asynchronous client, driven to the end of each call by its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.async_client import AsyncClient, AsyncSharedMemory
+from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from graphkiln_client.model import Model
+from graphkiln_client.results import Health, ServedModel
+from graphkiln_client.runner import run
+from graphkiln_client.transports.endpoint import Compression
+from graphkiln_client.transports.factory import open_blocking
+
+
+class Client(Closeable):
+    """A connection to one server. Thread-safe; keeps its connections until closed.
+
+    Args:
+        url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
+        timeout_s: Seconds that one call may take, all its attempts together; the server is told as well.
+        max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
+        headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
+        ca_file: Certificate authorities to trust in place of the system's.
+        compression: How requests are compressed; worth it over slow networks only.
+        fetch_urls: Whether images may be given as `https://` URLs.
+
+    Raises:
+        InvalidInput: The URL, a header or the CA file cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_retries: int = DEFAULT_MAX_RETRIES,
+        headers: Mapping[str, str] | None = None,
+        ca_file: str | Path | None = None,
+        compression: Compression = "",
+        fetch_urls: bool = False,
+    ) -> None:
+        self._client = AsyncClient(
+            url,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            headers=headers,
+            ca_file=ca_file,
+            compression=compression,
+            fetch_urls=fetch_urls,
+            transport_for=open_blocking,
+        )
+        self.url = self._client.url
+
+    def model(
+        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+    ) -> Model:
+        """A model of the server; no request is sent before the first use.
+
+        Args:
+            name: Model name.
+            version: Version, or empty for the one that the server's version policy prefers.
+            preprocess: In place of the spec that the server publishes.
+            labels: In place of the labels that the server knows; by class index.
+        """
+        return Model(self._client.model(name, version, preprocess=preprocess, labels=labels))
+
+    def ready(self) -> bool:
+        """Whether every model of the server is ready.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._client.ready())
+
+    def health(self) -> Health:
+        """The state of the server, and which models are not ready.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._client.health())
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Every model version that the server knows, by name and version.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._client.models())
+
+    def load(self, name: str) -> None:
+        """Loads or reloads a model; the server must run with `--model-control-mode=explicit`.
+
+        Raises:
+            ServerError: The model cannot be loaded; the message says why.
+            ModelNotReady: The server does not load on demand.
+            ClientError: The request failed.
+        """
+        run(self._client.load(name))
+
+    def unload(self, name: str) -> None:
+        """Unloads a model; returns before the server has finished the model's requests.
+
+        Raises:
+            ModelNotReady: The server does not unload on demand.
+            ClientError: The request failed.
+        """
+        run(self._client.unload(name))
+
+    @contextmanager
+    def shared_memory(self) -> Iterator[SharedMemory]:
+        """A context whose models exchange tensors with a server on the same machine through shared memory.
+
+        Raises:
+            InvalidInput: Shared memory is not available.
+        """
+        context = self._client.shared_memory()
+        shared = run(context.__aenter__())
+        try:
+            yield SharedMemory(shared)
+        finally:
+            run(context.__aexit__(None, None, None))
+
+    def close(self) -> None:
+        """Closes all connections."""
+        run(self._client.close())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+class SharedMemory:
+    """Gives models whose tensors travel through shared memory."""
+
+    def __init__(self, shared: AsyncSharedMemory) -> None:
+        self._shared = shared
+
+    def model(
+        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+    ) -> Model:
+        """See `Client.model`."""
+        return Model(self._shared.model(name, version, preprocess=preprocess, labels=labels))

@@ -1,0 +1,7 @@
+"""What a client uses unless it is told otherwise. Imports nothing, so that the command line can show it at no cost."""
+
+from __future__ import annotations
+
+DEFAULT_URL = "http://localhost:8000"
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_MAX_RETRIES = 2

@@ -1,0 +1,145 @@
+"""`Model`: a model on a server. The asynchronous model, driven to the end of each call by its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import ImageLike
+from graphkiln_client.async_model import AsyncModel
+from graphkiln_client.classification import OnError, Progress, ResultReporter
+from graphkiln_client.ordered_map import map_in_threads
+from graphkiln_client.results import Result
+from graphkiln_client.runner import run
+from graphkiln_client.transports.base import InferResponse
+
+
+class Model:
+    """A model on a server. Thread-safe; its metadata, labels and preprocess spec are asked for once and kept."""
+
+    def __init__(self, model: AsyncModel) -> None:
+        self._model = model
+        self.name = model.name
+        self.version = model.version
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The model's KServe v2 metadata: names, datatypes and shapes (-1 where they may vary).
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.metadata())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's Triton configuration; empty where the server has no such extension.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.config())
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """The preprocess spec: the given one, or the published one.
+
+        Raises:
+            InvalidInput: The model publishes none.
+            ProtocolError: What it publishes is not a spec.
+        """
+        return run(self._model.preprocess())
+
+    def statistics(self) -> dict[str, Any]:
+        """The statistics of this version, or of the preferred one (Triton's statistics extension).
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.statistics())
+
+    def infer(self, inputs: Mapping[str, AnyArray], outputs: Iterable[str] = ()) -> dict[str, AnyArray]:
+        """Runs the model on tensors.
+
+        Args:
+            inputs: Arrays by input name, with the batch dimension.
+            outputs: Names of the requested outputs; empty for all.
+
+        Returns:
+            Arrays by output name; read-only views of the response.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.infer(inputs, outputs))
+
+    def repeatable(self, inputs: Mapping[str, AnyArray]) -> Callable[[], InferResponse]:
+        """Encodes a request once, to be sent many times: for load generators, whose own work must not count.
+
+        Args:
+            inputs: As for `infer`.
+
+        Returns:
+            A function that sends the request, without retries. Thread-safe.
+
+        Raises:
+            ClientError: The inputs cannot be sent.
+        """
+        send = run(self._model.repeatable(inputs))
+        return lambda: run(send())
+
+    def classify(
+        self, image: ImageLike, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
+    ) -> Result:
+        """Classifies one image.
+
+        Args:
+            image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
+                the client may fetch them.
+            top_k: How many classes, best first; at most as many as the model has.
+            softmax: Whether scores become probabilities.
+            outputs: Which outputs to rank; empty for all.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is not an image classifier.
+            ClientError: The request failed.
+        """
+        return run(self._model.classify(image, top_k=top_k, softmax=softmax, outputs=outputs))
+
+    def classify_many(
+        self,
+        images: Iterable[ImageLike],
+        *,
+        top_k: int = 5,
+        softmax: bool = False,
+        outputs: Sequence[str] = (),
+        batch_size: int = 16,
+        concurrency: int = 8,
+        on_error: OnError = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[Result | ClientError]:
+        """Classifies images, several batches at a time, and yields the results in the order of the images.
+
+        Args:
+            images: As for `classify`; read lazily.
+            top_k: As for `classify`.
+            softmax: As for `classify`.
+            outputs: As for `classify`.
+            batch_size: Most images in one request; limited by what the model takes.
+            concurrency: Most requests in flight; as many threads decode.
+            on_error: `"return"` yields the error of an image in its place instead of raising it.
+            progress: Called with the number of results so far, in the caller's thread.
+        """
+        batches = run(self._model.batches(images, batch_size, concurrency, outputs))
+
+        def classify(batch: list[ImageLike]) -> list[Result | ClientError]:
+            return run(self._model.classify_batch(batch, top_k=top_k, softmax=softmax, outputs=outputs))
+
+        reporter = ResultReporter(on_error, progress)
+        with closing(map_in_threads(classify, batches, concurrency)) as results_by_batch:
+            for results in results_by_batch:
+                yield from map(reporter.report, results)

@@ -1,0 +1,81 @@
+"""What the two gRPC transports share: how a channel is opened, and what its failures mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from graphkiln_backend.graph.errors import ClientError
+from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports import failures
+from graphkiln_client.transports.endpoint import Compression, Endpoint
+from graphkiln_client.transports.grpc_wire import GrpcRequest, grpc_error
+
+PROBE_S = 1.0
+"""How long a server may take to tell that it is live."""
+
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_retries", 0),  # retries are the client's, under its deadline
+    # By default a channel that could not connect refuses calls for a second, later for two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_COMPRESSION = {
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
+
+
+def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> Any:
+    """Opens a channel, which connects at its first call.
+
+    Args:
+        library: `grpc` or `grpc.aio`.
+        endpoint: Where to.
+        compression: How requests are compressed.
+
+    Raises:
+        InvalidInput: The CA file cannot be read.
+    """
+    options: dict[str, Any] = {"options": _OPTIONS}
+    if compression:
+        options["compression"] = _COMPRESSION[compression]
+    if not endpoint.is_secure:
+        return library.insecure_channel(endpoint.authority, **options)
+    endpoint.tls()  # says what is wrong with the CA file
+    authorities = endpoint.ca_file.read_bytes() if endpoint.ca_file else None
+    return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(authorities), **options)
+
+
+def call_metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    """The endpoint's headers as gRPC sends them: names in lower case."""
+    return tuple((name.lower(), value) for name, value in endpoint.headers.items())
+
+
+def may_be_unreachable(error: Any) -> bool:
+    """Whether the server may be out of reach: gRPC has one status for that and for a server's "not now"."""
+    return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
+
+
+def translate_error(
+    error: Any, endpoint: Endpoint, deadline: Deadline, request: GrpcRequest, *, reachable: bool
+) -> ClientError:
+    """A `grpc.RpcError` as one of the error tree.
+
+    Args:
+        error: The error.
+        endpoint: The server.
+        deadline: Of the call.
+        request: What was sent.
+        reachable: Whether the server was found to be live.
+    """
+    code, details = error.code(), error.details() or ""
+    if not reachable:
+        return failures.unreachable(endpoint, details, code.name)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return failures.deadline_exceeded(endpoint, deadline, code.name)
+    return grpc_error(code, details, request.request_id)

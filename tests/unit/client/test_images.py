@@ -1,0 +1,78 @@
+"""Images by URL."""
+
+from __future__ import annotations
+
+import io
+import ssl
+from pathlib import Path
+
+import canned
+import numpy as np
+import pytest
+import trustme
+from PIL import Image
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client.images import load_sample
+
+RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
+
+
+def encoded(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+class TestUrls:
+    def test_they_are_fetched_only_on_demand(self) -> None:
+        with pytest.raises(InvalidInput, match="fetch_urls=True"):
+            load_sample("https://example.invalid/cat.png", RAW)
+
+    def test_over_https_only(self) -> None:
+        with pytest.raises(InvalidInput, match="not an https"):
+            load_sample("http://example.invalid/cat.png", RAW, fetch_timeout_s=1)
+
+    @pytest.fixture
+    def authority(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        return authority
+
+    def context(self, authority: trustme.CA) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        return context
+
+    def test_an_image_from_the_web(self, authority: trustme.CA) -> None:
+        image = Image.effect_noise((6, 4), 80).convert("RGB")
+        moved = canned.http(b"", "302 Found", "Location: /there.png")
+        with canned.CannedHttp([moved, canned.http(encoded(image))], context=self.context(authority)) as server:
+            sample = load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+        np.testing.assert_array_equal(sample, np.asarray(image))
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            (canned.http(b"", "404 Not Found"), "returned 404"),
+            (canned.http(b"", "302 Found", "Location: http://example.invalid/"), "redirects to http"),
+            (canned.http(b"", "302 Found", "Location: file:///etc/passwd"), "returned 302"),
+            (canned.http(b"no image"), "not an image"),
+        ],
+    )
+    def test_what_goes_wrong(self, authority: trustme.CA, answer: bytes, words: str) -> None:
+        with (
+            canned.CannedHttp([answer], context=self.context(authority)) as server,
+            pytest.raises(InvalidInput, match=words),
+        ):
+            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+
+    def test_a_server_that_nobody_trusts(self) -> None:
+        with (
+            canned.CannedHttp([canned.http(b"")], context=self.context(trustme.CA())) as server,
+            pytest.raises(ConnectionFailed, match="certificate"),
+        ):
+            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)

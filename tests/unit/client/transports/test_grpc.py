@@ -1,0 +1,98 @@
+"""Both gRPC transports beside servers that misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from canned import GRPC_INFERRED, CannedGrpc
+from tritonclient.grpc import service_pb2 as pb
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    Unauthorized,
+)
+
+Infer = Callable[..., dict[str, AnyArray]]
+
+
+class TestGrpc:
+    @pytest.mark.parametrize(
+        ("code", "kind"),
+        [
+            (grpc.StatusCode.INVALID_ARGUMENT, InvalidInput),
+            (grpc.StatusCode.UNAUTHENTICATED, Unauthorized),
+            (grpc.StatusCode.PERMISSION_DENIED, Unauthorized),
+            (grpc.StatusCode.NOT_FOUND, ModelNotFound),
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
+            (grpc.StatusCode.UNAVAILABLE, ModelNotReady),
+            (grpc.StatusCode.INTERNAL, ServerError),
+            (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
+        ],
+    )
+    def test_status_to_error(self, infer: Infer, code: grpc.StatusCode, kind: type[ClientError]) -> None:
+        with CannedGrpc([(code, "because")]) as server:
+            with pytest.raises(kind) as caught:
+                infer(server.url, max_retries=0)
+            assert type(caught.value) is kind
+            assert caught.value.status == code.name
+            assert server.methods == ["ModelInfer"]
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b"\xff\xff\xff",
+            pb.ModelInferResponse(
+                outputs=[{"name": "Y", "datatype": "FP32"}], raw_output_contents=[b"", b""]
+            ).SerializeToString(),
+            pb.ModelInferResponse(id="of another").SerializeToString(),
+            pb.ModelInferResponse(outputs=[{"name": "Y", "datatype": "FP99", "shape": [1]}]).SerializeToString(),
+            pb.ModelInferResponse(outputs=[{"name": "Y", "datatype": "FP32", "shape": [2]}]).SerializeToString(),
+        ],
+    )
+    def test_garbage(self, infer: Infer, answer: bytes) -> None:
+        with CannedGrpc([answer]) as server, pytest.raises(ProtocolError):
+            infer(server.url)
+
+    def test_unavailable_is_tried_again(self, infer: Infer) -> None:
+        with CannedGrpc([(grpc.StatusCode.UNAVAILABLE, "later"), GRPC_INFERRED]) as server:
+            assert infer(server.url)["Y"] == [2]
+
+    def test_a_slow_server(self, infer: Infer) -> None:
+        with CannedGrpc([1.0]) as server, pytest.raises(DeadlineExceeded, match=r"within 0\.3 s"):
+            infer(server.url, timeout_s=0.3)
+
+    def test_headers_become_metadata(self, infer: Infer) -> None:
+        with CannedGrpc([GRPC_INFERRED]) as server:
+            infer(server.url, headers={"Authorization": "Bearer s3cret"})
+            assert server.metadata[0]["authorization"] == "Bearer s3cret"
+
+    @pytest.mark.parametrize(
+        ("datatype", "field", "values"),
+        [
+            ("BOOL", "bool_contents", [True, False]),
+            ("INT8", "int_contents", [-1, 2]),
+            ("UINT16", "uint_contents", [1, 2]),
+            ("INT64", "int64_contents", [-(2**40), 1]),
+            ("UINT64", "uint64_contents", [2**60, 1]),
+            ("FP32", "fp32_contents", [0.5, 2]),
+            ("FP64", "fp64_contents", [0.1, 2]),
+            ("BYTES", "bytes_contents", [b"a", b""]),
+        ],
+    )
+    def test_typed_contents_of_other_servers_are_read(
+        self, infer: Infer, datatype: str, field: str, values: list[Any]
+    ) -> None:
+        output = {"name": "Y", "datatype": datatype, "shape": [2], "contents": {field: values}}
+        with CannedGrpc([pb.ModelInferResponse(outputs=[output]).SerializeToString()]) as server:
+            assert infer(server.url)["Y"].tolist() == values

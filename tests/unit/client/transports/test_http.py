@@ -1,0 +1,218 @@
+"""Both HTTP transports beside servers that misbehave: the right error, in time, with nothing left open."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from canned import INFERRED, CannedHttp, hang_up, http, silence, trickle
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    Unauthorized,
+)
+from graphkiln_client import Client
+
+X = {"X": np.arange(3, dtype=np.float32)}
+Infer = Callable[..., dict[str, AnyArray]]
+
+
+class TestHttp:
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [
+            ("400 Bad Request", InvalidInput),
+            ("401 Unauthorized", Unauthorized),
+            ("403 Forbidden", Unauthorized),
+            ("404 Not Found", ModelNotFound),
+            ("429 Too Many Requests", Overloaded),
+            ("499 Client Closed Request", DeadlineExceeded),
+            ("500 Internal Server Error", ServerError),
+            ("502 Bad Gateway", ConnectionFailed),
+            ("503 Service Unavailable", ModelNotReady),
+            ("504 Gateway Timeout", ConnectionFailed),
+            ("302 Found", ServerError),
+        ],
+    )
+    def test_status_to_error(self, infer: Infer, status: str, kind: type[ClientError]) -> None:
+        with CannedHttp([http(b'{"error": "because"}', status, "Retry-After: 7")]) as server:
+            with pytest.raises(kind, match="because") as caught:
+                infer(server.url, max_retries=0)
+            assert type(caught.value) is kind
+            assert caught.value.status == int(status[:3])
+            assert caught.value.body == '{"error": "because"}'
+            assert caught.value.retry_after_s == 7
+            assert len(caught.value.request_id or "") == 32
+            assert len(server.requests) == 1
+
+    @pytest.mark.parametrize(
+        ("answer", "kind", "words"),
+        [
+            (b"\x00\x01\x02 nothing like HTTP\r\n\r\n", ProtocolError, "does not speak HTTP"),
+            (b"HTTP/1.1 banana\r\n\r\n", ProtocolError, "does not speak HTTP"),
+            (http(b"<html>"), ProtocolError, "not JSON"),
+            (http(b"[]"), ProtocolError, "not a JSON object"),
+            (http(b"[" * 100_000), ProtocolError, "not JSON"),
+            (http(b"{}"), ProtocolError, "malformed: KeyError"),
+            (http(b"{}", "200 OK", "Content-Encoding: gzip"), ProtocolError, "decompressed as gzip"),
+            (http(b"{}", "200 OK", "Content-Encoding: br"), ProtocolError, "decompressed as br"),
+            (http(b'{"id": "of another", "outputs": []}'), ProtocolError, "has the id of another"),
+            (http(b"{}", "200 OK", "Inference-Header-Content-Length: 999"), ProtocolError, "header has 999 bytes"),
+            (http(b"{}", "200 OK", f"Inference-Header-Content-Length: {'9' * 5000}"), ProtocolError, "malformed"),
+            (hang_up, ConnectionFailed, "closed the connection|cannot reach"),
+        ],
+    )
+    def test_garbage(self, infer: Infer, answer: Any, kind: type[ClientError], words: str) -> None:
+        with CannedHttp([answer]) as server, pytest.raises(kind, match=words):
+            infer(server.url, max_retries=0)
+
+    def test_an_answer_that_ends_early(self, infer: Infer) -> None:
+        def cut(connection: Any) -> None:
+            connection.sendall(http(b"{}", length=50))
+
+        with CannedHttp([cut]) as server, pytest.raises(ConnectionFailed, match="closed the connection"):
+            infer(server.url, max_retries=0)
+
+    def test_a_length_beyond_all_memory_waits_for_no_byte_of_it(self, infer: Infer) -> None:
+        with CannedHttp([http(b"{}", length=10**15)]) as server, pytest.raises(ClientError):
+            infer(server.url, max_retries=0, timeout_s=0.5)
+
+    def test_a_length_that_is_too_short_spoils_one_answer_not_the_next(self) -> None:
+        with CannedHttp([http(b'{"outputs": []}', length=2), INFERRED]) as server, Client(server.url) as client:
+            with pytest.raises(ProtocolError):
+                client.model("m").infer(X)
+            assert client.model("m").infer(X)["Y"] == [2]
+
+    @pytest.mark.parametrize("answer", [silence, trickle(INFERRED, 0.05)], ids=["silent", "trickling"])
+    def test_the_deadline_is_for_the_whole_answer(self, infer: Infer, answer: Any) -> None:
+        begun = time.monotonic()
+        with CannedHttp([answer]) as server:
+            with pytest.raises(DeadlineExceeded, match=r"within 0\.4 s"):
+                infer(server.url, timeout_s=0.4)
+            assert time.monotonic() - begun < 2
+            assert len(server.requests) == 1, "a deadline is not tried again"
+
+    def test_time_that_has_passed_is_not_given_again(self, infer: Infer) -> None:
+        def half(connection: Any) -> None:
+            time.sleep(0.8)
+            connection.sendall(INFERRED[:20])
+            silence(connection)
+
+        begun = time.monotonic()
+        with CannedHttp([half]) as server:
+            with pytest.raises(DeadlineExceeded):
+                infer(server.url, timeout_s=1.0)
+            assert time.monotonic() - begun < 1.6
+
+    def test_an_answer_too_many_is_nobodys(self) -> None:
+        with (
+            CannedHttp([INFERRED + INFERRED.replace(b"[2]", b"[7]"), INFERRED]) as server,
+            Client(server.url) as client,
+        ):
+            assert [client.model("m").infer(X)["Y"].tolist() for _ in range(3)] == [[2]] * 3
+
+    def test_nothing_is_left_open(self, infer: Infer) -> None:
+        with CannedHttp([http(b"{}", "500 Oh")]) as server:
+            with pytest.raises(ServerError):
+                infer(server.url)
+            deadline = time.monotonic() + 5
+            while server.open_connections and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert server.open_connections == 0
+
+    def test_connections_are_used_again(self) -> None:
+        with CannedHttp([INFERRED]) as server, Client(server.url) as client:
+            for _ in range(5):
+                client.model("m").infer(X)
+            assert server.open_connections == 1
+
+    def test_headers_are_sent_and_never_shown(self, infer: Infer) -> None:
+        with CannedHttp([http(b"{}", "401 No"), INFERRED]) as server:
+            options: dict[str, Any] = {"headers": {"Authorization": "Bearer s3cret"}}
+            with pytest.raises(Unauthorized) as caught:
+                infer(server.url, **options)
+            assert b"authorization: bearer s3cret" in server.requests[0].lower()
+            assert "s3cret" not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
+            client = Client(server.url.replace("//", "//me:s3cret@"), **options)
+            assert "s3cret" not in f"{client!r} {vars(client)}"
+            client.close()
+
+    def test_credentials_in_the_url_become_a_header(self, infer: Infer) -> None:
+        with CannedHttp([INFERRED]) as server:
+            infer(server.url.replace("//", "//me:pass@"))
+            assert b"Authorization: Basic bWU6cGFzcw==" in server.requests[0]
+
+    @pytest.mark.parametrize("headers", [{"X-A": "a\r\nX-B: b"}, {"X A": "a"}, {"X-A": "\u00e4"}])
+    def test_a_header_that_would_be_two_is_refused(self, headers: dict[str, str]) -> None:
+        with pytest.raises(InvalidInput, match="header"):
+            Client("http://x", headers=headers)
+
+    def test_a_server_without_the_binary_extension_gets_json(
+        self, infer: Infer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("canned.METADATA", b'{"name": "plain", "extensions": []}')
+        with CannedHttp([INFERRED]) as server:
+            feeds = {"X": np.array([1.5]), "T": np.array(["a", b"b"], np.object_), "B": np.array([True])}
+            assert infer(server.url, feeds)["Y"] == [2]
+            body = json.loads(server.requests[0].partition(b"\r\n\r\n")[2])
+            assert [row["data"] for row in body["inputs"]] == [[1.5], ["a", "b"], [True]]
+            for unfit in (np.zeros(1, np.float16), np.array([b"\xff"], np.object_), np.array([np.nan])):
+                with pytest.raises(InvalidInput, match="JSON"):
+                    infer(server.url, {"X": unfit})
+
+    def test_the_server_is_told_what_is_left_of_the_time(self, infer: Infer) -> None:
+        with CannedHttp([http(b"{}", "503 Later"), INFERRED]) as server:
+            infer(server.url, timeout_s=10)
+            told = [
+                json.loads(r.partition(b"\r\n\r\n")[2].partition(b"\x00")[0][: _header(r)])["parameters"]["timeout"]
+                for r in server.requests
+            ]
+            assert 10e6 > told[0] > told[1] > 5e6
+
+    @pytest.mark.parametrize("compression", ["gzip", "deflate"])
+    def test_answers_may_be_compressed(self, infer: Infer, compression: Any) -> None:
+        import gzip
+        import zlib
+
+        body = INFERRED.partition(b"\r\n\r\n")[2]
+        packed = gzip.compress(body) if compression == "gzip" else zlib.compress(body)
+        with CannedHttp([http(packed, "200 OK", f"Content-Encoding: {compression}")]) as server:
+            assert infer(server.url, compression=compression)["Y"] == [2]
+            assert f"content-encoding: {compression}".encode() in server.requests[0].lower()
+            assert b'"inputs"' not in server.requests[0]
+
+
+def _header(request: bytes) -> int:
+    lines = request.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+    return next(int(line.split(b":")[1]) for line in lines if line.startswith(b"inference-header-content-length"))
+
+
+class TestProxies:
+    def test_the_environments_proxy_is_asked(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
+        with CannedHttp([INFERRED]) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:pass@"))
+            monkeypatch.setattr("canned.METADATA", b"{}")
+            # A proxy sees the whole URL, so its GET /v2 is a request like any other here.
+            proxy._answers = [http(b'{"extensions": ["binary_tensor_data"]}'), INFERRED]
+            assert infer("http://far.away:8000")["Y"] == [2]
+            assert proxy.requests[1].startswith(b"POST http://far.away:8000/v2/models/m/infer HTTP/1.1")
+            assert b"Proxy-Authorization: Basic bWU6cGFzcw==" in proxy.requests[1]
+
+    def test_but_not_for_hosts_that_the_environment_excepts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        with CannedHttp([INFERRED]) as server, Client(server.url) as client:
+            assert client.model("m").infer(X)["Y"] == [2]
