@@ -2,128 +2,111 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import onnx_ir
 
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.passes.base import PassReport, run_passes
+from graphkiln_backend.passes.base import Rewritten, run_passes
+from graphkiln_backend.passes.edge import Arrays, Edge
+from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.graph_file import load, save
-from graphkiln_backend.passes.precision import LowerPrecision, emulate, lowered_products, name_nodes
+from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
-from graphkiln_converters.proving import Proof, Sampled, prove_graph
+from graphkiln_converters.keep_search import smallest_kept
+from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
 _log = logging.getLogger("graphkiln.converters")
 
 
-def limits_of(recipe: Recipe, precision: Precision) -> Limits:
+def limits_for(recipe: Recipe, precision: Precision) -> Limits:
     """The policy's row for a precision, loosened where the recipe says so."""
     limits = BY_PRECISION[precision]
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
 
-Prove = Callable[[Path], object]
-"""Proves a graph that ONNX Runtime can run on the CPU; raises VerificationError."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoweredGraph:
-    """A graph of a lower precision, and what was shown of it."""
+    """A graph of a lower precision that is not proven yet.
+
+    Attributes:
+        graph: The file to serve.
+        emulated: A file that computes the same with kernels that every CPU has: what is proven.
+        rewritten: What the lowering did to the fp32 graph.
+        notes: What a person should know of it.
+    """
 
     graph: Path
-    proof: Proof
-    reports: tuple[PassReport, ...]
+    emulated: Path
+    rewritten: Rewritten
     notes: tuple[str, ...]
 
 
 def lower_and_prove(
-    fp32: Path,
-    recipe: Recipe,
-    samples: Sequence[Sampled],
-    fp32_proof: Proof,
-    *,
-    calibration: Callable[[], Mapping[str, AnyArray]],
-) -> LoweredGraph:
+    fp32: ProvenGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], calibration: Arrays
+) -> ProvenGraph:
     """Lowers the proven fp32 graph and proves it again, against the source.
 
+    Args:
+        fp32: The graph.
+        recipe: Which precision, and what stays fp32.
+        samples: What the graph was proven with.
+        calibration: Feeds to calibrate an int8 graph on, `[samples, ...]` by name.
+
     Raises:
-        VerificationError: The answers changed more than the policy allows.
+        ConversionError: Nothing was lowered.
+        VerificationError: The outputs changed more than the policy allows.
     """
-    limits = limits_of(recipe, recipe.precision)
-    if recipe.lower_edges and recipe.precision.is_half:
-        samples = [_with_edges(sampled, recipe.precision.numpy) for sampled in samples]
-    target = fp32.parent / recipe.precision / fp32.name
+    target = fp32.graph.parent / recipe.precision / fp32.graph.name
     target.parent.mkdir()
-    reports: tuple[PassReport, ...] = ()
-    notes: list[str] = []
-    to_prove = target
     if recipe.precision is Precision.INT8:
-        notes.append(quantize_graph(fp32, recipe, calibration(), target))
+        lowered = quantize_graph(fp32.graph, recipe, calibration, target)
+    elif recipe.search_keep:
+        lowered = _lower_with_search(fp32, recipe, samples, target)
     else:
-        keep: tuple[str, ...] = ()
-        if recipe.search_keep:
-            trial = target.parent / "trial" / target.name
-            trial.parent.mkdir()
-            keep = search_keep(fp32, recipe, lambda path: prove_graph(path, samples, limits, fp32_proof.noise), trial)
-            shutil.rmtree(trial.parent)
-            notes.append(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}")
-        to_prove, report = lower_graph(fp32, recipe, target, keep)
-        reports = (report,)
-        notes.append(f"proven with {recipe.precision} values and fp32 sums, as units for {recipe.precision} compute")
+        lowered = lower_graph(fp32.graph, recipe, target)
     _log.info("proving the lowered graph")
-    proof = prove_graph(to_prove, samples, limits, fp32_proof.noise)
-    if recipe.precision is Precision.BF16:
-        notes.append("ONNX Runtime has no bf16 kernels for CPUs: serve it with OpenVINO or on a GPU")
-    return LoweredGraph(graph=target, proof=proof, reports=reports, notes=tuple(notes))
+    proof = _prove(lowered, recipe, samples, fp32.proof.noise)
+    return ProvenGraph(
+        graph=lowered.graph,
+        proof=proof,
+        rewritten=fp32.rewritten.then(lowered.rewritten),
+        verification=(*fp32.verification, *proof.verification),
+        notes=lowered.notes,
+    )
 
 
-def _with_edges(sampled: Sampled, dtype: np.dtype[np.generic]) -> Sampled:
-    """The same samples with their fp32 arrays in another type."""
-
-    def typed(arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        return {name: array.astype(dtype) if array.dtype == np.float32 else array for name, array in arrays.items()}
-
-    return replace(sampled, feeds=typed(sampled.feeds), outputs=typed(sampled.outputs))
+def _prove(lowered: LoweredGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], noise: float) -> Proof:
+    at_edge = [sample.at(lowered.rewritten.edge) for sample in samples]
+    return prove_graph(lowered.emulated, at_edge, limits_for(recipe, recipe.precision), noise)
 
 
-def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> tuple[Path, PassReport]:
-    """Writes the lowered graph.
+def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
+    """Writes an fp16 or bf16 graph.
 
     Args:
         fp32: The proven fp32 graph.
-        recipe: Which precision, and what stays.
+        recipe: Which precision, and what stays fp32.
         target: Where to write.
         keep: Names of further nodes that stay fp32.
-
-    Returns:
-        The graph to prove, which does the same with fp32 kernels, and the report.
 
     Raises:
         ConversionError: Not one product was lowered.
     """
     model = load(fp32)
-    lower = LowerPrecision(
-        recipe.precision,
-        recipe.amp,
-        recipe.keep_fp32,
-        frozenset(keep),
-        edges=recipe.lower_edges,
-    )
-    (report,) = run_passes(model, [lower])
+    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32, frozenset(keep), edges=recipe.lower_edges)
+    rewritten = run_passes(model, [lower])
     if not lowered_products(model, recipe.precision)[0]:
         raise ConversionError(
-            f"--precision {recipe.precision} lowers nothing: {report.note}",
+            f"--precision {recipe.precision} lowers nothing: {rewritten.reports[0].note}",
             hint="check --amp and --keep-fp32, or stay with fp32",
         )
     save(model, target)
@@ -131,11 +114,45 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
     emulated = target.parent / "emulated" / target.name
     emulated.parent.mkdir(exist_ok=True)
     save(model, emulated)
-    return emulated, report
+    notes = [f"proven with {recipe.precision} values and fp32 sums, as units for {recipe.precision} compute"]
+    if recipe.precision is Precision.BF16:
+        notes.append("ONNX Runtime has no bf16 kernels for CPUs: serve it with OpenVINO or on a GPU")
+    return LoweredGraph(graph=target, emulated=emulated, rewritten=rewritten, notes=tuple(notes))
 
 
-def quantize_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], target: Path) -> str:
-    """Writes the int8 graph; returns how much of it became integer.
+def _lower_with_search(
+    fp32: ProvenGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], target: Path
+) -> LoweredGraph:
+    """Lowers all but the fewest nodes that must stay fp32 for the policy to pass."""
+    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32)
+    names = lower.candidates(onnx_ir.load(fp32.graph))
+    trial = target.parent / "trial" / target.name
+    trial.parent.mkdir()
+
+    def passes(keep: Sequence[str]) -> bool:
+        try:
+            _prove(lower_graph(fp32.graph, recipe, trial, keep), recipe, samples, fp32.proof.noise)
+        except VerificationError:
+            return False
+        except ConversionError:
+            return True  # no product is left to lower: it is the fp32 graph
+        return True
+
+    keep = smallest_kept(names, passes)
+    shutil.rmtree(trial.parent)
+    _log.info("%d of %d nodes stay fp32: %s", len(keep), len(names), ", ".join(keep[:5]) or "none")
+    lowered = lower_graph(fp32.graph, recipe, target, keep)
+    return replace(lowered, notes=(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}", *lowered.notes))
+
+
+def quantize_graph(fp32: Path, recipe: Recipe, calibration: Arrays, target: Path) -> LoweredGraph:
+    """Writes an int8 graph.
+
+    Args:
+        fp32: The proven fp32 graph.
+        recipe: How to calibrate, and what stays fp32.
+        calibration: Feeds, `[samples, ...]` by name.
+        target: Where to write.
 
     Raises:
         ConversionError: Nothing became integer.
@@ -147,58 +164,12 @@ def quantize_graph(fp32: Path, recipe: Recipe, samples: Mapping[str, AnyArray], 
     named.parent.mkdir(exist_ok=True)
     save(model, named)
     products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
-    keep = [
-        str(node.name)
-        for node in model.graph
-        if any(
-            fnmatch.fnmatchcase(word, pattern)
-            for pattern in recipe.keep_fp32
-            for word in (str(node.name), node.op_type)
-        )
-    ]
+    keep = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
     if not recipe.quantize_ends:
         keep += [products[0], products[-1]]
     settings = Quantization(method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep))
-    coverage = quantize(named, samples, settings, target)
+    coverage = quantize(named, calibration, settings, target)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
-    return str(coverage)
-
-
-def search_keep(fp32: Path, recipe: Recipe, prove: Prove, target: Path) -> tuple[str, ...]:
-    """Finds nodes that must stay fp32 for the policy to pass: a set of which none can be left out.
-
-    Returns:
-        Their names; empty when the whole graph passes.
-
-    Raises:
-        VerificationError: The policy fails even with all of them in fp32.
-
-    Source: Junker, "QuickXplain", 2004: halves the set, and tests each half with the other kept.
-    """
-    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32)
-    names = lower.candidates(onnx_ir.load(fp32))
-
-    def passes(keep: Sequence[str]) -> bool:
-        if len(keep) == len(names):
-            return True  # nothing is lowered
-        try:
-            prove(lower_graph(fp32, recipe, target, keep)[0])
-        except VerificationError:
-            return False
-        except ConversionError:
-            return True  # no product is left to lower: it is the fp32 graph
-        return True
-
-    def needed(among: list[str], kept: list[str]) -> list[str]:
-        if passes(kept):
-            return []
-        if len(among) == 1:
-            return among
-        first, second = among[: len(among) // 2], among[len(among) // 2 :]
-        from_first = needed(first, [*kept, *second])
-        return [*from_first, *needed(second, [*kept, *from_first])]
-
-    found = needed(names, [])
-    _log.info("%d of %d nodes stay fp32: %s", len(found), len(names), ", ".join(found[:5]) or "none")
-    return tuple(found)
+    unchanged = Rewritten(reports=(), edge=Edge())
+    return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))

@@ -1,13 +1,12 @@
-"""Holds a graph to its source model, at every batch size and shape that was sampled."""
+"""Proves a graph against its source model, at every batch size and shape that was sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
@@ -17,31 +16,32 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.passes.base import Rewritten
+from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.policy import Limits, gradient_limits
-
-Arrays = Mapping[str, AnyArray]
+from graphkiln_converters.samples import Targets
 
 EXPORT_BATCH = 2
-"""What sources are exported with that can choose. Never 1: PyTorch specializes on it, and a baked-in batch is the
-commonest silent failure of an export."""
+"""The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
+batch is the commonest silent failure of an export."""
 _PROOF_BATCH_SIZES = (1, 3)
 """Both differ from that: a batch that was baked in cannot pass."""
 _GOLDEN_SAMPLES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """Samples of one set of sizes and what the source answers to them, as the graph after all passes should.
+class ReferenceSamples:
+    """Samples of one set of sizes and what the source returns for them, as the graph after all passes should.
 
     Attributes:
         feeds: Inputs of the saved graph, `[samples, ...]` each.
-        outputs: The source's answers, turned into outputs of the saved graph.
+        outputs: The source's outputs, turned into those of the saved graph.
         gradients: Which of the outputs are gradients.
         gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
             length.
         ranking: Which of the outputs are a ranking, or None.
-        targets: The right classes, `[samples]`, or None where nobody knows.
+        targets: The right classes, `[samples]`, or None where they are not known.
     """
 
     feeds: Arrays
@@ -49,7 +49,16 @@ class Sampled:
     gradients: frozenset[str] = frozenset()
     gradient_noise: float = 0.0
     ranking: Ranking | None = None
-    targets: npt.NDArray[np.int64] | None = None
+    targets: Targets | None = None
+
+    def at(self, edge: Edge) -> ReferenceSamples:
+        """The same samples for a graph whose inputs and outputs were changed."""
+        return replace(
+            self,
+            feeds=edge.to_graph_feeds(self.feeds),
+            outputs=edge.to_graph_outputs(self.outputs),
+            ranking=edge.ranking or self.ranking,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +80,25 @@ class Proof:
     golden: GoldenSamples
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvenGraph:
+    """A graph that may become a version.
+
+    Attributes:
+        graph: The ONNX file; weights of their own lie beside it.
+        proof: The proof of this file.
+        rewritten: What was done to the exported graph.
+        verification: All steps that were proven on the way.
+        notes: What a person should know of it.
+    """
+
+    graph: Path
+    proof: Proof
+    rewritten: Rewritten
+    verification: tuple[Verification, ...]
+    notes: tuple[str, ...] = ()
+
+
 def other_batch_sizes(saved: int) -> tuple[int, int]:
     """Two batch sizes to prove a graph with that differ from the one it was saved with."""
     first, second = _PROOF_BATCH_SIZES
@@ -79,7 +107,7 @@ def other_batch_sizes(saved: int) -> tuple[int, int]:
 
 def prove_graph(
     graph: Path,
-    samples: Sequence[Sampled],
+    samples: Sequence[ReferenceSamples],
     limits: Limits,
     noise: float | None = None,
     batch_sizes: tuple[int, int] = _PROOF_BATCH_SIZES,
@@ -88,10 +116,10 @@ def prove_graph(
 
     Args:
         graph: The graph; ONNX Runtime must run it on the CPU.
-        samples: What to ask and what to expect.
+        samples: What to feed and what to expect.
         limits: Row of the policy.
-        noise: Of fp32 itself, for a graph of a lower precision.
-        batch_sizes: The sizes; none of them is the one that the graph was saved or exported with.
+        noise: Largest difference that fp32 itself makes, for a graph of a lower precision.
+        batch_sizes: Two sizes that differ from the one that the graph was saved or exported with.
 
     Raises:
         VerificationError: An output is outside its limits, or the graph does not run.
@@ -100,12 +128,12 @@ def prove_graph(
     errors: dict[str, float] = {}
     largest = 0.0
     with OnnxRuntimeEngine().build_reference(graph) as session:
-        for sampled in samples:
+        for sample in samples:
             for size in batch_sizes:
-                outputs = _answers(session, sampled.feeds, size)
-                verdicts += _verdicts(sampled, outputs, limits, noise, batch_sizes)
-                largest = max(largest, _largest_difference(sampled.outputs, outputs))
-                for error in compare(sampled.outputs, outputs):
+                outputs = _run(session, sample.feeds, size)
+                verdicts += _verdicts(sample, outputs, limits, noise, batch_sizes)
+                largest = max(largest, _largest_difference(sample.outputs, outputs))
+                for error in compare(sample.outputs, outputs):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
         return Proof(
             verification=_worst_by_step(verdicts),
@@ -117,35 +145,30 @@ def prove_graph(
 
 
 def _verdicts(
-    sampled: Sampled, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, int]
+    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, int]
 ) -> list[Verification]:
-    """Of the answers, and of the gradients, which have a row of their own."""
-    answers = {name: array for name, array in sampled.outputs.items() if name not in sampled.gradients}
-    found = {name: array for name, array in outputs.items() if name not in sampled.gradients}
-    verdicts = [
-        prove(
-            answers,
-            found,
-            limits,
-            batch_sizes=batch_sizes,
-            noise=noise,
-            targets=sampled.targets,
-            ranking=sampled.ranking,
-        )
-    ]
-    if sampled.gradients:
-        row = gradient_limits(limits, sampled.gradient_noise)
-        gradients = {name: sampled.outputs[name] for name in sampled.gradients}
-        found = {name: outputs[name] for name in sampled.gradients}
-        verdicts.append(prove(gradients, found, row, batch_sizes=batch_sizes))
+    """Of the outputs, and of the gradients, which have a row of their own."""
+    expected, expected_gradients = _split(sample.outputs, sample.gradients)
+    found, found_gradients = _split(outputs, sample.gradients)
+    ranking, targets = sample.ranking, sample.targets
+    verdicts = [prove(expected, found, limits, batch_sizes=batch_sizes, noise=noise, targets=targets, ranking=ranking)]
+    if sample.gradients:
+        row = gradient_limits(limits, sample.gradient_noise)
+        verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
     return verdicts
 
 
+def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
+    """Outputs, and those of them that are gradients."""
+    others = {name: array for name, array in outputs.items() if name not in gradients}
+    return others, {name: array for name, array in outputs.items() if name in gradients}
+
+
 def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the answers.
+    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the outputs.
 
     Raises:
-        ConversionError: An answer has not as many rows as the batch.
+        ConversionError: An output has not as many rows as the batch.
     """
     samples = len(next(iter(feeds.values())))
     batches = []
@@ -169,7 +192,7 @@ def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]
     return tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts))
 
 
-def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
+def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
     try:
         return run_in_batches(session.run, feeds, size)
     except (SignatureError, ExecutionError, ConversionError) as error:
@@ -179,11 +202,11 @@ def _answers(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
         ) from error
 
 
-def _golden(session: Session, sampled: Sampled) -> GoldenSamples:
-    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sampled.feeds.items()}
+def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:
+    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sample.feeds.items()}
     return GoldenSamples(
         inputs=feeds,
-        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sampled.outputs.items()},
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sample.outputs.items()},
         graph_outputs=session.run(feeds),
     )
 

@@ -1,4 +1,4 @@
-"""Samples for the proof: a user's own, or made up; at the smallest, usual and largest sizes."""
+"""Samples for the proof: a user's own, or synthetic; at the smallest, usual and largest sizes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from graphkiln_converters.sources.base import InputSpec
 SEED = 20260101
 
 Arrays = Mapping[str, AnyArray]
+Targets = npt.NDArray[np.int64]
+"""The right classes, `[samples]`."""
+Sizes = Mapping[str, Mapping[int, int]]
+"""Input -> axis of the sample -> size, for axes that vary."""
 
 
-def sizes_to_try(inputs: tuple[InputSpec, ...]) -> Iterator[dict[str, dict[int, int]]]:
+def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
     """The usual, the smallest and the largest sizes of the axes that vary; one empty dict where none does."""
     yield {}
     if any(spec.dynamic for spec in inputs):
@@ -49,16 +53,19 @@ def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
 def read_samples(
     path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
 ) -> dict[str, AnyArray]:
-    """A user's samples: an .npz of arrays by input name, or a folder of images.
+    """Reads a user's samples: an .npz of arrays by input name, or a folder of images.
 
     Args:
         path: The file or folder.
         inputs: What to expect, by the names of the saved graph.
         preprocess: How an image becomes the only input.
-        most: How many samples are taken, evenly spread.
+        most: How many samples are taken at most, evenly spread.
+
+    Returns:
+        `[samples, ...]` arrays by the names of the saved graph.
 
     Raises:
-        ConversionError: There is nothing that fits.
+        ConversionError: The file cannot be read, or holds nothing that fits.
     """
     if path.is_dir():
         return _images(path, inputs, preprocess, most)
@@ -76,12 +83,12 @@ def read_samples(
 
 
 def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
-    """The source's own answers, recorded where it ran: an .npz of arrays by name.
+    """Reads the source's own outputs, recorded where it ran: an .npz of arrays by name.
 
     Args:
         path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
         inputs: What the source takes.
-        outputs: What it answers, by name.
+        outputs: Names of what it returns.
 
     Returns:
         Inputs and outputs by the source's names, `[samples, ...]` each.
@@ -91,7 +98,7 @@ def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[st
     """
     arrays = _read_arrays(path, "reference")
     feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
-    answers = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
+    recorded = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
     for spec in inputs:
         found = feeds[spec.name]
         if found.dtype != spec.dtype.numpy or found.ndim != len(spec.shape) + 1:
@@ -99,11 +106,11 @@ def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[st
                 f"{path}: input '{spec.name}' is {found.dtype} {list(found.shape)}, "
                 f"expected {spec.dtype} [samples, {', '.join(map(str, spec.shape))}]"
             )
-    counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *answers.items())}
+    counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *recorded.items())}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConversionError(f"{path} must hold as many samples of everything, and one at least: it has {listed}")
-    return feeds, answers
+    return feeds, recorded
 
 
 def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
@@ -115,8 +122,8 @@ def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
     )
 
 
-def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np.int64] | None:
-    """The right classes of the images that `read_samples` reads, where their folders are named after labels.
+def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:
+    """Reads the right classes of the images that `read_samples` reads, where their folders are named after labels.
 
     Args:
         path: The file or folder.
@@ -124,7 +131,7 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np
         most: As for `read_samples`.
 
     Returns:
-        `[samples]`; None where nobody says.
+        `[samples]`; None where the folders do not say.
     """
     if not labels or not path.is_dir():
         return None
@@ -134,7 +141,7 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> npt.NDArray[np
     return np.array([labels.index(name) for name in names], np.int64)
 
 
-def _read_arrays(path: Path, what: str) -> dict[str, AnyArray]:
+def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -142,7 +149,7 @@ def _read_arrays(path: Path, what: str) -> dict[str, AnyArray]:
         with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ConversionError(f"cannot read {what} from {path}: {error}", hint="an .npz of arrays by name") from error
+        raise ConversionError(f"cannot read {kind} from {path}: {error}", hint="an .npz of arrays by name") from error
 
 
 def _images(

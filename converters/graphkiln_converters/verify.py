@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Placement, Session, SessionConfig
+from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.device import CPU
@@ -17,16 +17,18 @@ from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, REPLAY, Limits
 from graphkiln_backend.repository.version import ModelVersion
-from graphkiln_converters.proving import Arrays, run_in_batches
+from graphkiln_converters.proving import run_in_batches
 from graphkiln_converters.samples import read_samples
 from graphkiln_converters.sources.base import InputSpec
 
 _BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256
 _USUAL_SIZE = 8
+"""Of dimensions that vary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +36,8 @@ class Verified:
     """What was proven, and where it ran.
 
     Attributes:
-        verdicts: One per reference.
-        placement: What the engine says that it ran; None without golden samples.
+        verdicts: One for each reference.
+        placement: What the engine reports that it ran; None without golden samples.
     """
 
     verdicts: tuple[Verification, ...]
@@ -47,7 +49,7 @@ def verify(
 ) -> Verified:
     """Runs a version on an engine and compares it with what is trusted.
 
-    The golden samples are compared with the source model's answers (row of the precision) and with the saved graph's
+    The golden samples are compared with the source model's outputs (row of the precision) and with the saved graph's
     own (replay). A user's samples are compared with the reference engine, optimizations off.
 
     Args:
@@ -58,34 +60,20 @@ def verify(
         threads: For the engine.
 
     Raises:
-        VerificationError: The answers changed, or there is nothing to compare with.
+        VerificationError: The outputs changed, or there is nothing to compare with.
         EngineUnavailable: The engine is not installed or cannot run here.
+        ConversionError: The samples cannot be read.
     """
-    loaded = load_engine(engine)
-    support = loaded.probe(CPU)
-    if not support.ok:
-        raise EngineUnavailable(support.reason)
-    saved = (
-        version.manifest.conversion.precision if version.manifest and version.manifest.conversion else Precision.FP32
-    )
-    row = precision or saved
-    what = f"{row} on {engine}"
-    step = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="asked for by verify")
-    verdicts: list[Verification] = []
-    placement = None
-    with loaded.build(version.graph_path, step) as session:
+    row = precision or _saved_precision(version)
+    title = f"{row} on {engine}"
+    config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
+    verdicts, placement = list[Verification](), None
+    with _usable(engine).build(version.graph_path, config) as session:
         if golden := version.golden:
             placement = session.placement(golden.inputs)
-            # Another engine than the one that wrote the golden answers rounds otherwise, also in fp32.
-            from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
-            rows = (
-                (golden.source_outputs, _named(from_source, f"{what}, source model")),
-                (golden.graph_outputs, _named(REPLAY[row], f"{what}, saved graph")),
-            )
-            verdicts = [_replay(session, golden, trusted, limits, version.ranking) for trusted, limits in rows]
+            verdicts += _replay_golden(session, golden, row, title, version.ranking)
         if samples:
-            feeds = _read(version, session.signature, samples)
-            verdicts.append(_beside_reference(version, session, feeds, _named(REPLAY[row], f"{what}, your samples")))
+            verdicts.append(_compare_samples(version, session, samples, _named(REPLAY[row], f"{title}, your samples")))
     if not verdicts:
         raise VerificationError(
             f"{version.graph_path.parent} cannot be verified",
@@ -95,27 +83,49 @@ def verify(
     return Verified(verdicts=tuple(verdicts), placement=placement)
 
 
+def _usable(name: str) -> Engine:
+    engine = load_engine(name)
+    support = engine.probe(CPU)
+    if not support.ok:
+        raise EngineUnavailable(support.reason)
+    return engine
+
+
+def _saved_precision(version: ModelVersion) -> Precision:
+    conversion = version.manifest.conversion if version.manifest else None
+    return conversion.precision if conversion else Precision.FP32
+
+
 def _named(limits: Limits, name: str) -> Limits:
     return replace(limits, name=name)
 
 
-def _replay(
-    session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, ranking: Ranking | None
-) -> Verification:
+def _replay_golden(
+    session: Session, golden: GoldenSamples, row: Precision, title: str, ranking: Ranking | None
+) -> list[Verification]:
+    """Verdicts beside the source model and beside the saved graph."""
+    # Another engine than the one that wrote the golden outputs rounds otherwise, also in fp32.
+    from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
+    references = (
+        (golden.source_outputs, _named(from_source, f"{title}, source model")),
+        (golden.graph_outputs, _named(REPLAY[row], f"{title}, saved graph")),
+    )
+    return [_replay(session, golden.inputs, trusted, limits, ranking) for trusted, limits in references]
+
+
+def _replay(session: Session, feeds: Arrays, trusted: Arrays, limits: Limits, ranking: Ranking | None) -> Verification:
     """The worst verdict of all batch sizes."""
     verdicts = [
         prove(trusted, found, limits, batch_sizes=_BATCH_SIZES, ranking=ranking)
-        for found in (run_in_batches(session.run, golden.inputs, size) for size in _BATCH_SIZES)
+        for found in (run_in_batches(session.run, feeds, size) for size in _BATCH_SIZES)
     ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
 
-def _read(version: ModelVersion, signature: Signature, path: Path) -> Arrays:
+def _compare_samples(version: ModelVersion, session: Session, path: Path, limits: Limits) -> Verification:
+    """The verdict on a user's samples, beside the reference engine."""
     preprocess = version.manifest.preprocess if version.manifest else None
-    return read_samples(path, _specs(signature), preprocess, _MOST_READ)
-
-
-def _beside_reference(version: ModelVersion, session: Session, feeds: Arrays, limits: Limits) -> Verification:
+    feeds = read_samples(path, _specs(session.signature), preprocess, _MOST_READ)
     with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
         trusted = run_in_batches(reference.run, feeds, _BATCH_SIZES[-1])
     found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])

@@ -1,4 +1,4 @@
-"""Proves a graph against its source and writes it as a version of a model repository, whole or not at all."""
+"""Writes a proven graph as a version of a model repository, whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ConversionError
@@ -28,13 +28,13 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.config import config_text
 from graphkiln_backend.repository.version import CONFIG_FILE, GOLDEN_FILE, GRAPH_FILE, LABELS_FILE
-from graphkiln_converters.proving import Sampled, prove_graph
+from graphkiln_converters.proving import ReferenceSamples, prove_graph
 
 _MAX_BATCH_SIZE = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class SourceInfo:
     """What a converter knows of its source model.
 
     Attributes:
@@ -44,7 +44,7 @@ class Source:
         metrics: What was measured on the source task.
         preprocess: How an image becomes the input, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
-        ranking: What clients are told of a graph that answers its best classes itself, or None.
+        ranking: What clients are told of a graph that ranks its classes itself, or None.
     """
 
     description: str
@@ -57,8 +57,8 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proven:
-    """A graph that may be written.
+class NewVersion:
+    """Everything that a version folder is written from.
 
     Attributes:
         graph: The ONNX file; weights of their own lie beside it.
@@ -67,11 +67,11 @@ class Proven:
         verification: The steps that were proven.
         golden: Samples that the server replays.
         conversion: How it was made, or None.
-        max_batch_size: For a config.pbtxt that is written.
+        max_batch_size: Largest batch that Triton may form, for a config.pbtxt that is written.
     """
 
     graph: Path
-    source: Source
+    source: SourceInfo
     signature: Signature
     verification: tuple[Verification, ...]
     golden: GoldenSamples
@@ -79,53 +79,55 @@ class Proven:
     max_batch_size: int = _MAX_BATCH_SIZE
 
 
-def write_version(graph: Path, source: Source, sampled: Sampled, model_folder: Path, number: int) -> Manifest:
+def prove_and_write(
+    graph: Path, source: SourceInfo, sample: ReferenceSamples, model_folder: Path, number: int
+) -> Manifest:
     """Proves an exported graph and writes `MODEL/NUMBER/`, the labels, and a config.pbtxt where there is none.
 
     Args:
         graph: The exported ONNX file; copied.
         source: What it was made from.
-        sampled: Inputs, and the source model's own answers to them.
+        sample: Inputs, and the source model's own outputs for them.
         model_folder: Folder of the model in its repository; made when missing.
         number: Version number; must not exist yet.
 
     Raises:
-        VerificationError: The graph does not answer as its source. Nothing is written.
+        VerificationError: The outputs are not those of the source. Nothing is written.
         ConversionError: The version exists already.
     """
     check_free(model_folder, number)
-    proof = prove_graph(graph, [sampled], EXPORT)
-    proven = Proven(
+    proof = prove_graph(graph, [sample], EXPORT)
+    version = NewVersion(
         graph=graph,
         source=source,
         signature=proof.signature,
         verification=proof.verification,
         golden=proof.golden,
     )
-    return write_proven(proven, model_folder, number)
+    return write_version(version, model_folder, number)
 
 
-def write_proven(proven: Proven, model_folder: Path, number: int) -> Manifest:
+def write_version(version: NewVersion, model_folder: Path, number: int) -> Manifest:
     """Writes a version, whole or not at all.
 
     Raises:
         ConversionError: The version exists already, or the folder cannot be written. Nothing is left of it.
     """
-    source = proven.source
+    source = version.source
     try:
         model_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
             folder = Path(temporary) / "version"
             folder.mkdir()
-            manifest = _fill(folder, proven)
+            manifest = _fill(folder, version)
             check_free(model_folder, number)
             if source.labels and not (model_folder / LABELS_FILE).exists():
                 _write_new(model_folder / LABELS_FILE, "\n".join(source.labels) + "\n")
             if not (model_folder / CONFIG_FILE).exists():
                 text = config_text(
                     model_folder.name,
-                    proven.signature,
-                    max_batch_size=proven.max_batch_size if proven.signature.batchable else 0,
+                    version.signature,
+                    max_batch_size=version.max_batch_size if version.signature.batchable else 0,
                     preprocess=source.preprocess,
                     labels_file=manifest.labels,
                     ranking=source.ranking,
@@ -157,29 +159,29 @@ def check_free(model_folder: Path, number: int) -> None:
         raise ConversionError(f"{target} exists already", hint="choose another version number")
 
 
-def _fill(folder: Path, proven: Proven) -> Manifest:
-    shutil.copyfile(proven.graph, folder / GRAPH_FILE)
-    beside = sorted(path for path in proven.graph.parent.iterdir() if path.name.startswith(f"{proven.graph.name}."))
+def _fill(folder: Path, version: NewVersion) -> Manifest:
+    shutil.copyfile(version.graph, folder / GRAPH_FILE)
+    beside = sorted(path for path in version.graph.parent.iterdir() if path.name.startswith(f"{version.graph.name}."))
     for path in beside:
         shutil.copyfile(path, folder / path.name)
-    proven.golden.write(folder / GOLDEN_FILE)
+    version.golden.write(folder / GOLDEN_FILE)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         graph_file=GRAPH_FILE,
         sha256=sha256_of(folder / GRAPH_FILE),
-        signature=proven.signature,
-        preprocess=proven.source.preprocess,
-        labels=LABELS_FILE if proven.source.labels else None,
-        provenance=_provenance(proven.source),
-        verification=proven.verification,
+        signature=version.signature,
+        preprocess=version.source.preprocess,
+        labels=LABELS_FILE if version.source.labels else None,
+        provenance=_provenance(version.source),
+        verification=version.verification,
         golden=Golden(
             file=GOLDEN_FILE,
             sha256=sha256_of(folder / GOLDEN_FILE),
-            samples=len(next(iter(proven.golden.inputs.values()))),
+            samples=len(next(iter(version.golden.inputs.values()))),
         ),
-        conversion=proven.conversion,
+        conversion=version.conversion,
         weights={path.name: sha256_of(folder / path.name) for path in beside},
-        ranking=proven.source.ranking,
+        ranking=version.source.ranking,
     )
     manifest.write(folder / MANIFEST_FILE)
     return manifest
@@ -191,8 +193,8 @@ def _write_new(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
-def _provenance(source: Source) -> Provenance:
-    versions = {name: version(name) for name in source.libraries}
+def _provenance(source: SourceInfo) -> Provenance:
+    versions = {name: metadata.version(name) for name in source.libraries}
     versions["python"] = ".".join(map(str, sys.version_info[:3]))
     return Provenance(
         source=source.description, command=source.command, versions=versions, metrics=dict(source.metrics)

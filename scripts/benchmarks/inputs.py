@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.edges import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
+from graphkiln_backend.passes.renaming import Rename
 from graphkiln_converters.sources.base import SourceOptions, open_source
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmark"

@@ -29,11 +29,11 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, Veri
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.passes import pipeline
+from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.version import read_version
-from graphkiln_converters import convert as convert_module
-from graphkiln_converters import writer
+from graphkiln_converters import rewriting, writer
 from graphkiln_converters.torch_libraries import import_torchvision
 
 PREPROCESS = {"resize": [16, 16], "mean": [0.1, 0.5, 0.9], "std": [0.2, 0.3, 0.4]}
@@ -199,7 +199,7 @@ class TestPlantedFaults:
         assert not list(store.rglob("model.onnx"))
 
     def plant(self, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
-        monkeypatch.setattr(convert_module, "OPTIMIZATIONS", (fault, *pipeline.OPTIMIZATIONS))
+        monkeypatch.setattr(rewriting, "OPTIMIZATIONS", (fault, *pipeline.OPTIMIZATIONS))
 
     def test_a_wrong_epsilon(self, run: Convert, small: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fault(model: onnx_ir.Model) -> None:
@@ -255,8 +255,9 @@ class Fault:
     def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         return ""
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         self.fault(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         return ""

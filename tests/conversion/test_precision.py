@@ -24,7 +24,8 @@ from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.precision import LowerPrecision, emulate
+from graphkiln_backend.passes.emulation import emulate
+from graphkiln_backend.passes.precision import LowerPrecision
 from graphkiln_backend.proof.decision import decide, lower_bound
 from graphkiln_backend.proof.policy import BF16, INT8
 
@@ -172,12 +173,12 @@ class TestPass:
         proto = zoo.model(nodes, [zoo.value("x", ("batch", 4))], [zoo.value("y", ("batch", 4))], constants)
         return onnx_ir.from_proto(proto)
 
-    @pytest.mark.parametrize("target", ["fp16", "bf16"])
-    def test_branches_and_large_constants_stay_fp32(self, tmp_path: Path, target: str) -> None:
+    @pytest.mark.parametrize("target", [Precision.FP16, Precision.BF16])
+    def test_branches_and_large_constants_stay_fp32(self, tmp_path: Path, target: Precision) -> None:
         model = self.model()
-        (report,) = run_passes(model, [LowerPrecision(target, "O3")])  # type: ignore[arg-type]
+        (report,) = run_passes(model, [LowerPrecision(target, "O3")]).reports
         assert report.note == f"1/1 products in {target}"
-        emulate(model, target)  # type: ignore[arg-type]
+        emulate(model, target)
         onnx_ir.save(model, tmp_path / "m.onnx")
         x = np.array([[1, 2, 3, 4]], np.float32)
         with OnnxRuntimeEngine().build_reference(tmp_path / "m.onnx") as session:
@@ -185,7 +186,7 @@ class TestPass:
 
     def test_o0_does_nothing(self) -> None:
         model = self.model()
-        assert run_passes(model, [LowerPrecision(Precision.FP16, "O0")])[0].note == "nothing may be lowered"
+        assert run_passes(model, [LowerPrecision(Precision.FP16, "O0")]).reports[0].note == "nothing may be lowered"
 
 
 class TestDecision:

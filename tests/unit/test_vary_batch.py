@@ -226,14 +226,14 @@ class TestMixing:
 
 def test_nothing_to_do_for_a_batch_that_varies() -> None:
     model = graph("(float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }")
-    (report,) = run_passes(model, (VaryBatch(),))
+    (report,) = run_passes(model, (VaryBatch(),)).reports
     assert not report.ran
     assert report.note == "the batch varies already"
 
 
 def test_an_output_without_the_batch_is_told() -> None:
     model = graph("(float[2,3] x) => (float[3,2] y) { y = Transpose<perm=[1,0]>(x) }")
-    (report,) = run_passes(model, (VaryBatch(),))
+    (report,) = run_passes(model, (VaryBatch(),)).reports
     assert report.note == "the batch is not the first dimension of y"
 
 

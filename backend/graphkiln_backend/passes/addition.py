@@ -20,6 +20,7 @@ from onnxscript.rewriter.rules.common import (
 )
 
 from graphkiln_backend.passes.base import count
+from graphkiln_backend.passes.edge import Edge
 
 
 class _ConvAdd(RewriteRuleClassBase):
@@ -62,7 +63,7 @@ class AddIntoProducer:
         """An Add."""
         return "" if count(model, "Add") else "no Add"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites `Conv + constant` and `MatMul + constant`."""
         rules = (
             _ConvAdd.rule(),  # type: ignore[no-untyped-call]
@@ -72,6 +73,7 @@ class AddIntoProducer:
             matmul_add_to_gemm_rule,
         )
         RewritePass(rules)(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - residual additions stay
         """Nothing."""

@@ -1,7 +1,8 @@
 """What every pass offers: requires -> call -> ensures; and the one loop that runs them.
 
-A pass rewrites a graph in place. `requires` says why there is nothing to do, `ensures` what was not reached. After
-every pass the graph is checked by ONNX's own checker, so that a broken one is the fault of a pass with a name.
+A pass rewrites a graph in place and returns what it did to the graph's edge. `requires` says why there is nothing to
+do, `ensures` what was not reached. After every pass the graph is checked by ONNX's own checker, so that a broken one is
+the fault of a pass with a name.
 
 Source: the pattern of onnx/ir-py, `passes/_pass_infra.py`.
 """
@@ -9,16 +10,16 @@ Source: the pattern of onnx/ir-py, `passes/_pass_infra.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import onnx
 import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass, TopologicalSortPass
 
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.passes.edge import Edge
 
 _PROTOBUF_LIMIT = 2**31 - 1
 
@@ -40,25 +41,12 @@ class Pass(Protocol):
         """Why there is nothing to do for this graph, or empty."""
         ...
 
-    def __call__(self, model: onnx_ir.Model) -> None:
-        """Rewrites the graph in place."""
+    def __call__(self, model: onnx_ir.Model) -> Edge:
+        """Rewrites the graph in place; returns how its inputs and outputs changed, `Edge()` where they did not."""
         ...
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """What the pass promised and did not reach, or empty."""
-        ...
-
-
-@runtime_checkable
-class EdgePass(Protocol):
-    """A pass that changes what goes in or comes out; it says so a second time, in numpy, for the proof."""
-
-    def to_source(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """What the graph before the pass must be fed, for feeds of the graph after it."""
-        ...
-
-    def from_source(self, outputs: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """What the graph after the pass must answer, where the graph before it answers these outputs."""
         ...
 
 
@@ -83,40 +71,63 @@ class PassReport:
     ran: bool = True
 
 
-def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> tuple[PassReport, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rewritten:
+    """What passes did to a graph.
+
+    Attributes:
+        reports: One for each pass, in order.
+        edge: How the inputs and outputs changed.
+    """
+
+    reports: tuple[PassReport, ...]
+    edge: Edge
+
+    def then(self, other: Rewritten) -> Rewritten:
+        """What both did to the graph, these passes first."""
+        return Rewritten(reports=(*self.reports, *other.reports), edge=self.edge.then(other.edge))
+
+
+def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> Rewritten:
     """Runs passes in order, in place.
 
     Raises:
-        ConversionError: A pass failed, or left a graph that is none; the message names it.
+        ConversionError: A pass failed, or left an invalid graph; the message names it.
     """
-    return tuple(_run(model, each) for each in passes)
+    reports, edge = [], Edge()
+    for graph_pass in passes:
+        report, change = _run(model, graph_pass)
+        reports.append(report)
+        edge = edge.then(change)
+    return Rewritten(reports=tuple(reports), edge=edge)
 
 
-def _run(model: onnx_ir.Model, each: Pass) -> PassReport:
-    before, begun = model.graph.num_nodes(), time.perf_counter()
-    note = each.requires(model)
+def _run(model: onnx_ir.Model, graph_pass: Pass) -> tuple[PassReport, Edge]:
+    before, begun, edge = model.graph.num_nodes(), time.perf_counter(), Edge()
+    note = graph_pass.requires(model)
     ran = not note
     if ran:
         try:
-            each(model)
+            edge = graph_pass(model)
             _tidy(model)
-            note = each.ensures(model)
+            note = graph_pass.ensures(model)
         except ConversionError:
             raise
         except Exception as error:
             raise ConversionError(
-                f"the pass '{each.name}' failed: {type(error).__name__}: {error}",
-                hint=f"leave it out (--skip {each.name}) and report it",
+                f"the pass '{graph_pass.name}' failed: {type(error).__name__}: {error}",
+                hint=f"leave it out (--skip {graph_pass.name}) and report it",
             ) from error
-        _check(model, each.name)
-    return PassReport(
-        name=each.name,
+        _check(model, graph_pass.name)
+    report = PassReport(
+        name=graph_pass.name,
         nodes_before=before,
         nodes_after=model.graph.num_nodes(),
         seconds=time.perf_counter() - begun,
         note=note,
         ran=ran,
     )
+    return report, edge
 
 
 def _tidy(model: onnx_ir.Model) -> None:

@@ -16,6 +16,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.signature import BATCH
 from graphkiln_backend.passes.batch_following import Carried, ExpandedToBatch, Follower, Value, mark
 from graphkiln_backend.passes.batch_rules import RULES
+from graphkiln_backend.passes.edge import Edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class VaryBatch:
         fixed = [value for value in model.graph.inputs if isinstance(_first_dim(value), int)]
         return "" if fixed else "the batch varies already"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """See `Pass.__call__`.
 
         Raises:
@@ -54,6 +55,7 @@ class VaryBatch:
         follower.mend()
         for value, carried in follower.carried.items():
             mark(value, carried)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """See `Pass.ensures`."""

@@ -13,6 +13,7 @@ from onnxscript.rewriter.rules.common import (
 )
 
 from graphkiln_backend.passes.base import count
+from graphkiln_backend.passes.edge import Edge
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class FoldBatchNorm:
         """A batch norm."""
         return "" if count(model, "BatchNormalization") else "no batch norm"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites the weights."""
         rules = (
             fuse_batchnorm_into_conv_rule,
@@ -34,6 +35,7 @@ class FoldBatchNorm:
             fuse_batchnorm_into_gemm_rule,
         )
         RewritePass(rules)(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """None is left that stands behind a convolution; those behind something else cannot be folded."""

@@ -9,6 +9,8 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEl
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common
 
+from graphkiln_backend.passes.edge import Edge
+
 
 @dataclass(frozen=True)
 class CleanUp:
@@ -21,7 +23,7 @@ class CleanUp:
         """Nothing."""
         return ""
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites until nothing changes."""
         rules = (
             common.cast_cast_rule,
@@ -41,6 +43,7 @@ class CleanUp:
         RewritePass(rules)(model)
         IdentityEliminationPass()(model)
         CommonSubexpressionEliminationPass()(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         """Nothing."""

@@ -8,6 +8,8 @@ import onnx_ir
 from onnx_ir.passes.common import DeduplicateInitializersPass, InlinePass, LiftConstantsToInitializersPass
 from onnxscript import optimizer
 
+from graphkiln_backend.passes.edge import Edge
+
 
 @dataclass(frozen=True)
 class FoldConstants:
@@ -20,11 +22,12 @@ class FoldConstants:
         """Nothing."""
         return ""
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Folds; results above 1 MB are left to be computed, they would only swell the file."""
         InlinePass()(model)
         optimizer.fold_constants(model, onnx_shape_inference=True, input_size_limit=2**20, output_size_limit=2**20)
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """No Constant node is left in the main graph."""
@@ -43,9 +46,10 @@ class ShareWeights:
         """Weights."""
         return "" if model.graph.initializers else "no weights"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Compares all of the same shape and type."""
         DeduplicateInitializersPass()(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         """Nothing."""

@@ -11,6 +11,7 @@ from onnxscript.rewriter import MatchResult, RewritePass, RewriteRuleClassBase
 from onnxscript.rewriter.pattern import OrValue
 
 from graphkiln_backend.passes.base import count
+from graphkiln_backend.passes.edge import Edge
 
 
 class _MeanOfSum(RewriteRuleClassBase):
@@ -87,11 +88,12 @@ class FuseLayerNorm:
         means = count(model, "ReduceMean") + count(model, "ReduceSum")
         return "" if means and count(model, "Sqrt") else "no mean with a square root"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites the means, then the norms, then what is added to them."""
         for rule in (_MeanOfSum, _Scaled, _Shifted):
             RewritePass((rule.rule(),))(model)  # type: ignore[no-untyped-call]
             CommonSubexpressionEliminationPass()(model)  # a mean that was written twice is one from here on
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - other norms stay as they are
         """Nothing."""

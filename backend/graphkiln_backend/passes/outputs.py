@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.graph_file import save
 
 
@@ -25,7 +25,7 @@ class PruneOutputs:
 
     outputs: tuple[str, ...]
     name: str = "prune-outputs"
-    summary: str = "outputs that nobody asks for, and what only they need"
+    summary: str = "outputs that are not requested, and what only they need"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """An output that is not kept.
@@ -39,23 +39,20 @@ class PruneOutputs:
                 raise ConversionError(f"the graph has no output '{name}'", hint=did_you_mean(name, known))
         return "" if len(self.outputs) < len(known) else "all outputs are kept"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Inputs stay, also those that no output needs any more."""
         kept = [value for value in model.graph.outputs if value.name in self.outputs]
         model.graph.outputs.clear()
         model.graph.outputs.extend(kept)
+        names = frozenset(str(value.name) for value in kept)
+        return Edge(
+            to_graph_outputs=lambda outputs: {name: array for name, array in outputs.items() if name in names},
+            kept=names,
+        )
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - by construction
         """Nothing."""
         return ""
-
-    def to_source(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """The same."""
-        return dict(feeds)
-
-    def from_source(self, outputs: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Some of them."""
-        return {name: array for name, array in outputs.items() if name in self.outputs}
 
 
 def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> float:

@@ -9,6 +9,7 @@ from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules.common import fuse_pad_into_conv_rule, normalize_pad_format_conv_rule
 
 from graphkiln_backend.passes.base import count
+from graphkiln_backend.passes.edge import Edge
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,10 @@ class PadIntoConv:
         """A Pad."""
         return "" if count(model, "Pad") else "no Pad"
 
-    def __call__(self, model: onnx_ir.Model) -> None:
+    def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites `Conv(Pad(x))`."""
         RewritePass((normalize_pad_format_conv_rule, fuse_pad_into_conv_rule))(model)
+        return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
         """Says how many Pads stay: not zeros, or not before a convolution."""

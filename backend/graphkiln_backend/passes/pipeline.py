@@ -14,11 +14,13 @@ from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.batch_norm import FoldBatchNorm
 from graphkiln_backend.passes.cleanup import CleanUp
 from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
-from graphkiln_backend.passes.edges import Nhwc, Rename, Softmax, TopK
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.passes.layer_norm import FuseLayerNorm
+from graphkiln_backend.passes.layout import Nhwc
 from graphkiln_backend.passes.outputs import PruneOutputs
 from graphkiln_backend.passes.padding import PadIntoConv
+from graphkiln_backend.passes.renaming import Rename
+from graphkiln_backend.passes.scores import Softmax, TopK
 
 OPTIMIZATIONS: tuple[Pass, ...] = (
     FoldConstants(),
@@ -29,7 +31,7 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     AddIntoProducer(),
     ShareWeights(),
 )
-"""Always run, unless they are skipped; none changes an answer."""
+"""Always run, unless they are skipped; none changes an output."""
 
 
 def edge_passes(
@@ -42,16 +44,16 @@ def edge_passes(
     top_k: int = 0,
     nhwc: bool = False,
 ) -> tuple[Pass, ...]:
-    """The passes that change what goes in and comes out, as asked for.
+    """The passes that change what goes in and comes out, as requested.
 
     Args:
         model: The graph, with the source's names.
         outputs: Outputs to keep; empty for all.
         keep_names: Keep the source's names instead of `INPUT_<i>` and `OUTPUT_<i>`.
-        preprocess: Embed this normalization; None for not.
-        softmax: Answer probabilities.
-        top_k: Answer so many best scores; 0 for all.
-        nhwc: Turn images and feature maps.
+        preprocess: Embed this normalization; None to leave it to the client.
+        softmax: Return probabilities.
+        top_k: Return so many best scores and their indices; 0 for all scores.
+        nhwc: Take images and return feature maps as `[batch, height, width, channels]`.
     """
     passes: list[Pass] = []
     names = [str(value.name) for value in model.graph.outputs]
@@ -78,8 +80,8 @@ def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
     Raises:
         ConversionError: There is no such pass.
     """
-    names = [each.name for each in passes]
+    names = [graph_pass.name for graph_pass in passes]
     for name in skipped:
         if name not in names:
             raise ConversionError(f"there is no pass '{name}' to skip", hint=did_you_mean(name, names))
-    return tuple(each for each in passes if each.name not in skipped)
+    return tuple(graph_pass for graph_pass in passes if graph_pass.name not in skipped)

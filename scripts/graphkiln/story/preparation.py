@@ -16,9 +16,9 @@ from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.edges import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, without
+from graphkiln_backend.passes.renaming import Rename
 from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe

@@ -22,9 +22,9 @@ from graphkiln.story.digits import CLASSES, digit_image
 from graphkiln.training.augmentation import random_affine, random_uniform
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_converters.proving import Sampled
+from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.pytorch import export_graph, run_module
-from graphkiln_converters.writer import Source, write_version
+from graphkiln_converters.writer import SourceInfo, prove_and_write
 
 SEED = 20260101
 PREPROCESS = Preprocess(resize=32, crop=(32, 32), mean=(0.5,), std=(0.5,), color="L")
@@ -124,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         graph = Path(temporary) / "digits.onnx"
         export_graph(network, samples[0], graph)
-        source = Source(
+        source = SourceInfo(
             description=f"DigitsNet trained on scikit-learn's digits, {len(training)} images, seed {SEED}",
             command=f"scripts/train-digits --epochs {options.epochs}",
             libraries=("torch", "onnx", "onnxruntime", "scikit-learn", "numpy", "pillow"),
@@ -132,8 +132,8 @@ def main() -> None:
             preprocess=PREPROCESS,
             labels=CLASSES,
         )
-        sampled = Sampled(feeds={"INPUT_0": samples[test]}, outputs={"OUTPUT_0": probabilities})
-        manifest = write_version(graph, source, sampled, folder, options.version)
+        sample = ReferenceSamples(feeds={"INPUT_0": samples[test]}, outputs={"OUTPUT_0": probabilities})
+        manifest = prove_and_write(graph, source, sample, folder, options.version)
     print(manifest.verification[0].verdict, file=sys.stderr)
 
     options.samples.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,113 @@
+"""Casts between fp32 and a lower type inside a graph, each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir
+
+from graphkiln_backend.graph.precision import Precision
+
+LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.DataType.BFLOAT16}
+"""Precision -> the element type of lowered tensors."""
+
+
+class Casts:
+    """Casts between fp32 and a lower type, each made once."""
+
+    def __init__(self, model: onnx_ir.Model, target: Precision) -> None:
+        self._graph = model.graph
+        self._target = target
+        self.low = LOW_TYPES[target]
+        self._made: dict[tuple[int, onnx_ir.DataType], onnx_ir.Value] = {}
+
+    def lower_inputs(self) -> None:
+        """Gives the graph low inputs."""
+        for value in self._graph.inputs:
+            if value.dtype == onnx_ir.DataType.FLOAT:
+                value.dtype = self.low
+
+    def lower(self, node: onnx_ir.Node) -> None:
+        """Gives a node low inputs and low outputs."""
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.dtype == onnx_ir.DataType.FLOAT:
+                node.replace_input_with(index, self._as(value, self.low))
+        for value in node.outputs:
+            if value.dtype in (onnx_ir.DataType.FLOAT, None):
+                value.dtype = self.low
+
+    def raise_inputs(self, node: onnx_ir.Node) -> None:
+        """Gives a node (and the graphs inside it) fp32 where it would read the low type."""
+        for inner in _with_inner(node):
+            for index, value in enumerate(inner.inputs):
+                if value is not None and value.dtype == self.low and self._is_outer(value):
+                    inner.replace_input_with(index, self._as(value, onnx_ir.DataType.FLOAT))
+
+    def retype_outputs(self, dtype: onnx_ir.DataType) -> None:
+        """Gives the graph's floating-point outputs a type; they keep their names."""
+        for position, value in enumerate(list(self._graph.outputs)):
+            if value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value.dtype != dtype:
+                name = value.name
+                value.name = f"{name}_before"
+                result = self._cast(value, dtype)
+                result.name = name
+                self._graph.outputs[position] = result
+
+    def round_output(self, node: onnx_ir.Node, value: onnx_ir.Value) -> None:
+        """Lets a node answer fp32, and rounds its answer for everybody who reads it."""
+        value.dtype = onnx_ir.DataType.FLOAT
+        uses = list(value.uses())
+        rounded = onnx_ir.node("Cast", [value], {"to": self.low})
+        rounded.outputs[0].name, rounded.outputs[0].shape = f"{value.name}_rounded", value.shape
+        rounded.outputs[0].dtype = self.low
+        self._graph.insert_after(node, rounded)
+        for user, index in uses:
+            user.replace_input_with(index, rounded.outputs[0])
+        for position, output in enumerate(self._graph.outputs):
+            if output is value:
+                rounded.outputs[0].name, value.name = value.name, f"{value.name}_exact"
+                self._graph.outputs[position] = rounded.outputs[0]
+
+    def _is_outer(self, value: onnx_ir.Value) -> bool:
+        producer = value.producer()
+        return value.is_initializer() or producer is None or producer.graph is self._graph
+
+    def _as(self, value: onnx_ir.Value, dtype: onnx_ir.DataType) -> onnx_ir.Value:
+        key = (id(value), dtype)
+        if key not in self._made:
+            weight = value.const_value if value.is_initializer() else None
+            self._made[key] = self._cast(value, dtype) if weight is None else self._weight(value, weight, dtype)
+        return self._made[key]
+
+    def _weight(self, value: onnx_ir.Value, tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType) -> onnx_ir.Value:
+        numpy_dtype = np.dtype(np.float32) if dtype == onnx_ir.DataType.FLOAT else self._target.numpy
+        array = tensor.numpy().astype(numpy_dtype)
+        name = f"{value.name}_{dtype.name.lower()}"
+        weight = onnx_ir.Value(
+            name=name,
+            shape=value.shape,
+            type=onnx_ir.TensorType(dtype),
+            const_value=onnx_ir.Tensor(array, dtype=dtype, name=name),
+        )
+        self._graph.register_initializer(weight)
+        return weight
+
+    def _cast(self, value: onnx_ir.Value, dtype: onnx_ir.DataType) -> onnx_ir.Value:
+        node = onnx_ir.node("Cast", [value], {"to": dtype})
+        result = node.outputs[0]
+        result.name, result.shape, result.dtype = f"{value.name}_{dtype.name.lower()}", value.shape, dtype
+        producer = value.producer()
+        if producer is None:
+            self._graph.insert_before(self._graph[0], node)
+        else:
+            self._graph.insert_after(producer, node)
+        return result
+
+
+def _with_inner(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
+    yield node
+    for attribute in node.attributes.values():
+        if attribute.type == onnx_ir.AttributeType.GRAPH:
+            for inner in attribute.as_graph():
+                yield from _with_inner(inner)

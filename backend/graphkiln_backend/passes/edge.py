@@ -1,0 +1,94 @@
+"""What passes did to the inputs and outputs of a graph, as a value: from the source model to the rewritten graph.
+
+A pass that changes a graph's edge says so twice: as nodes, and as an `Edge` in numpy. The proof runs the source model
+through the edge and compares it with the graph; a pass that leaves the edge alone returns `Edge()`, the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+
+Arrays = Mapping[str, AnyArray]
+"""Tensors by name."""
+
+Transform = Callable[[Arrays], dict[str, AnyArray]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """How the inputs and outputs of a graph differ from those of its source.
+
+    Attributes:
+        to_graph_feeds: Feeds of the source -> feeds of the graph.
+        to_source_feeds: Feeds of the graph -> feeds of the source; the inverse.
+        to_graph_outputs: Outputs of the source -> outputs of the graph.
+        to_graph_preprocess: How an image becomes the source's input -> how it becomes the graph's.
+        inputs: Inputs that were renamed: the source's name -> the graph's.
+        outputs: Outputs that were renamed, likewise.
+        kept: The source's outputs that the graph still computes something from; None for all.
+        ranking: The outputs of a top-k, by the graph's names, or None.
+    """
+
+    to_graph_feeds: Transform = dict
+    to_source_feeds: Transform = dict
+    to_graph_outputs: Transform = dict
+    to_graph_preprocess: Callable[[Preprocess], Preprocess] = field(default=lambda preprocess: preprocess)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    kept: frozenset[str] | None = None
+    ranking: Ranking | None = None
+
+    def then(self, other: Edge) -> Edge:
+        """Both changes, this one first."""
+        return Edge(
+            to_graph_feeds=lambda feeds: other.to_graph_feeds(self.to_graph_feeds(feeds)),
+            to_source_feeds=lambda feeds: self.to_source_feeds(other.to_source_feeds(feeds)),
+            to_graph_outputs=lambda outputs: other.to_graph_outputs(self.to_graph_outputs(outputs)),
+            to_graph_preprocess=lambda spec: other.to_graph_preprocess(self.to_graph_preprocess(spec)),
+            inputs=_joined(self.inputs, other.inputs),
+            outputs=_joined(self.outputs, other.outputs),
+            kept=self._kept_after(other),
+            ranking=other.ranking or self._ranking_after(other),
+        )
+
+    def keep(self, outputs: Arrays) -> dict[str, AnyArray]:
+        """Those of the source's outputs that the graph still needs; the others need not even have a batch."""
+        return {name: array for name, array in outputs.items() if self.kept is None or name in self.kept}
+
+    def input_name(self, name: str) -> str:
+        """What the graph calls an input of the source."""
+        return self.inputs.get(name, name)
+
+    def output_name(self, name: str) -> str:
+        """What the graph calls an output of the source."""
+        return self.outputs.get(name, name)
+
+    def _kept_after(self, other: Edge) -> frozenset[str] | None:
+        if other.kept is None:
+            return self.kept
+        needed = set(other.kept)
+        if self.ranking and self.ranking.indices in needed:  # computed from the scores
+            needed = needed - {self.ranking.indices} | {self.ranking.scores}
+        sources = {graph: source for source, graph in self.outputs.items()}
+        return frozenset(sources.get(name, name) for name in needed)
+
+    def _ranking_after(self, other: Edge) -> Ranking | None:
+        ranking = self.ranking
+        if ranking is None or (other.kept is not None and not {ranking.scores, ranking.indices} <= other.kept):
+            return None
+        return replace(ranking, scores=other.output_name(ranking.scores), indices=other.output_name(ranking.indices))
+
+
+def _joined(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """Two renamings, one after the other; names that end where they began are left out."""
+    made = set(first.values())
+    joined = {
+        **{source: name for source, name in second.items() if source not in made},
+        **{source: second.get(name, name) for source, name in first.items()},
+    }
+    return {source: name for source, name in joined.items() if source != name}

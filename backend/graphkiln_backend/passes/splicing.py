@@ -1,0 +1,72 @@
+"""Puts nodes before the inputs and behind the outputs of a graph, which keep their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir
+
+
+def prepend(
+    model: onnx_ir.Model,
+    value: onnx_ir.Value,
+    op_type: str,
+    attributes: Mapping[str, Any],
+    *,
+    shape: onnx_ir.Shape | None,
+    dtype: onnx_ir.DataType | None = None,
+) -> onnx_ir.Node:
+    """Puts a node between an input of the graph and everything that reads it; the input keeps its name.
+
+    Args:
+        model: The graph.
+        value: The input.
+        op_type: Of the node.
+        attributes: Of the node.
+        shape: What the input becomes.
+        dtype: What the input becomes; as before when None.
+    """
+    name = value.name
+    fresh = onnx_ir.Value(name=name, shape=shape, type=onnx_ir.TensorType(dtype) if dtype else value.type)
+    node = onnx_ir.node(op_type, [fresh], attributes)
+    result = node.outputs[0]
+    result.name, result.shape, result.type = f"{name}_{op_type.lower()}", value.shape, value.type
+    onnx_ir.convenience.replace_all_uses_with(value, result)
+    position = list(model.graph.inputs).index(value)
+    value.name = f"{name}_before"
+    model.graph.inputs[position] = fresh
+    model.graph.insert_before(model.graph[0], node)
+    return node
+
+
+def append(
+    model: onnx_ir.Model,
+    value: onnx_ir.Value,
+    op_type: str,
+    attributes: Mapping[str, Any],
+    *,
+    shape: onnx_ir.Shape | None,
+    constants: list[onnx_ir.Value] | None = None,
+    outputs: int = 1,
+) -> onnx_ir.Node:
+    """Puts a node behind an output of the graph; its first result takes the output's place and name.
+
+    Args:
+        model: The graph.
+        value: The output.
+        op_type: Of the node.
+        attributes: Of the node.
+        shape: What the output becomes.
+        constants: Further inputs of the node.
+        outputs: How many results the node has.
+    """
+    name = value.name
+    position = list(model.graph.outputs).index(value)
+    node = onnx_ir.node(op_type, [value, *(constants or [])], attributes, num_outputs=outputs)
+    result = node.outputs[0]
+    value.name = f"{name}_before_{op_type.lower()}"
+    result.name, result.shape, result.type = name, shape, value.type
+    model.graph.append(node)
+    model.graph.outputs[position] = result
+    return node

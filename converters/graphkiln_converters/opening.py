@@ -1,0 +1,115 @@
+"""Opens the source model of a recipe, with what the recipe adds to what the source knows of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, open_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenModel(Closeable):
+    """A source model that is ready to be exported.
+
+    Attributes:
+        source: The model.
+        inputs: Its inputs, with all dimensions that vary.
+        preprocess: How an image becomes its input, or None.
+        labels: Class names; empty for none.
+    """
+
+    source: SourceModel
+    inputs: tuple[InputSpec, ...]
+    preprocess: Preprocess | None
+    labels: tuple[str, ...]
+
+    def close(self) -> None:
+        """Frees what the source holds."""
+        self.source.close()
+
+
+def open_model(recipe: Recipe) -> OpenModel:
+    """Opens the recipe's source.
+
+    Raises:
+        ConversionError: The source cannot be opened, or the recipe says something of it that does not fit.
+        EngineUnavailable: The source's library is not installed.
+        ManifestError: The recipe's preprocess is not one.
+    """
+    source = _open_source(recipe)
+    try:
+        return OpenModel(
+            source=source,
+            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes),
+            preprocess=_preprocess(recipe, source),
+            labels=_labels(recipe, source),
+        )
+    except BaseException:
+        source.close()
+        raise
+
+
+def _open_source(recipe: Recipe) -> SourceModel:
+    options = SourceOptions(
+        weights=recipe.weights,
+        pretrained=recipe.pretrained,
+        features_only=recipe.features_only,
+        out_indices=recipe.out_indices,
+        shapes=recipe.shapes,
+    )
+    source = open_source(recipe.source, options)
+    if not recipe.gradient:
+        return source
+    from graphkiln_converters.gradient import add_gradient
+
+    return add_gradient(source, recipe.gradient)
+
+
+def with_dynamic_axes(
+    inputs: Sequence[InputSpec], requested: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> tuple[InputSpec, ...]:
+    """Lets further dimensions of inputs vary.
+
+    Args:
+        inputs: The inputs as the source knows them.
+        requested: Input -> axis with the batch as 0 -> smallest and largest size.
+
+    Raises:
+        ConversionError: There is no such input or axis, or a range is empty.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    for name, axes in requested.items():
+        if name not in specs:
+            raise ConversionError(f"--dynamic: there is no input '{name}'", hint=f"inputs: {', '.join(specs)}")
+        sizes = specs[name].shape
+        for axis, (least, most) in axes.items():
+            if not 1 <= axis <= len(sizes) or not 0 < least <= most:
+                raise ConversionError(
+                    f"--dynamic: {name}:{axis}={least}..{most} does not fit {name} [batch, "
+                    f"{', '.join(map(str, sizes))}]",
+                    hint="axis 0 is the batch and varies always",
+                )
+        of_sample = {axis - 1: ends for axis, ends in axes.items()}
+        specs[name] = replace(specs[name], dynamic={**specs[name].dynamic, **of_sample})
+    return tuple(specs.values())
+
+
+def _preprocess(recipe: Recipe, source: SourceModel) -> Preprocess | None:
+    if recipe.preprocess is None:
+        return source.preprocess
+    return decode(Preprocess, recipe.preprocess, path="preprocess")
+
+
+def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
+    if recipe.labels is None:
+        return () if recipe.features_only else source.labels
+    try:
+        return tuple(recipe.labels.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"cannot read labels from {recipe.labels}: {error}") from error

@@ -1,0 +1,82 @@
+"""What a new version tells the server and its clients about its graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.manifest import Conversion, PassRecord
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.passes.edge import Edge
+from graphkiln_converters.opening import OpenModel
+from graphkiln_converters.proving import ProvenGraph
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.writer import NewVersion, SourceInfo
+
+
+def remaining_preprocess(model: OpenModel, edge: Edge) -> Preprocess | None:
+    """How an image becomes the input of a rewritten graph: what is left for the client."""
+    return edge.to_graph_preprocess(model.preprocess) if model.preprocess else None
+
+
+def check_edges(recipe: Recipe, preprocess: Preprocess | None) -> None:
+    """Refuses inputs that no client can make.
+
+    Raises:
+        ConversionError: The graph would take bf16 images.
+    """
+    lowers = recipe.lower_edges and recipe.precision is Precision.BF16
+    if lowers and preprocess is not None and preprocess.dtype is not DType.UINT8:
+        raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
+
+
+def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
+    """A proven graph with all that its manifest and its configuration say.
+
+    Args:
+        recipe: How it was made, with the version's number.
+        model: What it was made from.
+        proven: The graph.
+        command: The command line.
+        seconds: How long the conversion took.
+    """
+    proof, edge = proven.proof, proven.rewritten.edge
+    info = SourceInfo(
+        description=model.source.description,
+        command=command,
+        libraries=(*model.source.libraries, "onnx", "onnxruntime"),
+        metrics={},
+        preprocess=remaining_preprocess(model, edge),
+        labels=() if recipe.top_k else model.labels,
+        ranking=_ranking(edge, model.labels),
+    )
+    conversion = Conversion(
+        recipe=recipe.frozen(),
+        precision=recipe.precision,
+        passes=tuple(
+            PassRecord(
+                name=report.name, nodes_before=report.nodes_before, nodes_after=report.nodes_after, note=report.note
+            )
+            for report in proven.rewritten.reports
+        ),
+        output_errors=proof.errors,
+        graph_bytes=sum(path.stat().st_size for path in proven.graph.parent.iterdir() if path.is_file()),
+        seconds=round(seconds, 2),
+        notes=proven.notes,
+    )
+    return NewVersion(
+        graph=proven.graph,
+        source=info,
+        signature=proof.signature,
+        verification=proven.verification,
+        golden=proof.golden,
+        conversion=conversion,
+        max_batch_size=recipe.max_batch_size,
+    )
+
+
+def _ranking(edge: Edge, labels: tuple[str, ...]) -> Ranking | None:
+    return replace(edge.ranking, labels=labels) if edge.ranking else None

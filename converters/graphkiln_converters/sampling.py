@@ -1,0 +1,129 @@
+"""Samples for the proof of a graph: what it is fed, and what its source returns for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.passes.edge import Arrays, Edge
+from graphkiln_converters.opening import OpenModel
+from graphkiln_converters.proving import ReferenceSamples, run_in_batches
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.samples import (
+    SEED,
+    Sizes,
+    Targets,
+    read_reference,
+    read_samples,
+    read_targets,
+    sizes_to_try,
+    synthetic_images,
+)
+from graphkiln_converters.sources.base import GradientSource, InputSpec, synthetic_samples
+
+_SYNTHETIC_SAMPLES = 6
+_MOST_READ = 256
+_REFERENCE_BATCH = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """Makes samples for a graph.
+
+    Attributes:
+        model: The source.
+        edge: How the graph's inputs and outputs differ from the source's.
+        preprocess: How an image becomes the graph's input, or None.
+    """
+
+    model: OpenModel
+    edge: Edge
+    preprocess: Preprocess | None
+
+    @property
+    def inputs(self) -> dict[str, InputSpec]:
+        """The source's inputs, by the graph's names."""
+        return {self.edge.input_name(spec.name): spec for spec in self.model.inputs}
+
+    def samples(self, recipe: Recipe) -> list[ReferenceSamples]:
+        """Samples at the usual sizes (the user's own where given), then synthetic ones at the smallest and largest.
+
+        Raises:
+            ConversionError: The user's samples cannot be read, or the source mixes the rows of a batch.
+        """
+        usual, *ends = sizes_to_try(self.model.inputs)
+        own = recipe.samples
+        feeds = read_samples(own, self.inputs, self.preprocess, _MOST_READ) if own else self._usual_feeds(usual)
+        targets = read_targets(own, self.model.labels, _MOST_READ) if own else None
+        further = [self._synthetic_feeds(sizes, SEED + number) for number, sizes in enumerate(ends, 1)]
+        return [self._referenced(feeds, targets), *(self._referenced(synthetic) for synthetic in further)]
+
+    def calibration(self, recipe: Recipe) -> Arrays:
+        """Feeds to calibrate an int8 graph on; others than those of the proof.
+
+        Raises:
+            ConversionError: There are none, they cannot be read, or they are those of the proof.
+        """
+        if recipe.calibration is None:
+            raise ConversionError(
+                "--precision int8 needs samples to calibrate on",
+                hint="give real ones: --calibration DIR or NPZ, not those of --samples",
+            )
+        if recipe.samples and recipe.samples.resolve() == recipe.calibration.resolve():
+            raise ConversionError(
+                "--calibration and --samples are the same: a proof on calibrated samples proves nothing"
+            )
+        return read_samples(recipe.calibration, self.inputs, self.preprocess, _MOST_READ)
+
+    def _usual_feeds(self, sizes: Sizes) -> Arrays:
+        (first, *others) = self.model.inputs
+        if self.preprocess is None or others or len(first.shape) != 3:
+            return self._synthetic_feeds(sizes, SEED)
+        channels, height, width = first.shape
+        images = synthetic_images((height, width, channels), _SYNTHETIC_SAMPLES)
+        return {self.edge.input_name(first.name): np.stack([self.preprocess.normalize(image) for image in images])}
+
+    def _synthetic_feeds(self, sizes: Sizes, seed: int) -> Arrays:
+        feeds = synthetic_samples(self.model.inputs, _SYNTHETIC_SAMPLES, sizes, seed=seed)
+        return self.edge.to_graph_feeds(feeds)
+
+    def _referenced(self, feeds: Arrays, targets: Targets | None = None) -> ReferenceSamples:
+        """Feeds of the graph, and what the source returns for them, as the graph should."""
+        source, edge = self.model.source, self.edge
+        source_feeds = edge.to_source_feeds(feeds)
+        outputs = run_in_batches(lambda batch: edge.keep(source.run(batch)), source_feeds, _REFERENCE_BATCH)
+        differentiated = source if isinstance(source, GradientSource) else None
+        return ReferenceSamples(
+            feeds=feeds,
+            outputs=edge.to_graph_outputs(outputs),
+            gradients=frozenset({edge.output_name(differentiated.gradient)} if differentiated else ()),
+            gradient_noise=differentiated.gradient_noise(source_feeds) if differentiated else 0.0,
+            ranking=edge.ranking,
+            targets=targets,
+        )
+
+
+def recorded_samples(recipe: Recipe, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> list[ReferenceSamples]:
+    """Inputs and outputs of the source that were recorded where it ran, by the source's names; none without a file.
+
+    Args:
+        recipe: Names the file.
+        inputs: The source's inputs.
+        outputs: Names of the source's outputs.
+
+    Raises:
+        ConversionError: The file cannot be read or does not fit, or the graph will take other inputs than the source.
+    """
+    if recipe.reference is None:
+        return []
+    if recipe.gradient or recipe.input != "source":
+        raise ConversionError(
+            "--reference holds inputs and outputs of the source as it is",
+            hint="leave out --gradient and --input, or prove with --samples",
+        )
+    feeds, recorded = read_reference(recipe.reference, inputs, outputs)
+    return [ReferenceSamples(feeds=feeds, outputs=recorded)]
