@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import pytest
+import zoo
+from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.repository.version import read_version
+
+ORT = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
+OV = replace(ORT, engine="openvino")
+BF16 = replace(OV, precision=Precision.BF16)
+
+
+def has_bf16() -> bool:
+    """Whether this machine's CPU computes in bf16."""
+    facts = Path("/proc/cpuinfo").read_text()
+    return "avx512_bf16" in facts or "amx_bf16" in facts
+
+
+bf16_only = pytest.mark.skipif(not has_bf16(), reason="this CPU does not compute in bf16")
 
 
 def cpu(cores: int = 2, instances: int = 1) -> Resources:
@@ -26,11 +46,23 @@ def lower_version(
     plan: LoweringPlan | SessionConfig,
     cache: ArtifactCache,
     *,
-    warm_sizes: tuple[int, ...] = (1,),
+    batch_sizes: tuple[int, ...] = (1,),
     self_test: bool = True,
 ) -> ProvenSession:
     """The session of a version folder by a plan, or by one configuration."""
-    version = read_version(folder)
     configs = plan if isinstance(plan, LoweringPlan) else LoweringPlan(candidates=(plan,))
-    artifacts = Artifacts(version, saved_precision(version), cache)
-    return select_session(artifacts, configs, Requirements(batch_sizes=warm_sizes, self_test=self_test))
+    requirements = Requirements(batch_sizes=batch_sizes, self_test=self_test)
+    return select_session(artifacts_of(folder, cache), configs, requirements)
+
+
+def artifacts_of(folder: Path, cache: ArtifactCache) -> Artifacts:
+    """The artifacts of a version folder."""
+    version = read_version(folder)
+    return Artifacts(version, saved_precision(version), cache)
+
+
+def add_unrunnable(store: Path) -> Path:
+    """A version whose graph does not run on one zero."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    inputs, outputs = [zoo.value("x", ("n",))], [zoo.value("y", (3, "m"))]
+    return zoo.add(store, "unrunnable", zoo.model(nodes, inputs, outputs, {"shape": np.array([3, -1], np.int64)}))

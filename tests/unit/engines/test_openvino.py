@@ -48,7 +48,7 @@ def test_threads_are_not_pinned(digits: Path) -> None:
 
 
 def test_is_lowered_and_proven_when_it_is_asked_for(digits: Path, cache: ArtifactCache) -> None:
-    lowered = lower_version(digits / "1", plan(Settings(engine="openvino"), cpu(1)), cache, warm_sizes=(1, 3))
+    lowered = lower_version(digits / "1", plan(Settings(engine="openvino"), cpu(1)), cache, batch_sizes=(1, 3))
     with lowered.session:
         assert lowered.config.engine == "openvino"
         assert lowered.self_test is not None

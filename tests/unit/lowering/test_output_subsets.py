@@ -30,16 +30,16 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lowered(folder: Path, cache: ArtifactCache) -> Iterator[ProvenSession]:
-    step = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-    lowered = lower_version(folder, step, cache)
+    config = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
+    lowered = lower_version(folder, config, cache)
     with lowered.session:
         yield lowered
 
 
-def test_the_part_that_is_asked_for_is_computed_alone(lowered: ProvenSession, logged: list[str]) -> None:
+def test_the_part_that_is_requested_is_computed_alone(lowered: ProvenSession, logged: list[str]) -> None:
     session = lowered.session
     with pytest.raises(SignatureError):
-        session.run({"x": BAD}, ["good"])  # the whole graph answers, and computes the other output, too
+        session.run({"x": BAD}, ["good"])  # the whole graph runs, and computes the other output, too
     session.settle()  # type: ignore[attr-defined]
     np.testing.assert_array_equal(session.run({"x": BAD}, ["good"])["good"], BAD + 1)
     np.testing.assert_array_equal(session.run({"x": GOOD}, ["fragile"])["fragile"], GOOD)
@@ -60,8 +60,8 @@ def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str
     nodes = [helper.make_node("Neg", ["x"], ["y"]), *(helper.make_node("Neg", [a], [b]) for a, b in CHAIN)]
     outputs = [zoo.value("y", ("batch", 2)), zoo.value("y30", ("batch", 2))]
     folder = zoo.add(tmp_path, "chain", zoo.model(nodes, [zoo.value("x", ("batch", 2))], outputs))
-    step = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-    lowered = lower_version(folder, step, cache)
+    config = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
+    lowered = lower_version(folder, config, cache)
     with lowered.session as session:
         session.run({"x": np.ones((1, 2), np.float32)}, ["y30"])
     assert logged[-1:] == ["output y30 alone: the whole graph answers"]
@@ -71,7 +71,7 @@ CHAIN = [("y" if number == 1 else f"y{number - 1}", f"y{number}") for number in 
 
 
 class TestKeepOutputs:
-    def test_keeps_inputs_and_answers(self, folder: Path, tmp_path: Path) -> None:
+    def test_keeps_inputs_and_outputs(self, folder: Path, tmp_path: Path) -> None:
         target = tmp_path / "part.onnx"
         assert keep_outputs(folder / "model.onnx", ["good"], target) == 0.5
         graph = onnx.load(target).graph

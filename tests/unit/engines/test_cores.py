@@ -1,0 +1,34 @@
+"""Cores that this process may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.engines import cores
+
+
+class TestCores:
+    @pytest.mark.parametrize(
+        ("content", "expected"), [("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1), ("9900000 100000", 64)]
+    )
+    def test_the_quota_of_a_container_counts(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, expected: int
+    ) -> None:
+        (tmp_path / "cpu.max").write_text(content + "\n")
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
+        assert cores.usable_cores() == expected
+
+    def test_the_older_files_count_too(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "cpu.cfs_quota_us").write_text("300000\n")
+        (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "none")
+        monkeypatch.setattr(cores, "_CGROUP_V1", tmp_path)
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
+        assert cores.usable_cores() == 3
+
+    def test_the_affinity_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {5})
+        assert cores.usable_cores() == 1
