@@ -1,0 +1,191 @@
+"""What the backend uses of `triton_python_backend_utils` (of Triton's stub process), as plain Python."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_TYPE_CODE_OFFSET = 20
+"""Of a DLManagedTensor: data pointer (8), device (4 + 4), ndim (4), then the type code. Source: dlpack.h 0.8."""
+_UINT, _BFLOAT = 1, 4
+
+
+def set_type_code(capsule: object, code: int) -> int:
+    """Overwrites the type code of a DLPack capsule, and returns the old one: numpy reads uint16, but not bf16."""
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    place = ctypes.c_uint8.from_address(get_pointer(capsule, b"dltensor") + _TYPE_CODE_OFFSET)
+    old, place.value = place.value, code
+    return old
+
+
+class _Exporter:
+    """An object that numpy can import a capsule from."""
+
+    def __init__(self, capsule: object) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def read_bf16(capsule: object) -> np.ndarray:
+    """What another library reads from a bf16 capsule: numpy, told that it holds uint16."""
+    assert set_type_code(capsule, _UINT) == _BFLOAT
+    return np.from_dlpack(_Exporter(capsule)).view(_BF16)
+
+
+def write_bf16(array: np.ndarray) -> object:
+    """The capsule that another library makes of a bf16 array: numpy's of uint16, with the other type code."""
+    capsule = array.view(np.uint16).__dlpack__()
+    assert set_type_code(capsule, _BFLOAT) == _UINT
+    return capsule
+
+
+class Tensor:
+    """Holds anything but bf16 as numpy, and bf16 as DLPack alone."""
+
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        assert array.dtype != _BF16, "pb_utils knows no bf16 in numpy"
+        assert array.ndim, "Triton has no scalars"
+        self._name, self._array = name, array
+
+    @staticmethod
+    def from_dlpack(name: str, capsule: object) -> Tensor:
+        tensor = Tensor(name, np.zeros(1))
+        tensor._array = np.array(read_bf16(capsule))
+        return tensor
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> np.ndarray:
+        assert self._array.dtype != _BF16, "pb_utils knows no bf16 in numpy"
+        return self._array
+
+    def to_dlpack(self) -> object:
+        return write_bf16(self._array)
+
+    @property
+    def content(self) -> np.ndarray:
+        """For tests: the array, of any type."""
+        return self._array
+
+
+def input_tensor(name: str, array: np.ndarray) -> Tensor:
+    """A tensor as a request holds it, bf16 among them."""
+    tensor = Tensor(name, np.zeros(1))
+    tensor._array = array
+    return tensor
+
+
+class InferenceRequest:
+    """A request with these inputs for some outputs."""
+
+    def __init__(
+        self, feeds: Mapping[str, np.ndarray], outputs: Collection[str] = ("y",), *, cancelled: bool = False
+    ) -> None:
+        self._tensors = [input_tensor(name, array) for name, array in feeds.items()]
+        self._outputs = outputs
+        self._cancelled = cancelled
+        self.cancellation_checks = 0
+
+    def inputs(self) -> Sequence[Tensor]:
+        return self._tensors
+
+    def requested_output_names(self) -> Collection[str]:
+        return self._outputs
+
+    def is_cancelled(self) -> bool:
+        self.cancellation_checks += 1
+        return self._cancelled
+
+
+class TritonError:
+    INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, CANCELLED = range(1, 6)
+
+    def __init__(self, message: str, code: int) -> None:
+        self.message, self.code = message, code
+
+
+class TritonModelException(Exception):
+    pass
+
+
+class InferenceResponse:
+    def __init__(self, output_tensors: Sequence[Tensor] = (), error: TritonError | None = None) -> None:
+        self.error = error
+        self.outputs = {tensor.name(): tensor.content for tensor in output_tensors}
+
+
+class _Metric:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+    def increment(self, value: float) -> None:
+        assert value >= 0, "a counter only grows"
+        self.value += value
+
+
+class MetricFamily:
+    """Keeps all metrics by name and labels in `published`."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    published: dict[tuple[str, frozenset[tuple[str, str]]], _Metric] = {}  # noqa: RUF012 - of all families
+    kinds: dict[str, str] = {}  # noqa: RUF012 - of all families
+
+    def __init__(self, *, name: str, description: str, kind: str) -> None:
+        assert description
+        self._name = name
+        self.kinds[name] = kind
+
+    def Metric(self, *, labels: Mapping[str, str]) -> _Metric:  # noqa: N802 - Triton's name
+        return self.published.setdefault((self._name, frozenset(labels.items())), _Metric())
+
+
+class Logger:
+    lines: list[tuple[str, str]] = []  # noqa: RUF012 - of the process
+
+    @staticmethod
+    def log_info(line: str) -> None:
+        Logger.lines.append(("info", line))
+
+    @staticmethod
+    def log_warn(line: str) -> None:
+        Logger.lines.append(("warning", line))
+
+
+model_dir = ""
+"""For tests: what `get_model_dir` returns."""
+
+
+def get_model_dir() -> str:
+    return model_dir
+
+
+def metric(name: str, **labels: str) -> float:
+    """For tests: the value of the only metric of a name whose labels include these."""
+    values = [
+        metric.value
+        for (published, its_labels), metric in MetricFamily.published.items()
+        if published == name and labels.items() <= dict(its_labels).items()
+    ]
+    assert len(values) == 1, f"{len(values)} metrics {name} with {labels}"
+    return values[0]
+
+
+def reset() -> None:
+    """Forgets what was published and logged."""
+    MetricFamily.published.clear()
+    MetricFamily.kinds.clear()
+    Logger.lines.clear()

@@ -1,0 +1,491 @@
+"""Requests in, results out: validation, batching, retries, fixed batches, requested outputs, cancellation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from fake_triton import InferenceRequest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.triton import executor as module
+from graphkiln_backend.triton.executor import Cancelled, Executor, Result
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def spec(name: str, *shape: int | str, dtype: DType = DType.FP32) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+SIGNATURE = Signature(
+    inputs=(spec("x", "batch", "width"),), outputs=(spec("y", "batch", "width"), spec("sum", "batch"))
+)
+
+
+def double(feeds: Arrays) -> dict[str, np.ndarray]:
+    return {"y": feeds["x"] * 2, "sum": feeds["x"].sum(axis=1)}
+
+
+class FakeSession:
+    """Computes with numpy, and keeps what it was asked for."""
+
+    def __init__(
+        self, signature: Signature = SIGNATURE, compute: Callable[[Arrays], dict[str, np.ndarray]] = double
+    ) -> None:
+        self.signature = signature
+        self.compute = compute
+        self.shapes: list[tuple[int, ...]] = []
+        self.outputs: list[tuple[str, ...]] = []
+
+    def run(self, feeds: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        self.shapes.append(next(iter(feeds.values())).shape)
+        self.outputs.append(tuple(outputs))
+        computed = self.compute(feeds)
+        return {name: np.array(computed[name]) for name in outputs}
+
+
+def rows(*numbers: float, width: int = 2) -> np.ndarray:
+    """One row of equal numbers for each number."""
+    return np.repeat(np.array(numbers, np.float32)[:, None], width, axis=1)
+
+
+def request(*numbers: float, width: int = 2, outputs: Sequence[str] = ("y",), cancelled: bool = False):
+    return InferenceRequest({"x": rows(*numbers, width=width)}, outputs, cancelled=cancelled)
+
+
+def check_outputs(result: Result, **expected: np.ndarray) -> None:
+    assert isinstance(result, dict), result
+    assert list(result) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result[name], array)
+
+
+class TestSingleRequest:
+    def test_its_outputs_are_computed(self) -> None:
+        check_outputs(Executor(FakeSession(), batching=True).execute(request(1, 2)), y=rows(2, 4))
+
+    def test_only_requested_outputs_are_computed_in_the_signatures_order(self) -> None:
+        session = FakeSession()
+        executor = Executor(session, batching=True)
+        check_outputs(executor.execute(request(1, outputs=["sum"])), sum=np.array([2.0]))
+        check_outputs(executor.execute(request(1, outputs={"sum", "y"})), y=rows(2), sum=np.array([2.0]))
+        assert session.outputs == [("sum",), ("y", "sum")]
+
+    def test_an_unknown_output_is_not_computed(self) -> None:
+        check_outputs(Executor(FakeSession(), batching=True).execute(request(1, outputs=["y", "other"])), y=rows(2))
+
+    @pytest.mark.parametrize(
+        ("feeds", "message"),
+        [
+            ({"x": np.zeros((1, 2), np.float64)}, r"wrong dtype of input 'x': .*got FP64\[1,2\]"),
+            ({"x": np.zeros((1, 2, 3), np.float32)}, r"wrong rank of input 'x': .*got FP32\[1,2,3\]"),
+            ({"x": np.zeros(2, np.float32)}, r"wrong rank of input 'x'"),
+            ({}, r"missing input 'x': .*got no input"),
+        ],
+        ids=["dtype", "rank", "no batch", "missing"],
+    )
+    def test_a_request_that_does_not_fit_is_an_error_and_is_not_run(self, feeds: Arrays, message: str) -> None:
+        session = FakeSession()
+        result = Executor(session, batching=True).execute(InferenceRequest(feeds))
+        assert isinstance(result, SignatureError)
+        with pytest.raises(SignatureError, match=message):
+            raise result
+        assert not session.shapes
+
+    def test_a_wrong_size_is_an_error_every_time(self) -> None:
+        signature = Signature(inputs=(spec("x", "batch", 3),), outputs=(spec("y", "batch", 3),))
+        executor = Executor(FakeSession(signature), batching=True)
+        for _ in range(3):
+            assert isinstance(executor.execute(request(1, width=2)), SignatureError)
+        check_outputs(executor.execute(request(1, width=3)), y=rows(2, width=3))
+
+    def test_an_error_of_the_engine_is_the_result(self) -> None:
+        error = ExecutionError("out of memory")
+
+        def fail(_: Arrays) -> dict[str, np.ndarray]:
+            raise error
+
+        assert Executor(FakeSession(compute=fail), batching=True).execute(request(1)) is error
+
+    def test_a_fault_of_the_program_is_not_hidden(self) -> None:
+        executor = Executor(FakeSession(compute=lambda _: {}), batching=True)
+        with pytest.raises(KeyError):
+            executor.execute(request(1))
+
+    def test_another_request_is_computed_after_an_error(self) -> None:
+        executor = Executor(FakeSession(), batching=True)
+        assert isinstance(executor.execute(InferenceRequest({})), SignatureError)
+        check_outputs(executor.execute(request(3)), y=rows(6))
+
+    def test_without_batching_the_first_dimension_is_like_any_other(self) -> None:
+        signature = Signature(inputs=(spec("x", 2, 2),), outputs=(spec("y", 2, 2),))
+        executor = Executor(FakeSession(signature), batching=False)
+        check_outputs(executor.execute(request(1, 2)), y=rows(2, 4))
+        assert isinstance(executor.execute(request(1, 2, 3)), SignatureError)
+        assert not executor.batch_sizes
+
+
+class TestInputs:
+    def test_a_scalar_arrives_with_one_element_and_is_run_as_a_scalar(self) -> None:
+        signature = Signature(inputs=(spec("x", 2), spec("scale")), outputs=(spec("y", 2),))
+        session = FakeSession(signature, lambda feeds: {"y": feeds["x"] * feeds["scale"].reshape(())[()]})
+        seen: list[tuple[int, ...]] = []
+        compute = session.compute
+        session.compute = lambda feeds: (seen.append(feeds["scale"].shape), compute(feeds))[1]
+        feeds = {"x": np.array([1, 2], np.float32), "scale": np.array([3], np.float32)}
+        check_outputs(Executor(session, batching=False).execute(InferenceRequest(feeds)), y=np.array([3.0, 6.0]))
+        assert seen == [()]
+
+    def test_an_optional_input_may_be_left_out(self) -> None:
+        signature = Signature(
+            inputs=(spec("x", "batch", 2),),
+            outputs=(spec("y", "batch", 2),),
+            optional_inputs=(spec("bias", 2), spec("scale")),
+        )
+
+        def compute(feeds: Arrays) -> dict[str, np.ndarray]:
+            return {"y": feeds["x"] * feeds.get("scale", 1) + feeds.get("bias", 0)}
+
+        executor = Executor(FakeSession(signature, compute), batching=False)
+        check_outputs(executor.execute(request(1)), y=rows(1))
+        feeds = {"x": rows(1), "bias": np.array([5, 6], np.float32), "scale": np.array([10], np.float32)}
+        check_outputs(executor.execute(InferenceRequest(feeds)), y=np.array([[15, 16]]))
+
+    def test_an_optional_input_is_validated_too(self) -> None:
+        signature = Signature(
+            inputs=(spec("x", "batch", 2),), outputs=(spec("y", "batch", 2),), optional_inputs=(spec("bias", 2),)
+        )
+        executor = Executor(FakeSession(signature), batching=False)
+        result = executor.execute(InferenceRequest({"x": rows(1), "bias": np.zeros(3, np.float32)}))
+        assert isinstance(result, SignatureError)
+        assert "input 'bias'" in str(result)
+
+    def test_equal_symbols_are_equal_sizes_across_inputs(self) -> None:
+        signature = Signature(
+            inputs=(spec("x", "batch", "width"), spec("mask", "batch", "width")), outputs=(spec("y", "batch", "width"),)
+        )
+        executor = Executor(FakeSession(signature), batching=True)
+        feeds = {"x": rows(1, width=3), "mask": rows(1, width=3)}
+        check_outputs(executor.execute(InferenceRequest(feeds)), y=rows(2, width=3))
+        result = executor.execute(InferenceRequest({**feeds, "mask": rows(1, width=4)}))
+        assert isinstance(result, SignatureError)
+        assert "'width' is 3 elsewhere" in str(result)
+
+    def test_bf16_is_read_through_dlpack(self) -> None:
+        signature = Signature(
+            inputs=(spec("x", "batch", 2, dtype=DType.BF16),), outputs=(spec("y", "batch", 2, dtype=DType.BF16),)
+        )
+        array = rows(1, 2).astype(DType.BF16.numpy)
+        result = Executor(FakeSession(signature), batching=True).execute(InferenceRequest({"x": array}))
+        check_outputs(result, y=array * 2)
+        assert result["y"].dtype == DType.BF16.numpy
+
+    def test_texts_are_read(self) -> None:
+        signature = Signature(
+            inputs=(spec("x", "batch", dtype=DType.BYTES),), outputs=(spec("y", "batch", dtype=DType.BYTES),)
+        )
+        session = FakeSession(signature, lambda feeds: {"y": feeds["x"][::-1]})
+        words = np.array([b"a", b"bc"], np.object_)
+        check_outputs(Executor(session, batching=True).execute(InferenceRequest({"x": words})), y=words[::-1])
+
+
+class TestValidShapes:
+    @pytest.fixture
+    def checks(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, tuple[int, ...]]]:
+        """The shapes of every validation."""
+        seen: list[dict[str, tuple[int, ...]]] = []
+        check = Signature.check
+
+        def record(signature: Signature, feeds: Arrays) -> None:
+            seen.append({name: array.shape for name, array in feeds.items()})
+            check(signature, feeds)
+
+        monkeypatch.setattr(Signature, "check", record)
+        return seen
+
+    def test_shapes_are_validated_once(self, checks: list[object]) -> None:
+        executor = Executor(FakeSession(), batching=True)
+        for number in range(3):
+            executor.execute(request(number))
+            executor.execute(request(number, number))
+        assert checks == [{"x": (1, 2)}, {"x": (2, 2)}]
+
+    def test_a_known_shape_of_another_type_is_validated(self, checks: list[object]) -> None:
+        executor = Executor(FakeSession(), batching=True)
+        executor.execute(request(1))
+        assert isinstance(executor.execute(InferenceRequest({"x": np.zeros((1, 2), np.int32)})), SignatureError)
+        assert len(checks) == 2
+
+    def test_known_shapes_with_another_input_are_validated(self, checks: list[object]) -> None:
+        signature = Signature(
+            inputs=(spec("x", "batch", 2),), outputs=(spec("y", "batch", 2),), optional_inputs=(spec("z", "batch", 2),)
+        )
+        executor = Executor(FakeSession(signature), batching=True)
+        executor.execute(request(1))
+        assert isinstance(executor.execute(InferenceRequest({"z": rows(1)})), SignatureError)
+        assert len(checks) == 2
+
+    def test_what_is_kept_is_bounded(self, checks: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_MAX_VALID_SHAPES", 3)
+        executor = Executor(FakeSession(), batching=True)
+        for width in range(1, 6):
+            executor.execute(request(1, width=width))
+        del checks[:]
+        for width in range(1, 6):
+            check_outputs(executor.execute(request(1, width=width)), y=rows(2, width=width))
+        assert checks == [{"x": (1, 4)}, {"x": (1, 5)}]
+
+
+class TestCancellation:
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """Seconds that each run takes: the last of the list."""
+        seconds, now = [0.0], [0.0]
+
+        def monotonic() -> float:
+            now[0] += seconds[-1]
+            return now[0]
+
+        monkeypatch.setattr(module.time, "monotonic", monotonic)
+        return seconds
+
+    def test_a_cancelled_request_is_not_computed_where_a_run_is_slow(self, clock: list[float]) -> None:
+        clock.append(0.1)
+        session = FakeSession()
+        executor = Executor(session, batching=True)
+        executor.execute(request(1))
+        result = executor.execute(request(2, cancelled=True))
+        assert isinstance(result, Cancelled)
+        assert result.triton_code == "CANCELLED"
+        assert len(session.shapes) == 1
+
+    def test_triton_is_not_asked_where_a_run_is_fast(self, clock: list[float]) -> None:
+        clock.append(1e-4)
+        executor = Executor(FakeSession(), batching=True)
+        for _ in range(3):
+            late = request(2, cancelled=True)
+            check_outputs(executor.execute(late), y=rows(4))
+            assert late.cancellation_checks == 0
+
+    def test_the_last_run_decides(self, clock: list[float]) -> None:
+        executor = Executor(FakeSession(), batching=True)
+        clock.append(0.1)
+        executor.execute(request(1))
+        clock.append(1e-4)
+        assert isinstance(executor.execute(request(1, cancelled=True)), Cancelled)
+        executor.execute(request(1))
+        check_outputs(executor.execute(request(1, cancelled=True)), y=rows(2))
+
+    def test_the_others_of_a_batch_are_computed(self, clock: list[float]) -> None:
+        clock.append(0.1)
+        session = FakeSession()
+        executor = Executor(session, batching=True)
+        executor.execute(request(1))
+        first, second, third = executor.execute_batch([request(1), request(2, cancelled=True), request(3)])
+        check_outputs(first, y=rows(2))
+        assert isinstance(second, Cancelled)
+        check_outputs(third, y=rows(6))
+        assert session.shapes[1:] == [(2, 2)]
+
+
+class TestBatch:
+    def test_requests_of_one_shape_share_a_run(self) -> None:
+        session = FakeSession()
+        results = Executor(session, batching=True).execute_batch([request(1), request(2, 3), request(4)])
+        for result, expected in zip(results, (rows(2), rows(4, 6), rows(8)), strict=True):
+            check_outputs(result, y=expected)
+        assert session.shapes == [(4, 2)]
+
+    def test_requests_of_other_shapes_run_by_shape_and_keep_their_order(self) -> None:
+        session = FakeSession()
+        requests = [request(1), request(2, width=3), request(3), request(4, width=3), request(5, width=1)]
+        results = Executor(session, batching=True).execute_batch(requests)
+        for number, (result, width) in enumerate(zip(results, (2, 3, 2, 3, 1), strict=True), start=1):
+            check_outputs(result, y=rows(2 * number, width=width))
+        assert session.shapes == [(2, 2), (2, 3), (1, 1)]
+
+    def test_each_gets_what_it_requested_of_the_union(self) -> None:
+        session = FakeSession()
+        requests = [request(1, outputs=["sum"]), request(2, outputs=["y"]), request(3, outputs=["sum", "y"])]
+        first, second, third = Executor(session, batching=True).execute_batch(requests)
+        check_outputs(first, sum=np.array([2.0]))
+        check_outputs(second, y=rows(4))
+        check_outputs(third, y=rows(6), sum=np.array([6.0]))
+        assert session.outputs == [("y", "sum")]
+
+    def test_what_nobody_requested_is_not_computed(self) -> None:
+        session = FakeSession()
+        Executor(session, batching=True).execute_batch([request(1, outputs=["sum"]), request(2, outputs=["sum"])])
+        assert session.outputs == [("sum",)]
+
+    def test_a_request_that_does_not_fit_fails_alone(self) -> None:
+        session = FakeSession()
+        bad = InferenceRequest({"x": np.zeros((1, 2), np.int64)})
+        first, second, third = Executor(session, batching=True).execute_batch([request(1), bad, request(3)])
+        check_outputs(first, y=rows(2))
+        assert isinstance(second, SignatureError)
+        check_outputs(third, y=rows(6))
+        assert session.shapes == [(2, 2)]
+
+    def test_a_batch_of_nothing_but_errors(self) -> None:
+        session = FakeSession()
+        results = Executor(session, batching=True).execute_batch([InferenceRequest({}), InferenceRequest({})])
+        assert [type(result) for result in results] == [SignatureError, SignatureError]
+        assert not session.shapes
+
+    def test_no_request_has_no_result(self) -> None:
+        assert Executor(FakeSession(), batching=True).execute_batch([]) == []
+
+    def test_when_a_batch_fails_only_the_guilty_request_does(self) -> None:
+        def refuse_thirteen(feeds: Arrays) -> dict[str, np.ndarray]:
+            if 13 in feeds["x"]:
+                raise ExecutionError("13 is not a number")
+            return double(feeds)
+
+        session = FakeSession(compute=refuse_thirteen)
+        first, second, third = Executor(session, batching=True).execute_batch([request(1), request(13), request(3)])
+        check_outputs(first, y=rows(2))
+        assert isinstance(second, ExecutionError)
+        check_outputs(third, y=rows(6))
+        assert session.shapes == [(3, 2), (1, 2), (1, 2), (1, 2)]
+
+    def test_a_group_that_fails_leaves_other_groups_alone(self) -> None:
+        def refuse_wide(feeds: Arrays) -> dict[str, np.ndarray]:
+            if feeds["x"].shape[1] == 3:
+                raise ExecutionError("too wide")
+            return double(feeds)
+
+        requests = [request(1), request(2, width=3), request(3), request(4, width=3)]
+        results = Executor(FakeSession(compute=refuse_wide), batching=True).execute_batch(requests)
+        check_outputs(results[0], y=rows(2))
+        check_outputs(results[2], y=rows(6))
+        assert isinstance(results[1], ExecutionError)
+        assert isinstance(results[3], ExecutionError)
+
+    def test_an_output_without_the_batch_is_computed_request_by_request(self) -> None:
+        session = FakeSession(compute=lambda feeds: {"y": feeds["x"], "sum": feeds["x"].sum(axis=1)[:1]})
+        requests = [request(1, outputs=["sum"]), request(2, outputs=["sum"])]
+        first, second = Executor(session, batching=True).execute_batch(requests)
+        check_outputs(first, sum=np.array([2.0]))
+        check_outputs(second, sum=np.array([4.0]))
+        assert session.shapes == [(2, 2), (1, 2), (1, 2)]
+
+    def test_without_batching_every_request_runs_alone(self) -> None:
+        session = FakeSession()
+        results = Executor(session, batching=False).execute_batch([request(1), request(2)])
+        for result, expected in zip(results, (rows(2), rows(4)), strict=True):
+            check_outputs(result, y=expected)
+        assert session.shapes == [(1, 2), (1, 2)]
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(-9, 9), min_size=1, max_size=3),
+                st.integers(1, 3),
+                st.sampled_from([("y",), ("sum",), ("y", "sum")]),
+                st.sampled_from([np.float32, np.float32, np.float32, np.int32]),
+            ),
+            max_size=8,
+        )
+    )
+    def test_a_batch_computes_what_its_requests_compute_alone(self, drawn: list[tuple]) -> None:
+        def make(numbers: list[int], width: int, outputs: tuple[str, ...], dtype: type) -> InferenceRequest:
+            return InferenceRequest({"x": rows(*numbers, width=width).astype(dtype)}, outputs)
+
+        together = Executor(FakeSession(), batching=True).execute_batch([make(*values) for values in drawn])
+        alone = Executor(FakeSession(), batching=True)
+        for result, values in zip(together, drawn, strict=True):
+            expected = alone.execute(make(*values))
+            if isinstance(expected, GraphkilnError):
+                assert str(result) == str(expected)
+            else:
+                check_outputs(result, **expected)
+
+
+class TestFixedBatch:
+    SIGNATURE = Signature(inputs=(spec("x", 4, 2),), outputs=(spec("y", 4, 2), spec("sum", 4)))
+
+    @pytest.mark.parametrize(("count", "runs"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+    def test_any_number_of_rows_runs_in_full_batches(self, count: int, runs: int) -> None:
+        session = FakeSession(self.SIGNATURE)
+        executor = Executor(session, batching=True)
+        numbers = list(range(count))
+        result = executor.execute(request(*numbers, outputs=["y", "sum"]))
+        check_outputs(result, y=rows(*numbers) * 2, sum=np.array(numbers, np.float32) * 2)
+        assert session.shapes == [(4, 2)] * runs
+        assert executor.fixed_batch_size == 4
+
+    def test_padding_repeats_the_last_row(self) -> None:
+        seen: list[np.ndarray] = []
+        session = FakeSession(self.SIGNATURE, lambda feeds: (seen.append(feeds["x"].copy()), double(feeds))[1])
+        Executor(session, batching=True).execute(request(1, 7))
+        np.testing.assert_array_equal(seen[0], rows(1, 7, 7, 7))
+
+    def test_several_requests_fill_a_batch(self) -> None:
+        session = FakeSession(self.SIGNATURE)
+        first, second = Executor(session, batching=True).execute_batch([request(1, 2), request(3, 4)])
+        check_outputs(first, y=rows(2, 4))
+        check_outputs(second, y=rows(6, 8))
+        assert session.shapes == [(4, 2)]
+
+    def test_an_empty_batch_is_an_error(self) -> None:
+        result = Executor(FakeSession(self.SIGNATURE), batching=True).execute(
+            InferenceRequest({"x": np.zeros((0, 2), np.float32)})
+        )
+        assert isinstance(result, SignatureError)
+        assert "the batch is empty" in str(result)
+
+    def test_other_dimensions_stay_fixed(self) -> None:
+        result = Executor(FakeSession(self.SIGNATURE), batching=True).execute(request(1, width=3))
+        assert isinstance(result, SignatureError)
+
+    def test_without_batching_it_is_like_any_other_dimension(self) -> None:
+        executor = Executor(FakeSession(self.SIGNATURE), batching=False)
+        assert executor.fixed_batch_size is None
+        assert isinstance(executor.execute(request(1)), SignatureError)
+        check_outputs(executor.execute(request(1, 2, 3, 4)), y=rows(2, 4, 6, 8))
+
+
+class TestBatchSizes:
+    def test_every_run_is_counted_with_its_rows(self) -> None:
+        executor = Executor(FakeSession(), batching=True)
+        executor.execute(request(1, 2, 3))
+        executor.execute_batch([request(1), request(2, 3), request(4, width=5)])
+        assert list(executor.batch_sizes) == [3, 3, 1]
+
+    def test_a_refused_request_is_not_counted(self) -> None:
+        executor = Executor(FakeSession(), batching=True)
+        executor.execute(InferenceRequest({}))
+        assert not executor.batch_sizes
+
+    def test_a_fixed_batch_is_counted_once_and_without_its_padding(self) -> None:
+        executor = Executor(FakeSession(TestFixedBatch.SIGNATURE), batching=True)
+        executor.execute(request(*range(5)))
+        assert list(executor.batch_sizes) == [5]
+
+
+def test_a_single_request_passes_few_functions() -> None:
+    """After a run has filled the processor's caches, each line of Python costs ten times what a benchmark says."""
+    executor = Executor(FakeSession(), batching=True)
+    single = request(1)
+    executor.execute(single)
+    called: list[str] = []
+
+    def count(frame, event: str, _: object) -> None:
+        if event == "call" and "graphkiln_backend" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        executor.execute(single)
+    finally:
+        sys.setprofile(None)
+    functions = [name for name in called if name != "<listcomp>"]  # inlined since Python 3.12
+    assert functions == ["execute", "_read", "to_array", "_requested_outputs", "_run"]
