@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block, however the block ends."""
+"""A base class for what holds resources."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """Something that holds what must be given back: `close` does it, and so does the end of a `with` block."""
+    """Holds resources; `close` frees them, and so does the end of a `with` block, however it ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what is held."""
+        """Frees the resources."""
 
     def __enter__(self) -> Self:
         return self

@@ -12,12 +12,15 @@ import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.spelling import did_you_mean
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def decode(cls: type[T], value: object, *, path: str = "") -> T:
@@ -34,7 +37,7 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
     if not isinstance(value, Mapping):
         raise _wrong(path, "an object", value)
     hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(typing.cast("Any", cls))}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in value:
         if key not in fields:
             raise ManifestError(f"unknown key '{_join(path, key)}'", hint=did_you_mean(str(key), fields))
@@ -99,8 +102,8 @@ def _decode_any(hint: Any, value: object, path: str) -> Any:
             raise _wrong(path, "an object", value)
         item_hint = typing.get_args(hint)[1]
         return {str(key): _decode_any(item_hint, item, _join(path, key)) for key, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return decode(typing.cast("type[Any]", hint), value, path=path)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return decode(hint, value, path=path)
     return _decode_scalar(hint, value, path)
 
 

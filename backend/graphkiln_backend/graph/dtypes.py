@@ -94,8 +94,17 @@ class DType(enum.StrEnum):
 
     @classmethod
     def from_config(cls, number: int) -> DType:
-        """Names the number of a `DataType` in a model configuration. Source: Triton's `model_config.proto`."""
-        return _CONFIG_ORDER[number]
+        """Names the number of a `DataType` in a model configuration.
+
+        Raises:
+            ManifestError: There is no such data type.
+
+        Source: Triton's `model_config.proto`.
+        """
+        try:
+            return _CONFIG_ORDER[number]
+        except KeyError:
+            raise ManifestError(f"data type {number} of a config.pbtxt is not known") from None
 
     @classmethod
     def from_onnx(cls, number: int) -> DType:

@@ -10,18 +10,18 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── ExecutionError              an engine failed while it ran a graph
 ├── VerificationError           the outputs changed (`report`)
 ├── ConversionError             a source model could not become a saved graph
-├── ServerSetupError            the server cannot be started as asked
+├── ServerSetupError            the server cannot be started with these settings
 ├── MeasurementError            something could not be measured
-└── ClientError                 a request did not get its answer (`status`, `body`, `request_id`, `retry_after_s`)
+└── ClientError                 a request failed (`status`, `body`, `request_id`, `retry_after_s`)
     ├── InvalidInput            the image or tensor cannot be sent
     ├── ModelNotFound           no such model or version
-    ├── ModelNotReady           the model is there but cannot answer now
-    ├── Unauthorized            the server wants (other) credentials
+    ├── ModelNotReady           the model is there but cannot run now
+    ├── Unauthorized            the server requires other credentials
     ├── Overloaded              the server refuses work for now
     ├── DeadlineExceeded        the time given for the call is over
-    ├── ConnectionFailed        nobody answers at the address
+    ├── ConnectionFailed        no server answers at the address
     ├── ServerError             the server failed while it worked on the request
-    └── ProtocolError           the answer is not what the protocol promises
+    └── ProtocolError           the response is not what the protocol promises
 
 Third-party errors are translated into these at one edge per library, with `raise ... from`.
 """
@@ -99,11 +99,11 @@ class EngineUnavailable(GraphkilnError):
 
 
 class LoweringError(GraphkilnError):
-    """No step of a lowering plan produced a session.
+    """No configuration of a lowering plan produced a session.
 
     Args:
         message: What was to be lowered.
-        attempts: One line per attempt: the step and why it failed.
+        attempts: One line per attempt: the configuration and why it failed.
     """
 
     triton_code = "UNAVAILABLE"
@@ -114,7 +114,7 @@ class LoweringError(GraphkilnError):
 
 
 class CacheError(GraphkilnError):
-    """The artifact cache cannot be written, and does not hold what is wanted."""
+    """The artifact cache cannot be written, and does not hold the requested artifact."""
 
     triton_code = "UNAVAILABLE"
 
@@ -124,11 +124,11 @@ class ExecutionError(GraphkilnError):
 
 
 class VerificationError(GraphkilnError):
-    """The answers of a graph changed by more than the policy allows.
+    """The outputs of a graph changed by more than the policy allows.
 
     Args:
-        message: Which graph and step.
-        report: The verdict line with the numbers.
+        message: What changed.
+        report: The verdict with the figures.
     """
 
     def __init__(self, message: str, *, report: str, hint: str = "") -> None:
@@ -143,7 +143,7 @@ class ConversionError(GraphkilnError):
 
 
 class ServerSetupError(GraphkilnError):
-    """The server cannot be started as asked: no tritonserver, a busy port, a missing folder, a wrong flag."""
+    """The server cannot be started with these settings: no tritonserver, a busy port, a missing folder, a wrong flag."""
 
     exit_code = 2
 
@@ -153,14 +153,14 @@ class MeasurementError(GraphkilnError):
 
 
 class ClientError(GraphkilnError):
-    """A request did not get its answer.
+    """A request failed.
 
     Args:
         message: What happened.
-        status: The HTTP status code or gRPC status name, when the server answered.
-        body: The server's own words, when it answered.
+        status: The HTTP status code or gRPC status name, when the server responded.
+        body: Of the response, when the server responded.
         request_id: The id that the request carried.
-        retry_after_s: Seconds after which the server asks to be tried again, when it says so.
+        retry_after_s: Seconds to wait before another attempt, when the server names them.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class ModelNotFound(ClientError):
 
 
 class ModelNotReady(ClientError):
-    """The model exists but cannot answer now."""
+    """The model exists but cannot run now."""
 
     triton_code = "UNAVAILABLE"
 
@@ -217,7 +217,7 @@ class DeadlineExceeded(ClientError):
 
 
 class ConnectionFailed(ClientError):
-    """Nobody answers at the address."""
+    """No server answers at the address."""
 
     triton_code = "UNAVAILABLE"
 
@@ -227,4 +227,4 @@ class ServerError(ClientError):
 
 
 class ProtocolError(ClientError):
-    """The answer is not what the KServe v2 protocol promises."""
+    """The response is not what the KServe v2 protocol promises."""

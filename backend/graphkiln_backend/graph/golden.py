@@ -1,4 +1,4 @@
-"""Golden samples: a few inputs with the answers that a saved graph must give, kept beside it as one .npz file."""
+"""Golden samples: a few inputs with the outputs that a saved graph must compute, kept beside it as one .npz file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class GoldenSamples:
     """Inputs and two sets of reference outputs, by tensor name; all with the same first dimension.
 
     Attributes:
-        inputs: What to feed.
-        source_outputs: What the source model answered (fp32).
-        graph_outputs: What the saved graph itself answered when it was made (ONNX Runtime CPU, optimizations off).
+        inputs: The feeds.
+        source_outputs: Of the source model, in fp32.
+        graph_outputs: Of the saved graph itself when it was made (ONNX Runtime on the CPU, optimizations off).
     """
 
     inputs: Mapping[str, AnyArray]
@@ -30,7 +30,7 @@ class GoldenSamples:
     graph_outputs: Mapping[str, AnyArray]
 
     def only(self, outputs: Collection[str]) -> GoldenSamples:
-        """The same samples with some of the outputs."""
+        """The same samples with these outputs alone."""
         source, graph = (
             {name: array for name, array in group.items() if name in outputs}
             for group in (self.source_outputs, self.graph_outputs)

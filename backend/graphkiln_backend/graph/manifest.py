@@ -26,7 +26,7 @@ class Provenance:
     Attributes:
         source: The source model and data, in words.
         command: The command that made this version.
-        versions: Library name -> version at conversion.
+        versions: Version of each library at conversion, by name.
         metrics: What was measured on the source task, for example `{"test_accuracy": 0.99}`.
     """
 
@@ -38,17 +38,17 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """One proven step, with the figures that were seen and the limits that they were held to.
+    """One proof, with the figures that were measured and the limits that they were held to.
 
     Attributes:
-        step: Row of the numeric policy (`proof.policy`).
+        step: Name of the row of the numeric policy (`proof.policy.Limits`).
         samples: Number of samples compared.
         batch_sizes: Batch sizes that were run.
         relative_l2: Worst `|y - r| / |r|` over the outputs.
         relative_l2_limit: The limit used.
         worst_element: Worst `max |y - r| / (|r| + RMS(r))` over the outputs.
         worst_element_limit: The limit used; None where the policy has none.
-        verdict: The one line that says why a person can trust it.
+        verdict: The same in one line, for people.
     """
 
     step: str
@@ -72,7 +72,7 @@ class Golden:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
-    """A pass that the graph went through, with its number of nodes before and after; `note` says what was left."""
+    """A pass that ran, with the number of nodes before and after; `note` says what it left as it was."""
 
     name: str
     nodes_before: int
@@ -87,11 +87,11 @@ class Conversion:
     Attributes:
         recipe: The frozen recipe, as `graphkiln convert --recipe` reads it.
         precision: Element type of most of the arithmetic.
-        passes: What rewrote the graph, in order.
+        passes: The graph passes that ran, in order.
         output_errors: Relative L2 error of each output.
         graph_bytes: Size of the graph file and its weights.
         seconds: Time that the conversion took.
-        notes: What a person should know: what could not be decided, what was left.
+        notes: What a person should know, such as what could not be judged.
     """
 
     recipe: dict[str, Any]
@@ -115,11 +115,11 @@ class Manifest:
         preprocess: How an image becomes the first input, or None.
         labels: Name of the labels file in the model's folder, or None.
         provenance: Where the graph came from.
-        verification: The steps that were proven.
+        verification: The proofs.
         golden: The golden samples, or None.
-        conversion: How `graphkiln convert` made the graph, or None for another maker.
+        conversion: How `graphkiln convert` made the graph, or None where something else did.
         weights: SHA-256 of each file of weights beside the graph, by file name.
-        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+        ranking: The outputs of an embedded top-k, or None.
     """
 
     format_version: int
@@ -142,7 +142,7 @@ class Manifest:
                 hint="upgrade graphkiln" if self.format_version > FORMAT_VERSION else "convert the model again",
             )
         for name in (self.graph_file, self.golden.file if self.golden else None, self.labels, *self.weights):
-            if name is not None and Path(name).name != name:
+            if name is not None and (name in ("", "..") or Path(name).name != name):
                 raise ManifestError(f"'{name}' must be a plain file name inside the model's folder")
 
     @classmethod

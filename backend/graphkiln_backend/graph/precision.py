@@ -12,7 +12,7 @@ from graphkiln_backend.graph.dtypes import DType
 class Precision(enum.StrEnum):
     """A precision by the name that users write.
 
-    `TF32` is fp32 with a short mantissa on NVIDIA's tensor cores: it is asked for, never stored.
+    `TF32` is fp32 with a short mantissa on NVIDIA's tensor cores: it is requested, never stored.
     """
 
     FP32 = "fp32"

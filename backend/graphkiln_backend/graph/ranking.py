@@ -1,6 +1,6 @@
-"""What a graph that answers its best classes itself tells clients: in which outputs, and what the classes are called.
+"""What a graph with an embedded top-k tells clients: which outputs hold it, and the names of the classes.
 
-Triton attaches labels to scores by their place in the output; in a top-k output the place is the rank.
+Triton attaches labels to scores by their position in the output; in a top-k output the position is the rank.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Ranking:
 
     @classmethod
     def from_json(cls, text: str) -> Ranking:
-        """Parses what is published.
+        """Parses a published ranking.
 
         Raises:
-            ManifestError: Not JSON, or something else; the message names the bad key.
+            ManifestError: Not JSON, or not a ranking; the message names the bad key.
         """
         return decode_json(cls, text, what="the ranking", path=PARAMETER)
 
     def to_json(self) -> str:
-        """As one line of JSON."""
+        """The ranking as one line of JSON."""
         return encode_json(self)

@@ -55,9 +55,9 @@ class Signature:
     """All inputs and outputs of a graph, in the graph's own order.
 
     Attributes:
-        inputs: What must be fed.
-        outputs: What can be asked for.
-        optional_inputs: What may be fed: the graph holds a default for each.
+        inputs: What a request must hold.
+        outputs: What a request can fetch.
+        optional_inputs: What a request may hold: the graph has a default for each.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -95,7 +95,7 @@ class Signature:
         """Validates tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
 
         Raises:
-            SignatureError: The first thing that does not fit, with what was expected and what came.
+            SignatureError: The first tensor that does not fit, with what was expected and what came.
         """
         known = ", ".join(str(spec) for spec in self.inputs)
         for name in feeds:
