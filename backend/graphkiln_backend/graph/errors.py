@@ -10,7 +10,7 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── ExecutionError              an engine failed while it ran a graph
 ├── VerificationError           the outputs changed (`report`)
 ├── ConversionError             a source model could not become a saved graph
-├── ServerSetupError            the server cannot be started with these settings
+├── ServerSetupError            the server cannot be started as configured
 ├── MeasurementError            something could not be measured
 └── ClientError                 a request failed (`status`, `body`, `request_id`, `retry_after_s`)
     ├── InvalidInput            the image or tensor cannot be sent
@@ -143,7 +143,7 @@ class ConversionError(GraphkilnError):
 
 
 class ServerSetupError(GraphkilnError):
-    """The server cannot be started with these settings: no tritonserver, a busy port, a missing folder, a wrong flag."""
+    """The server cannot be started as configured: no tritonserver, a busy port, a missing folder, a wrong flag."""
 
     exit_code = 2
 
