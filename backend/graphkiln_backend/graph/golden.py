@@ -61,7 +61,9 @@ class GoldenSamples:
         return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
 
 
-def _typed(array: AnyArray) -> AnyArray:
+def _typed(array: AnyArray | bytes) -> AnyArray:
     """An .npz keeps bf16 elements as two bytes without a type; nothing else in it has none."""
+    if isinstance(array, bytes):
+        raise ValueError("it holds a file that is not an array")
     bf16 = DType.BF16.numpy
     return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array

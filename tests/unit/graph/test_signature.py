@@ -1,9 +1,7 @@
-"""What a graph is: dtypes, signature, preprocess spec, manifest, golden samples, strict decoding."""
+"""Names, dtypes and shapes of a graph, and the validation of tensors."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ClientError, GraphkilnError, ManifestError, SignatureError
-from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.errors import ManifestError, SignatureError
+from graphkiln_backend.graph.signature import BATCH, Signature, TensorSpec, free_dim
 
 SIGNATURE = Signature(
     inputs=(
@@ -32,211 +26,165 @@ def feeds(batch: int = 2, side: int = 4) -> dict[str, Any]:
     return {"image": np.zeros((batch, 3, side, side), np.float32), "words": np.array([b"a"] * batch, np.object_)}
 
 
-class TestSignature:
-    @given(batch=st.integers(0, 5), side=st.integers(0, 9))
-    def test_accepts_every_size_of_a_symbol(self, batch: int, side: int) -> None:
-        SIGNATURE.check(feeds(batch, side))
+@given(batch=st.integers(0, 5), side=st.integers(0, 9))
+def test_accepts_every_size_of_a_symbol(batch: int, side: int) -> None:
+    SIGNATURE.check(feeds(batch, side))
 
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": np.zeros((2, 3, 4, 4), np.float64)}, "wrong dtype of input 'image'"),
+        ({"image": np.zeros((2, 3, 4), np.float32)}, "wrong rank of input 'image'"),
+        ({"image": np.zeros((2, 4, 4, 4), np.float32)}, "wrong size in dimension 1 of input 'image'"),
+        ({"image": np.zeros((2, 3, 4, 5), np.float32)}, "dimension 3 ('side' is 4 elsewhere)"),
+        ({"words": np.array([b"a"], np.object_)}, "dimension 0 ('batch' is 2 elsewhere)"),
+        ({"extra": np.zeros(1)}, "unknown input 'extra'"),
+    ],
+)
+def test_says_what_does_not_fit(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SignatureError) as caught:
+        SIGNATURE.check({**feeds(), **change})
+    assert message in str(caught.value)
+    assert caught.value.triton_code == "INVALID_ARG"
+
+
+def test_names_what_was_expected_and_what_came() -> None:
+    with pytest.raises(SignatureError, match=r"expected image FP32\[batch,3,side,side\], got FP64\[2,3,4,4\]"):
+        SIGNATURE.check({**feeds(), "image": np.zeros((2, 3, 4, 4))})
+
+
+def test_a_missing_input() -> None:
+    with pytest.raises(SignatureError, match="missing input 'words'"):
+        SIGNATURE.check({"image": feeds()["image"]})
+
+
+def test_is_batchable_only_when_every_tensor_is() -> None:
+    fixed = TensorSpec(name="fixed", dtype=DType.FP32, shape=(1, 10))
+    assert SIGNATURE.batchable
+    assert not Signature(inputs=SIGNATURE.inputs, outputs=(fixed,)).batchable
+
+
+def test_refuses_two_tensors_of_one_name() -> None:
+    with pytest.raises(ManifestError, match="two inputs are named 'words'"):
+        Signature(inputs=(SIGNATURE.inputs[1],) * 2, outputs=())
+
+
+def test_refuses_negative_dimensions() -> None:
+    with pytest.raises(ManifestError, match="dimension of -1"):
+        TensorSpec(name="x", dtype=DType.FP32, shape=(-1, 3))
+
+
+def spec(name: str, *shape: int | str, dtype: DType = DType.FP32) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+OPTIONAL = Signature(
+    inputs=(spec("x", "n"),),
+    outputs=(spec("y", "n"),),
+    optional_inputs=(spec("scale", dtype=DType.FP64), spec("m", "n")),
+)
+
+
+class TestOptionalInputs:
+    def test_may_be_left_out_or_given(self) -> None:
+        x = np.zeros(3, np.float32)
+        OPTIONAL.check({"x": x})
+        OPTIONAL.check({"x": x, "scale": np.float64(2.0), "m": np.ones(3, np.float32)})
+
+    def test_are_checked_where_they_are_given(self) -> None:
+        x = np.zeros(3, np.float32)
+        with pytest.raises(SignatureError, match="wrong dtype of input 'scale'"):
+            OPTIONAL.check({"x": x, "scale": np.float32(2.0)})
+        with pytest.raises(SignatureError, match=r"wrong rank of input 'scale'.*got FP64\[1\]"):
+            OPTIONAL.check({"x": x, "scale": np.ones(1)})
+        with pytest.raises(SignatureError, match=r"'n' is 3 elsewhere"):
+            OPTIONAL.check({"x": x, "m": np.ones(4, np.float32)})
+
+    def test_do_not_stand_in_for_the_others(self) -> None:
+        with pytest.raises(SignatureError, match=r"missing input 'x': expected x FP32\[n\], got m"):
+            OPTIONAL.check({"m": np.ones(4, np.float32)})
+
+    def test_share_the_names_of_the_inputs(self) -> None:
+        with pytest.raises(ManifestError, match="two inputs are named 'x'"):
+            Signature(inputs=(spec("x", 1),), outputs=(), optional_inputs=(spec("x", 1),))
+
+    def test_do_not_decide_whether_a_graph_takes_batches(self) -> None:
+        assert OPTIONAL.batchable
+        assert OPTIONAL.with_varying_batch().optional_inputs == OPTIONAL.optional_inputs
+
+
+class TestBatch:
     @pytest.mark.parametrize(
-        ("change", "message"),
+        ("shapes", "fixed"),
         [
-            ({"image": np.zeros((2, 3, 4, 4), np.float64)}, "wrong dtype of input 'image'"),
-            ({"image": np.zeros((2, 3, 4), np.float32)}, "wrong rank of input 'image'"),
-            ({"image": np.zeros((2, 4, 4, 4), np.float32)}, "wrong size in dimension 1 of input 'image'"),
-            ({"image": np.zeros((2, 3, 4, 5), np.float32)}, "dimension 3 ('side' is 4 elsewhere)"),
-            ({"words": np.array([b"a"], np.object_)}, "dimension 0 ('batch' is 2 elsewhere)"),
-            ({"extra": np.zeros(1)}, "unknown input 'extra'"),
+            (((4, 3), (4,)), 4),
+            (((4, 3), (5,)), None),
+            (((4, 3), ("batch",)), None),
+            ((("batch", 3), ("batch",)), None),
+            (((4, 3), ()), None),
+            (((), ()), None),
+            (((0, 3), (0,)), 0),
         ],
     )
-    def test_says_what_does_not_fit(self, change: dict[str, Any], message: str) -> None:
-        with pytest.raises(SignatureError) as caught:
-            SIGNATURE.check({**feeds(), **change})
-        assert message in str(caught.value)
-        assert caught.value.triton_code == "INVALID_ARG"
-
-    def test_names_what_was_expected_and_what_came(self) -> None:
-        with pytest.raises(SignatureError, match=r"expected image FP32\[batch,3,side,side\], got FP64\[2,3,4,4\]"):
-            SIGNATURE.check({**feeds(), "image": np.zeros((2, 3, 4, 4))})
-
-    def test_a_missing_input(self) -> None:
-        with pytest.raises(SignatureError, match="missing input 'words'"):
-            SIGNATURE.check({"image": feeds()["image"]})
-
-    def test_is_batchable_only_when_every_tensor_is(self) -> None:
-        fixed = TensorSpec(name="fixed", dtype=DType.FP32, shape=(1, 10))
-        assert SIGNATURE.batchable
-        assert not Signature(inputs=SIGNATURE.inputs, outputs=(fixed,)).batchable
-
-    def test_refuses_two_tensors_of_one_name(self) -> None:
-        with pytest.raises(ManifestError, match="two inputs are named 'words'"):
-            Signature(inputs=(SIGNATURE.inputs[1],) * 2, outputs=())
-
-    def test_refuses_negative_dimensions(self) -> None:
-        with pytest.raises(ManifestError, match="dimension of -1"):
-            TensorSpec(name="x", dtype=DType.FP32, shape=(-1, 3))
-
-
-class TestDTypes:
-    @pytest.mark.parametrize("dtype", list(DType))
-    def test_numpy_and_back(self, dtype: DType) -> None:
-        assert DType.from_numpy(dtype.numpy) is dtype
-
-    def test_config_names(self) -> None:
-        assert DType.FP32.config_name == "TYPE_FP32"
-        assert DType.BYTES.config_name == "TYPE_STRING"
-
-    def test_what_cannot_travel(self) -> None:
-        with pytest.raises(ManifestError, match="complex128"):
-            DType.from_numpy(np.dtype(np.complex128))
-        with pytest.raises(ManifestError, match="seq"):
-            DType.from_onnxruntime("seq(map(int64,tensor(float)))")
-
-
-class TestDecoding:
-    @pytest.fixture
-    def document(self, digits: Path) -> Any:
-        return json.loads((digits / "1" / "manifest.json").read_bytes())
-
-    def test_is_the_inverse_of_encode(self, document: Any) -> None:
-        absent = {"conversion": None, "weights": {}, "ranking": None}  # what older manifests leave out
-        assert json.loads(json.dumps(encode(decode(Manifest, document)))) == {**document, **absent}
-
-    @pytest.mark.parametrize(
-        ("path", "value", "message"),
-        [
-            (("labls",), "x", "unknown key 'labls' (did you mean 'labels'?)"),
-            (("signature", "inputs", 0, "dtyp"), "FP32", "unknown key 'signature.inputs[0].dtyp'"),
-            (("signature", "inputs", 0, "dtype"), "FLOAT", "'signature.inputs[0].dtype' must be one of BOOL"),
-            (("signature", "inputs", 0, "shape", 1), 1.5, "'signature.inputs[0].shape[1]' must be"),
-            (("sha256",), 7, "'sha256' must be a value of type str, got 7"),
-            (("golden", "samples"), True, "'golden.samples' must be a value of type int"),
-            (("preprocess", "color"), "CMYK", "'preprocess.color' must be one of 'RGB', 'BGR', 'L'"),
-            (("preprocess", "crop"), [1], "'preprocess.crop' must be a list of 2"),
-            (("verification",), {}, "'verification' must be a list"),
-            (("provenance",), None, "'provenance' must be an object"),
-            (("format_version",), 99, "manifest format 99 is not known"),
-            (("graph_file",), "../other/model.onnx", "must be a plain file name"),
-        ],
-    )
-    def test_names_the_path_of_a_bad_value(
-        self, document: Any, path: tuple[Any, ...], value: Any, message: str
+    def test_a_fixed_batch_is_one_that_all_tensors_share(
+        self, shapes: tuple[tuple[int | str, ...], ...], fixed: int | None
     ) -> None:
-        *parents, last = path
-        target = document
-        for key in parents:
-            target = target[key]
-        target[last] = value
-        with pytest.raises(ManifestError) as caught:
-            decode(Manifest, document)
-        assert message in str(caught.value)
+        inputs, outputs = shapes
+        assert Signature(inputs=(spec("x", *inputs),), outputs=(spec("y", *outputs),)).fixed_batch == fixed
 
-    def test_names_a_missing_key(self, document: Any) -> None:
-        del document["signature"]["outputs"]
-        with pytest.raises(ManifestError, match=r"missing key 'signature\.outputs'"):
-            decode(Manifest, document)
+    def test_the_first_dimension_can_be_made_to_vary(self) -> None:
+        fixed = Signature(inputs=(spec("x", 4, 3),), outputs=(spec("y", 4),))
+        varying = fixed.with_varying_batch()
+        assert [tensor.shape for tensor in (*varying.inputs, *varying.outputs)] == [(BATCH, 3), (BATCH,)]
+        assert varying.batchable
+        assert fixed.inputs[0].shape == (4, 3)
 
-    def test_a_file_that_is_not_json(self, tmp_path: Path) -> None:
-        (tmp_path / "manifest.json").write_text("{")
-        with pytest.raises(ManifestError, match="is not JSON"):
-            Manifest.read(tmp_path / "manifest.json")
-
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ManifestError, match="No such file"):
-            Manifest.read(tmp_path / "manifest.json")
+    def test_a_scalar_takes_no_batches(self) -> None:
+        assert not spec("x").batchable
+        assert not spec("x", 1, "n").batchable
+        assert spec("x", "n", 1).batchable
 
 
-class TestPreprocess:
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"mean": (0.5,)}, "preprocess.mean must have 3 values"),
-            ({"std": (1.0, 0.0, 1.0)}, "must not hold a zero"),
-            ({"dtype": DType.INT64}, "must be UINT8, FP16 or FP32"),
-            ({"dtype": DType.UINT8, "mean": (0.5, 0.5, 0.5)}, "must be empty for dtype UINT8"),
-            ({"resize": 0}, "at least 1 pixel"),
-            ({"crop": (8, -1)}, "at least 1 pixel"),
-        ],
-    )
-    def test_refuses_nonsense(self, fields: dict[str, Any], message: str) -> None:
-        with pytest.raises(ManifestError, match=message):
-            Preprocess(**fields)
+class TestText:
+    @pytest.mark.parametrize("array", [np.array([b"a"]), np.array(["a"]), np.array([b"a", 1], object)[:1]])
+    def test_bytes_may_be_carried_by_any_array_of_text(self, array: Any) -> None:
+        Signature(inputs=(spec("x", "n", dtype=DType.BYTES),), outputs=()).check({"x": array})
 
-    def test_travels_as_json(self) -> None:
-        spec = Preprocess(resize=(7, 9), crop=(5, 5), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), layout="HWC")
-        assert Preprocess.from_json(spec.to_json()) == spec
+    def test_text_is_no_number(self) -> None:
+        with pytest.raises(SignatureError, match=r"expected x FP32\[n\], got BYTES\[1\]"):
+            Signature(inputs=(spec("x", "n"),), outputs=()).check({"x": np.array(["1"])})
 
-    @pytest.mark.parametrize("text", ["{", "[]", '{"resize": "big"}', '{"resiz": 3}'])
-    def test_refuses_broken_json(self, text: str) -> None:
-        with pytest.raises(ManifestError, match="preprocess"):
-            Preprocess.from_json(text)
-
-    @given(height=st.integers(1, 400), width=st.integers(1, 400), side=st.integers(1, 300))
-    def test_resize_keeps_the_shorter_side(self, height: int, width: int, side: int) -> None:
-        resized = Preprocess(resize=side).resized(height, width)
-        assert min(resized) == side
-        assert max(resized) == int(side * max(height, width) / min(height, width))
-
-    @given(height=st.integers(1, 60), width=st.integers(1, 60), crop=st.tuples(st.integers(1, 60), st.integers(1, 60)))
-    def test_crop_has_its_size_and_is_centred(self, height: int, width: int, crop: tuple[int, int]) -> None:
-        left, top, right, bottom = Preprocess(crop=crop).cropped(height, width)
-        assert (bottom - top, right - left) == crop
-        assert abs((left + right) - width) <= 1
-        assert abs((top + bottom) - height) <= 1
-
-    @pytest.mark.parametrize("layout", ["CHW", "HWC"])
-    @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.UINT8])
-    def test_normalizes_by_the_formula(self, layout: Any, dtype: DType) -> None:
-        pixels = np.random.default_rng(7).integers(0, 256, (5, 6, 3), np.uint8)
-        scaled = dtype is not DType.UINT8
-        mean, std = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)) if scaled else ((), ())
-        sample = Preprocess(layout=layout, dtype=dtype, mean=mean, std=std).normalize(pixels)
-        expected = pixels.astype(np.float64)
-        if scaled:
-            expected = (expected / 255 - np.array(mean)) / np.array(std)
-        if layout == "CHW":
-            expected = np.moveaxis(expected, 2, 0)
-        assert sample.dtype == dtype.numpy
-        assert sample.flags.c_contiguous
-        np.testing.assert_allclose(sample, expected, atol=2e-3 if dtype is DType.FP16 else 1e-6)
+    def test_a_type_without_a_name_of_ours_is_told_by_numpys(self) -> None:
+        with pytest.raises(SignatureError, match=r"got complex128\[1\]"):
+            Signature(inputs=(spec("x", "n"),), outputs=()).check({"x": np.ones(1, complex)})
 
 
-class TestGolden:
-    def test_round_trip(self, tmp_path: Path) -> None:
-        bf16 = np.ones((2, 3)).astype(DType.BF16.numpy)
-        golden = GoldenSamples(inputs={"x": bf16}, source_outputs={"y": np.ones(2)}, graph_outputs={})
-        golden.write(tmp_path / "golden.npz")
-        read = GoldenSamples.read(tmp_path / "golden.npz")
-        assert read.inputs["x"].dtype == bf16.dtype
-        np.testing.assert_array_equal(read.inputs["x"], golden.inputs["x"])
-        np.testing.assert_array_equal(read.source_outputs["y"], golden.source_outputs["y"])
-        assert not read.graph_outputs
-
-    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"nonsense"])
-    def test_damaged_files(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "golden.npz").write_bytes(content)
-        with pytest.raises(ManifestError, match="cannot read golden samples"):
-            GoldenSamples.read(tmp_path / "golden.npz")
-
-    def test_runs_no_pickles(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "golden.npz", **{"input/x": np.array([{"a": 1}], dtype=object)})  # type: ignore[arg-type]
-        with pytest.raises(ManifestError, match="cannot read golden samples"):
-            GoldenSamples.read(tmp_path / "golden.npz")
+def test_no_input_at_all_is_told_so() -> None:
+    with pytest.raises(SignatureError, match="got no input"):
+        SIGNATURE.check({})
 
 
-def all_errors(base: type[GraphkilnError] = GraphkilnError) -> list[type[GraphkilnError]]:
-    return [base, *(error for child in base.__subclasses__() for error in all_errors(child))]
+def test_a_symbol_is_bound_by_the_first_tensor_of_each_check_alone() -> None:
+    SIGNATURE.check(feeds(2, 4))
+    SIGNATURE.check(feeds(3, 5))
 
 
-def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
-    from graphkiln_backend.graph import errors
-
-    drawn = {line.split("─ ")[-1].split()[0] for line in (errors.__doc__ or "").splitlines() if "─ " in line}
-    defined = {error.__name__ for error in all_errors() if error.__module__ == errors.__name__}
-    assert drawn == defined - {"GraphkilnError"}
-    assert issubclass(ClientError, GraphkilnError)
+def test_a_nameless_dimension_equals_no_other() -> None:
+    assert free_dim("x", 0) != free_dim("x", 1) != free_dim("y", 1)
+    lone = Signature(inputs=(spec("x", free_dim("x", 0)), spec("y", free_dim("y", 0))), outputs=())
+    lone.check({"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
 
 
-def test_every_error_has_a_code_that_triton_knows() -> None:
-    known = {"INTERNAL", "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "CANCELLED", "UNSUPPORTED", "ALREADY_EXISTS"}
-    assert {error.triton_code for error in all_errors()} <= known
-    assert {error.exit_code for error in all_errors()} <= {1, 2}
+def test_refuses_a_tensor_without_a_name() -> None:
+    with pytest.raises(ManifestError, match="empty name"):
+        spec("", 1)
+
+
+def test_an_input_and_an_output_may_share_a_name() -> None:
+    assert Signature(inputs=(spec("x", 1),), outputs=(spec("x", 1),)).outputs
+
+
+def test_prints_as_people_write_shapes() -> None:
+    assert str(spec("x", "batch", 3, dtype=DType.BF16)) == "x BF16[batch,3]"
+    assert str(spec("x")) == "x FP32[]"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ManifestError, VerificationError
+from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import INT8, OTHER_ENGINE
@@ -75,13 +75,3 @@ class TestProof:
     def test_a_part_without_the_indices_is_compared_plainly(self) -> None:
         part = {"s": REFERENCE["s"]}
         assert prove(part, part, OTHER_ENGINE, batch_sizes=(1,), ranking=RANKING)
-
-
-class TestRanking:
-    def test_is_read_as_it_was_written(self) -> None:
-        assert Ranking.from_json(RANKING.to_json()) == RANKING
-
-    @pytest.mark.parametrize("text", ["", "[]", '{"scores": "s"}', '{"scores": "s", "indices": "i", "k": 5}'])
-    def test_nonsense(self, text: str) -> None:
-        with pytest.raises(ManifestError):
-            Ranking.from_json(text)

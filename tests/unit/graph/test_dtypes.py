@@ -1,0 +1,116 @@
+"""One dtype vocabulary, and its equals in numpy and the runtimes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import openvino
+import pytest
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ManifestError
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_numpy_and_back(dtype: DType) -> None:
+    assert DType.from_numpy(dtype.numpy) is dtype
+
+
+def test_config_names() -> None:
+    assert DType.FP32.config_name == "TYPE_FP32"
+    assert DType.BYTES.config_name == "TYPE_STRING"
+
+
+def test_what_cannot_travel() -> None:
+    with pytest.raises(ManifestError, match="complex128"):
+        DType.from_numpy(np.dtype(np.complex128))
+    with pytest.raises(ManifestError, match="seq"):
+        DType.from_onnxruntime("seq(map(int64,tensor(float)))")
+
+
+NUMERIC = [dtype for dtype in DType if dtype is not DType.BYTES]
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_the_names_are_tritons(dtype: DType) -> None:
+    assert np_to_triton_dtype(dtype.numpy) == dtype
+    assert np.dtype(triton_to_np_dtype(dtype)) == dtype.numpy
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_the_configurations_names_and_numbers_are_tritons(dtype: DType) -> None:
+    number = model_config_pb2.DataType.Value(dtype.config_name)
+    assert DType.from_config(number) is dtype
+
+
+def test_every_type_of_a_configuration_is_known_but_the_invalid_one() -> None:
+    numbers = set(model_config_pb2.DataType.values())
+    assert {DType.from_config(number) for number in numbers - {0}} == set(DType)
+    for unknown in (0, 99):
+        with pytest.raises(ManifestError, match=f"data type {unknown} of a config.pbtxt"):
+            DType.from_config(unknown)
+
+
+@pytest.mark.parametrize("dtype", NUMERIC)
+def test_onnx_calls_it_by_the_same_numpy_type(dtype: DType) -> None:
+    assert DType.from_onnx(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy)) is dtype
+
+
+@pytest.mark.parametrize("name", ["COMPLEX64", "FLOAT8E4M3FN", "INT4", "UNDEFINED"])
+def test_what_onnx_has_and_triton_has_not(name: str) -> None:
+    number = onnx.TensorProto.DataType.Value(name)
+    with pytest.raises(ManifestError, match=f"ONNX element type {number} is not one that Triton can carry"):
+        DType.from_onnx(number)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_onnx_runtime_calls_it_so(dtype: DType) -> None:
+    """A session of one input of the type says its name."""
+    text = dtype is DType.BYTES
+    element = onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy)
+    values = [onnx.helper.make_tensor_value_info(name, element, [1]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert DType.from_onnxruntime(session.get_inputs()[0].type) is dtype
+
+
+@pytest.mark.parametrize("dtype", NUMERIC)
+def test_openvino_calls_it_so(dtype: DType) -> None:
+    element = openvino.Type.bf16 if dtype is DType.BF16 else openvino.Type(dtype.numpy)
+    assert DType.from_openvino(element.get_type_name()) is dtype
+
+
+@pytest.mark.parametrize("name", ["u4", "nf4", "string", "dynamic", "FP32", ""])
+def test_what_openvino_has_and_triton_has_not(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"OpenVINO's element type {name} is not"):
+        DType.from_openvino(name)
+
+
+@pytest.mark.parametrize("dtype", ["S3", "U5", "O"])
+def test_text_of_every_kind_is_bytes(dtype: str) -> None:
+    assert DType.from_numpy(np.dtype(dtype)) is DType.BYTES
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8"])
+def test_another_byte_order_is_the_same_numbers_but_not_the_same_bytes(dtype: str) -> None:
+    """On the wire tensors are little-endian: an array of the other order must not pass for one."""
+    with pytest.raises(ManifestError, match="has no tensor type"):
+        DType.from_numpy(np.dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", "V2", "longdouble", ml_dtypes.float8_e4m3fn])
+def test_the_error_lists_what_can_travel(dtype: str) -> None:
+    with pytest.raises(ManifestError, match=r"has no tensor type \(use one of BOOL, .*BYTES\)"):
+        DType.from_numpy(np.dtype(dtype))
+
+
+def test_floats_are_what_numpy_and_ml_dtypes_call_so() -> None:
+    for dtype in NUMERIC:
+        floating = dtype is DType.BF16 or np.issubdtype(dtype.numpy, np.floating)
+        assert dtype.is_float == floating
+    assert not DType.BYTES.is_float

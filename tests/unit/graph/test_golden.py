@@ -1,0 +1,125 @@
+"""Golden samples on disk."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.golden import GoldenSamples
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    bf16 = np.ones((2, 3)).astype(DType.BF16.numpy)
+    golden = GoldenSamples(inputs={"x": bf16}, source_outputs={"y": np.ones(2)}, graph_outputs={})
+    golden.write(tmp_path / "golden.npz")
+    read = GoldenSamples.read(tmp_path / "golden.npz")
+    assert read.inputs["x"].dtype == bf16.dtype
+    np.testing.assert_array_equal(read.inputs["x"], golden.inputs["x"])
+    np.testing.assert_array_equal(read.source_outputs["y"], golden.source_outputs["y"])
+    assert not read.graph_outputs
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"nonsense"])
+def test_damaged_files(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "golden.npz").write_bytes(content)
+    with pytest.raises(ManifestError, match="cannot read golden samples"):
+        GoldenSamples.read(tmp_path / "golden.npz")
+
+
+def test_runs_no_pickles(tmp_path: Path) -> None:
+    np.savez(tmp_path / "golden.npz", **{"input/x": np.array([{"a": 1}], dtype=object)})  # type: ignore[arg-type]
+    with pytest.raises(ManifestError, match="cannot read golden samples"):
+        GoldenSamples.read(tmp_path / "golden.npz")
+
+
+GOLDEN = GoldenSamples(
+    inputs={"x": np.arange(6, dtype=np.float32).reshape(2, 3), "text": np.array(["a", "größe"])},
+    source_outputs={"y": np.ones(2), "z": np.zeros((2, 0), np.int8)},
+    graph_outputs={"y": np.full(2, 0.5), "z": np.zeros((2, 0), np.int8)},
+)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.BYTES])
+def test_every_type_comes_back(tmp_path: Path, dtype: DType) -> None:
+    array = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype.numpy)
+    GoldenSamples(inputs={"x": array}, source_outputs={}, graph_outputs={}).write(tmp_path / "golden.npz")
+    read = GoldenSamples.read(tmp_path / "golden.npz").inputs["x"]
+    assert read.dtype == array.dtype
+    np.testing.assert_array_equal(read, array)
+
+
+def test_groups_text_and_empty_arrays_come_back(tmp_path: Path) -> None:
+    GOLDEN.write(tmp_path / "golden.npz")
+    read = GoldenSamples.read(tmp_path / "golden.npz")
+    for group in ("inputs", "source_outputs", "graph_outputs"):
+        ours, theirs = getattr(GOLDEN, group), getattr(read, group)
+        assert list(ours) == list(theirs)
+        for name in ours:
+            assert theirs[name].shape == ours[name].shape
+            np.testing.assert_array_equal(theirs[name], ours[name])
+
+
+@pytest.mark.parametrize("name", ["a/b", "input/x", "model.norm", "ünï", " "])
+def test_names_of_tensors_are_free(tmp_path: Path, name: str) -> None:
+    samples = GoldenSamples(inputs={name: np.ones(1)}, source_outputs={name: np.zeros(1)}, graph_outputs={})
+    samples.write(tmp_path / "golden.npz")
+    read = GoldenSamples.read(tmp_path / "golden.npz")
+    assert (list(read.inputs), list(read.source_outputs)) == ([name], [name])
+    assert (read.inputs[name], read.source_outputs[name]) == (1, 0)
+
+
+def test_some_outputs_alone() -> None:
+    part = GOLDEN.only({"z", "nonesuch"})
+    assert list(part.source_outputs) == list(part.graph_outputs) == ["z"]
+    assert part.inputs is GOLDEN.inputs
+    assert not GOLDEN.only([]).graph_outputs
+
+
+def test_is_compressed(tmp_path: Path) -> None:
+    samples = GoldenSamples(inputs={"x": np.zeros(100_000)}, source_outputs={}, graph_outputs={})
+    samples.write(tmp_path / "golden.npz")
+    assert (tmp_path / "golden.npz").stat().st_size < 10_000
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"cannot read golden samples from .*golden\.npz.*No such file"):
+        GoldenSamples.read(tmp_path / "golden.npz")
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    GOLDEN.write(tmp_path / "golden.npz")
+    content = (tmp_path / "golden.npz").read_bytes()
+    for length in (len(content) // 2, len(content) - 10):
+        (tmp_path / "golden.npz").write_bytes(content[:length])
+        with pytest.raises(ManifestError, match="cannot read golden samples"):
+            GoldenSamples.read(tmp_path / "golden.npz")
+
+
+def test_a_flipped_byte_is_seen(tmp_path: Path) -> None:
+    samples = GoldenSamples(
+        inputs={"x": np.random.default_rng(0).normal(size=999)}, source_outputs={}, graph_outputs={}
+    )
+    samples.write(tmp_path / "golden.npz")
+    content = bytearray((tmp_path / "golden.npz").read_bytes())
+    content[len(content) // 2] ^= 255
+    (tmp_path / "golden.npz").write_bytes(content)
+    with pytest.raises(ManifestError, match="cannot read golden samples"):
+        GoldenSamples.read(tmp_path / "golden.npz")
+
+
+def test_arrays_of_another_group_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "golden.npz", **{"weights/x": np.ones(1)})
+    with pytest.raises(ManifestError, match="weights"):
+        GoldenSamples.read(tmp_path / "golden.npz")
+
+
+def test_an_archive_of_other_files_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "golden.npz", "w") as archive:
+        archive.writestr("input/readme.txt", "hello")
+    with pytest.raises(ManifestError, match="cannot read golden samples"):
+        GoldenSamples.read(tmp_path / "golden.npz")

@@ -1,0 +1,181 @@
+"""Manifests on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.manifest import (
+    FORMAT_VERSION,
+    Conversion,
+    Golden,
+    Manifest,
+    PassRecord,
+    Provenance,
+    Verification,
+    sha256_of,
+)
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+
+MANIFEST = Manifest(
+    format_version=FORMAT_VERSION,
+    graph_file="model.onnx",
+    sha256="0" * 64,
+    signature=Signature(
+        inputs=(TensorSpec(name="image", dtype=DType.BF16, shape=("batch", 3, 8, 8)),),
+        outputs=(TensorSpec(name="scores", dtype=DType.FP32, shape=("batch", 10)),),
+        optional_inputs=(TensorSpec(name="scale", dtype=DType.FP32, shape=()),),
+    ),
+    preprocess=Preprocess(resize=(9, 9), crop=(8, 8), mean=(0.5, 0.5, 0.5), dtype=DType.FP16),
+    labels="labels.txt",
+    provenance=Provenance(
+        source="timm:größe", command="graphkiln convert", versions={"torch": "2"}, metrics={"top1": 1}
+    ),
+    verification=(
+        Verification(
+            step="int8",
+            samples=4,
+            batch_sizes=(1, 3),
+            relative_l2=0.125,
+            relative_l2_limit=0.3,
+            worst_element=2.0,
+            worst_element_limit=None,
+            verdict="PASS",
+        ),
+    ),
+    golden=Golden(file="golden.npz", sha256="1" * 64, samples=4),
+    conversion=Conversion(
+        recipe={"source": "timm:x", "fold": [1, {"a": None}]},
+        precision=Precision.INT8,
+        passes=(PassRecord(name="fold", nodes_before=9, nodes_after=5, note="left 1"),),
+        output_errors={"scores": 0.125},
+        graph_bytes=1 << 40,
+        seconds=1.5,
+        notes=("a note",),
+    ),
+    weights={"weights.bin": "2" * 64},
+    ranking=Ranking(scores="scores", indices="classes", labels=("a",)),
+)
+
+
+def written(tmp_path: Path, **changes: Any) -> Path:
+    """The manifest as a file, with some of its keys changed in the JSON."""
+    path = tmp_path / "manifest.json"
+    MANIFEST.write(path)
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+    return path
+
+
+def test_is_read_as_it_was_written(tmp_path: Path) -> None:
+    MANIFEST.write(tmp_path / "manifest.json")
+    assert Manifest.read(tmp_path / "manifest.json") == MANIFEST
+
+
+def test_is_written_for_people_too(tmp_path: Path) -> None:
+    MANIFEST.write(tmp_path / "manifest.json")
+    lines = (tmp_path / "manifest.json").read_text().splitlines()
+    assert lines[:2] == ["{", '  "format_version": 1,']
+    assert lines[-1] == "}"
+
+
+def test_the_keys_on_disk_are_those_of_manifests_that_exist(digits: Path, tmp_path: Path) -> None:
+    committed = json.loads((digits / "1" / "manifest.json").read_bytes())
+    MANIFEST.write(tmp_path / "manifest.json")
+    fresh = json.loads((tmp_path / "manifest.json").read_bytes())
+    assert list(fresh)[: len(committed)] == list(committed)
+    for key in ("golden", "provenance"):
+        assert list(fresh[key]) == list(committed[key])
+    assert list(fresh["verification"][0]) == list(committed["verification"][0])
+    assert list(fresh["signature"]["inputs"][0]) == list(committed["signature"]["inputs"][0])
+
+
+@pytest.mark.parametrize("key", ["conversion", "weights", "ranking"])
+def test_an_older_manifest_without_a_later_key_is_read(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path)
+    document = json.loads(path.read_bytes())
+    del document[key]
+    path.write_text(json.dumps(document))
+    assert not getattr(Manifest.read(path), key)
+
+
+def test_optional_inputs_of_older_manifests_are_none(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    document = json.loads(path.read_bytes())
+    del document["signature"]["optional_inputs"]
+    path.write_text(json.dumps(document))
+    assert Manifest.read(path).signature.optional_inputs == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "hint"), [(FORMAT_VERSION + 1, "upgrade graphkiln"), (0, "convert the model again")]
+)
+def test_another_format_says_what_to_do(tmp_path: Path, version: int, hint: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        Manifest.read(written(tmp_path, format_version=version))
+    assert caught.value.hint == hint
+    assert f"manifest format {version} is not known" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", "a/b", "..", "", "sub/"])
+@pytest.mark.parametrize("field", ["graph_file", "labels", "golden", "weights"])
+def test_files_lie_in_the_models_own_folder(name: str, field: str) -> None:
+    changes: dict[str, Any] = {field: name}
+    if field == "golden":
+        changes = {"golden": Golden(file=name, sha256="", samples=1)}
+    if field == "weights":
+        changes = {"weights": {name: "0"}}
+    with pytest.raises(ManifestError, match="must be a plain file name"):
+        replace(MANIFEST, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verdict": 1}, "unknown key 'verdict'"),
+        ({"conversion": {"recipe": {}}}, "missing key 'conversion.precision'"),
+        ({"weights": {"weights.bin": 5}}, "'weights.weights.bin' must be a value of type str"),
+        ({"ranking": {"scores": "s"}}, "missing key 'ranking.indices'"),
+        ({"preprocess": {"dtype": "INT64"}}, "preprocess.dtype must be UINT8, FP16 or FP32"),
+        ({"signature": {"inputs": [], "outputs": [{"name": "", "dtype": "FP32", "shape": []}]}}, "an empty name"),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = written(tmp_path, **changes)
+    with pytest.raises(ManifestError) as caught:
+        Manifest.read(path)
+    assert caught.value.message.startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1, 2"])
+def test_a_file_that_is_not_json(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ManifestError, match="is not JSON"):
+        Manifest.read(tmp_path / "manifest.json")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="No such file"):
+        Manifest.read(tmp_path / "manifest.json")
+
+
+def test_a_folder_in_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"cannot read .*Is a directory"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])
+def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, size: int) -> None:
+    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    (tmp_path / "file").write_bytes(content)
+    assert sha256_of(tmp_path / "file") == hashlib.sha256(content).hexdigest()

@@ -1,0 +1,183 @@
+"""How an image becomes an input tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.preprocess import Preprocess
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mean": (0.5,)}, "preprocess.mean must have 3 values"),
+        ({"std": (1.0, 0.0, 1.0)}, "must not hold a zero"),
+        ({"dtype": DType.INT64}, "must be UINT8, FP16 or FP32"),
+        ({"dtype": DType.UINT8, "mean": (0.5, 0.5, 0.5)}, "must be empty for dtype UINT8"),
+        ({"resize": 0}, "at least 1 pixel"),
+        ({"crop": (8, -1)}, "at least 1 pixel"),
+    ],
+)
+def test_refuses_nonsense(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        Preprocess(**fields)
+
+
+def test_travels_as_json() -> None:
+    spec = Preprocess(resize=(7, 9), crop=(5, 5), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), layout="HWC")
+    assert Preprocess.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"resize": "big"}', '{"resiz": 3}'])
+def test_refuses_broken_json(text: str) -> None:
+    with pytest.raises(ManifestError, match="preprocess"):
+        Preprocess.from_json(text)
+
+
+@given(height=st.integers(1, 400), width=st.integers(1, 400), side=st.integers(1, 300))
+def test_resize_keeps_the_shorter_side(height: int, width: int, side: int) -> None:
+    resized = Preprocess(resize=side).resized(height, width)
+    assert min(resized) == side
+    assert max(resized) == int(side * max(height, width) / min(height, width))
+
+
+@given(height=st.integers(1, 60), width=st.integers(1, 60), crop=st.tuples(st.integers(1, 60), st.integers(1, 60)))
+def test_crop_has_its_size_and_is_centred(height: int, width: int, crop: tuple[int, int]) -> None:
+    left, top, right, bottom = Preprocess(crop=crop).cropped(height, width)
+    assert (bottom - top, right - left) == crop
+    assert abs((left + right) - width) <= 1
+    assert abs((top + bottom) - height) <= 1
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.UINT8])
+def test_normalizes_by_the_formula(layout: Any, dtype: DType) -> None:
+    pixels = np.random.default_rng(7).integers(0, 256, (5, 6, 3), np.uint8)
+    scaled = dtype is not DType.UINT8
+    mean, std = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)) if scaled else ((), ())
+    sample = Preprocess(layout=layout, dtype=dtype, mean=mean, std=std).normalize(pixels)
+    expected = pixels.astype(np.float64)
+    if scaled:
+        expected = (expected / 255 - np.array(mean)) / np.array(std)
+    if layout == "CHW":
+        expected = np.moveaxis(expected, 2, 0)
+    assert sample.dtype == dtype.numpy
+    assert sample.flags.c_contiguous
+    np.testing.assert_allclose(sample, expected, atol=2e-3 if dtype is DType.FP16 else 1e-6)
+
+
+# Even and odd differences of sizes, both ways. torchvision: `int(round((size - crop) / 2.0))` of what is left after it
+# padded with `(crop - size) // 2`; transformers: `(size - crop) // 2` throughout.
+@pytest.mark.parametrize(
+    ("rounding", "size", "crop", "start"),
+    [
+        ("half-even", 10, 4, 3),
+        ("half-even", 11, 4, 4),
+        ("half-even", 9, 4, 2),
+        ("half-even", 13, 4, 4),
+        ("half-even", 4, 7, -1),
+        ("half-even", 4, 10, -3),
+        ("down", 10, 4, 3),
+        ("down", 11, 4, 3),
+        ("down", 9, 4, 2),
+        ("down", 13, 4, 4),
+        ("down", 4, 7, -2),
+        ("down", 4, 10, -3),
+    ],
+)
+def test_the_odd_pixel_of_a_crop(rounding: Any, size: int, crop: int, start: int) -> None:
+    spec = Preprocess(crop=(crop, crop), crop_rounding=rounding)
+    assert spec.cropped(size, size) == (start, start, start + crop, start + crop)
+
+
+def test_without_a_crop_the_image_stays_whole() -> None:
+    assert Preprocess().cropped(5, 7) == (0, 0, 7, 5)
+
+
+def test_a_crop_of_one_axis_leaves_the_other_alone() -> None:
+    assert Preprocess(crop=(4, 7)).cropped(5, 7) == (0, 0, 7, 4)  # (5 - 4) / 2 rounds to even
+
+
+@pytest.mark.parametrize(
+    ("resize", "size", "expected"),
+    [
+        (None, (5, 7), (5, 7)),
+        ((3, 9), (5, 7), (3, 9)),
+        (10, (20, 30), (10, 15)),
+        (10, (30, 20), (15, 10)),
+        (10, (20, 33), (10, 16)),  # 16.5: torchvision truncates
+        (256, (375, 500), (256, 341)),
+        (4, (4, 4), (4, 4)),
+        (1, (1000, 1), (1000, 1)),
+    ],
+)
+def test_sizes_after_the_resize(resize: Any, size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert Preprocess(resize=resize).resized(*size) == expected
+
+
+@pytest.mark.parametrize(("color", "channels"), [("RGB", 3), ("BGR", 3), ("L", 1)])
+def test_a_mean_has_a_value_for_each_channel(color: Any, channels: int) -> None:
+    assert Preprocess(color=color, mean=(0.5,) * channels).channels == channels
+    with pytest.raises(ManifestError, match=f"must have {channels} values, got 2"):
+        Preprocess(color=color, std=(0.5, 0.5))
+
+
+def test_grayscale_keeps_its_channel() -> None:
+    pixels = np.array([[[0], [255]]], np.uint8)
+    np.testing.assert_allclose(Preprocess(color="L", mean=(0.5,), std=(0.5,)).normalize(pixels), [[[-1, 1]]])
+    assert Preprocess(color="L", layout="HWC").normalize(pixels).shape == (1, 2, 1)
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.FP32])
+def test_the_image_is_not_changed_nor_kept(layout: Any, dtype: DType) -> None:
+    pixels = np.full((2, 3, 3), 7, np.uint8)
+    sample = Preprocess(layout=layout, dtype=dtype).normalize(pixels)
+    before = sample.copy()
+    assert (pixels == 7).all()
+    if dtype is not DType.UINT8:  # raw pixels in the image's own layout may be a view
+        pixels[:] = 9
+        np.testing.assert_array_equal(sample, before)
+
+
+def test_a_view_of_an_image_is_taken_as_it_looks() -> None:
+    pixels = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+    mirrored = pixels[:, ::-1]
+    spec = Preprocess()
+    np.testing.assert_array_equal(spec.normalize(mirrored), spec.normalize(mirrored.copy()))
+
+
+def test_nothing_set_means_pixels_from_0_to_1() -> None:
+    sample = Preprocess().normalize(np.array([[[0, 51, 255]]], np.uint8))
+    np.testing.assert_allclose(sample.ravel(), [0, 0.2, 1])
+
+
+def test_an_empty_spec_is_the_default_one() -> None:
+    assert Preprocess.from_json("{}") == Preprocess()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"resize": [1]}', "'preprocess.resize' must be a list of 2"),
+        ('{"resize": 1.5}', "'preprocess.resize'"),
+        ('{"mean": 0.5}', "'preprocess.mean' must be a list"),
+        ('{"dtype": "INT8"}', "preprocess.dtype must be UINT8, FP16 or FP32, got INT8"),
+        ('{"dtype": "float32"}', "'preprocess.dtype' must be one of BOOL"),
+        ('{"interpolation": "cubic"}', "'preprocess.interpolation' must be one of 'nearest'"),
+        ('{"layout": "NCHW"}', "'preprocess.layout' must be one of 'CHW', 'HWC'"),
+        ('{"crop_rounding": "up"}', "'preprocess.crop_rounding' must be one of 'half-even', 'down'"),
+        ('{"resize": [0, 4]}', "must be at least 1 pixel"),
+    ],
+)
+def test_a_bad_key_is_named(text: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        Preprocess.from_json(text)
+    assert message in str(caught.value)
