@@ -64,6 +64,6 @@ class GoldenSamples:
 def _typed(array: AnyArray | bytes) -> AnyArray:
     """An .npz keeps bf16 elements as two bytes without a type; nothing else in it has none."""
     if isinstance(array, bytes):
-        raise ValueError("it holds a file that is not an array")
+        raise TypeError("it holds a file that is not an array")
     bf16 = DType.BF16.numpy
     return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array
