@@ -1,4 +1,4 @@
-"""`graphkiln bench`: how many requests a served model answers, and how long they take."""
+"""`graphkiln bench`: throughput and latencies of a served model, and where the server spends the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import CaFile, Headers, Timeout, Url, connect
+from graphkiln.cli.connection import connect
+from graphkiln.cli.options import CaFile, Headers, Timeout, Url
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
@@ -28,7 +29,7 @@ _STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """One measurement, with what the server says about the same time."""
+    """One run: what the client measured, and what the server says about the same time."""
 
     load: str
     client: Measurement
@@ -42,11 +43,13 @@ def bench(
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
     url: Url = DEFAULT_URL,
     concurrency: Annotated[
-        str, typer.Option(help="Callers that each wait for their answer, one run for each number.", metavar="N,N,...")
+        str, typer.Option(help="Concurrent requests, one run for each number.", metavar="N,N,...")
     ] = "1",
     rate: Annotated[
         float | None,
-        typer.Option(help="Instead of callers: requests per second, whether the server keeps up or not.", min=0.01),
+        typer.Option(
+            help="Instead of a concurrency: requests per second, whether the server keeps up or not.", min=0.01
+        ),
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds of each run.", min=0.5)] = 10.0,
     warmup: Annotated[float, typer.Option(help="Seconds before each run that do not count.", min=0)] = 1.0,
@@ -60,68 +63,68 @@ def bench(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of random inputs.", min=1)] = 1,
-    shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Tensors through shared memory.")] = False,
+    shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Pass tensors through shared memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Measure a served model under load: throughput, latencies, and where the server spends the time.
+    """Measure a served model under load.
 
-    Exit code 1 when a request failed.
+    Throughput, latencies, and where the server spends the time. Exit code 1 when a request failed.
     """
     from graphkiln_client.load_generator import closed_loop, open_loop
 
-    numbers = [0] if rate else _numbers(concurrency)
+    numbers = [0] if rate else _parse_concurrency(concurrency)
     with ExitStack() as stack:
         client = stack.enter_context(connect(url, header, ca_file, timeout))
         plain = client.model(model, version)
-        feeds = _feeds(plain, input_ or [_RANDOM], batch_size)
-        asked = stack.enter_context(client.shared_memory()).model(model, version) if shared_memory else plain
-        asked.infer(feeds)  # a mistake is told now, and once
-        ask = asked.repeatable(feeds)
+        feeds = _read_feeds(plain, input_ or [_RANDOM], batch_size)
+        loaded = stack.enter_context(client.shared_memory()).model(model, version) if shared_memory else plain
+        loaded.infer(feeds)  # a mistake is reported here, once
+        request = loaded.repeatable(feeds)
         rows = []
         for number in numbers:
             load = f"{rate:g}/s" if rate else str(number)
-            watch = _Watch(plain, client, load, warmup + duration)
+            watch = _ServerWatch(plain, client, load, warmup + duration)
             if rate:
-                seen = open_loop(ask, rate, duration, warmup_s=warmup, at_start=watch.start)
+                measured = open_loop(request, rate, duration, warmup_s=warmup, at_start=watch.start)
             else:
-                seen = closed_loop(ask, number, duration, warmup_s=warmup, at_start=watch.start)
-            rows.append(watch.row(seen))
+                measured = closed_loop(request, number, duration, warmup_s=warmup, at_start=watch.start)
+            rows.append(watch.row(measured))
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        _show(rows, "rate" if rate else "callers")
+        _print_tables(rows, "rate" if rate else "callers")
     raise typer.Exit(1 if any(row.client.errors for row in rows) else 0)
 
 
-class _Watch:
-    """What is asked of the server beside the load: its own counters, and its processes' time, at start and end."""
+class _ServerWatch:
+    """Reads the server's own counters, and the CPU time of its processes, at the start and end of a run."""
 
     def __init__(self, model: Model, client: Client, load: str, seconds: float) -> None:
         self._model = model
-        self._processes = _local_processes(client.url)
+        self._cpu_seconds = _local_cpu_seconds(client.url)
         self._load = load
         self._seconds = seconds
         self._before: dict[str, Any] = {}
-        self._cpu_s = 0.0
+        self._begin_cpu_s = 0.0
         self._stack = ExitStack()
         self._show_progress()
 
     def start(self) -> None:
         self._before = self._model.statistics()
-        self._cpu_s = self._processes() if self._processes else 0.0
+        self._begin_cpu_s = self._cpu_seconds() if self._cpu_seconds else 0.0
 
-    def row(self, seen: Measurement) -> _Row:
+    def row(self, measured: Measurement) -> _Row:
         self._stack.close()
         after = self._model.statistics()
-        server_cores = (self._processes() - self._cpu_s) / seen.seconds if self._processes else None
+        server_cores = (self._cpu_seconds() - self._begin_cpu_s) / measured.seconds if self._cpu_seconds else None
         requests, server_us = _breakdown(self._before, after)
         executions = after["execution_count"] - self._before["execution_count"]
         rows = after["inference_count"] - self._before["inference_count"]
         batch = rows / executions if requests and executions else 0.0
-        return _Row(load=self._load, client=seen, server_us=server_us, batch=batch, server_cores=server_cores)
+        return _Row(load=self._load, client=measured, server_us=server_us, batch=batch, server_cores=server_cores)
 
     def _show_progress(self) -> None:
         if not sys.stderr.isatty():
@@ -140,7 +143,7 @@ class _Watch:
 
 
 def _breakdown(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    """Requests that succeeded, and the mean microseconds of one in each stage.
+    """Number of successful requests, and the mean microseconds of one in each stage.
 
     Source: Triton's statistics extension.
     """
@@ -150,8 +153,8 @@ def _breakdown(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, dict
     return requests, {name: ns / max(requests, 1) / 1e3 for name, ns in stages.items()}
 
 
-def _local_processes(url: str) -> Callable[[], float] | None:
-    """Tells the CPU seconds of the server's processes, where they run on this machine and psutil is installed."""
+def _local_cpu_seconds(url: str) -> Callable[[], float] | None:
+    """A function that reads the CPU seconds of the server's processes; None where they are not on this machine."""
     from urllib.parse import urlsplit
 
     try:
@@ -162,7 +165,7 @@ def _local_processes(url: str) -> Callable[[], float] | None:
     if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
         return None
     sockets = psutil.net_connections("tcp")
-    pids = {found.pid for found in sockets if found.status == psutil.CONN_LISTEN and found.laddr[1:] == (port,)}
+    pids = {socket.pid for socket in sockets if socket.status == psutil.CONN_LISTEN and socket.laddr[1:] == (port,)}
     processes = [psutil.Process(pid) for pid in pids if pid]
     family = [member for process in processes for member in (process, *process.children(recursive=True))]
     if not family:
@@ -170,12 +173,12 @@ def _local_processes(url: str) -> Callable[[], float] | None:
 
     def seconds() -> float:
         times = [member.cpu_times() for member in family if member.is_running()]
-        return float(sum(each.user + each.system for each in times))
+        return float(sum(time.user + time.system for time in times))
 
     return seconds
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_concurrency(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -187,7 +190,7 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArray]:
+def _read_feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArray]:
     from graphkiln.cli.infer import read_tensor
 
     if inputs == [_RANDOM]:
@@ -198,7 +201,7 @@ def _feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArr
 
 
 def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
-    """Arrays of the declared shapes: normal numbers, small integers, short texts; the same every time."""
+    """Arrays of the declared shapes: normal floats, small integers, short texts; the same every time."""
     import numpy as np
 
     from graphkiln_backend.graph.dtypes import DType
@@ -233,7 +236,7 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
     return {rows[0]["name"]: sample[np.newaxis] if sample.ndim + 1 == len(rows[0]["shape"]) else sample}
 
 
-def _show(rows: list[_Row], unit: str) -> None:
+def _print_tables(rows: list[_Row], unit: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -243,13 +246,13 @@ def _show(rows: list[_Row], unit: str) -> None:
     client = Table(unit, "answered/s", *_PERCENTILES, "cores", *extra, title="client: latencies in ms")
     server = Table(unit, *_STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
     for row in rows:
-        seen = row.client
-        margin = (seen.per_second_range[1] - seen.per_second_range[0]) / 2
-        latencies = [f"{seen.latency_ms[name]:.2f}" if seen.latency_ms else "-" for name in _PERCENTILES]
-        errors = "\n".join(f"{count} {name}" for name, count in seen.errors.items()) or "0"
-        told = [*([errors] if failed else []), *([str(seen.unsent)] if unsent else [])]
-        rate = f"{seen.per_second:.1f} \u00b1 {margin:.1f}"
-        client.add_row(row.load, rate, *latencies, f"{seen.client_cores:.2f}", *told)
+        measured = row.client
+        margin = (measured.per_second_range[1] - measured.per_second_range[0]) / 2
+        latencies = [f"{measured.latency_ms[name]:.2f}" if measured.latency_ms else "-" for name in _PERCENTILES]
+        errors = "\n".join(f"{count} {name}" for name, count in measured.errors.items()) or "0"
+        problems = [*([errors] if failed else []), *([str(measured.unsent)] if unsent else [])]
+        rate = f"{measured.per_second:.1f} \u00b1 {margin:.1f}"
+        client.add_row(row.load, rate, *latencies, f"{measured.client_cores:.2f}", *problems)
         stages = [f"{row.server_us[name]:.0f}" for name in _STAGES.values()]
         cores = "-" if row.server_cores is None else f"{row.server_cores:.2f}"
         server.add_row(row.load, *stages, f"{row.batch:.1f}", cores)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import say
+from graphkiln.cli.console import say
 from graphkiln_backend.graph.errors import CacheError
 
 if TYPE_CHECKING:
@@ -25,30 +25,33 @@ _Folder = Annotated[
     str, typer.Option("--cache", help="Its folder.", envvar="GRAPHKILN_CACHE", show_default="~/.cache/graphkiln")
 ]
 
-app = typer.Typer(help="Look after the cache of lowered graphs and compiled artifacts.", no_args_is_help=True)
+app = typer.Typer(help="List, prune and verify the cache of lowered graphs.", no_args_is_help=True)
 
 
 @app.command(name="list")
 def list_(folder: _Folder = "") -> None:
-    """Show every entry: what it is, for which model, how large, when it was last used."""
+    """List the entries.
+
+    What each one is, of which model, how large, when it was last used.
+    """
     from rich.console import Console
     from rich.table import Table
 
     with _open(folder) as cache:
-        listed = cache.entries()
+        entries = cache.entries()
         table = Table("entry", "model", "size", "built in", "last used")
-        for each in reversed(listed):
-            ago = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_s))
+        for item in reversed(entries):
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used_s))
             table.add_row(
-                each.path.name[: len(each.entry.kind) + 9],
-                each.entry.model,
-                _size(each.entry.bytes),
-                f"{each.entry.seconds:.1f} s",
-                ago,
+                item.path.name[: len(item.entry.kind) + 9],
+                item.entry.model,
+                _format_size(item.entry.bytes),
+                f"{item.entry.seconds:.1f} s",
+                used,
             )
         console = Console()
-        console.print(table if listed else "the cache is empty", highlight=False)
-        console.print(f"{_size(sum(each.entry.bytes for each in listed))} in {cache.folder}", highlight=False)
+        console.print(table if entries else "the cache is empty", highlight=False)
+        console.print(f"{_format_size(sum(item.entry.bytes for item in entries))} in {cache.folder}", highlight=False)
 
 
 @app.command()
@@ -56,17 +59,20 @@ def prune(
     to: Annotated[str, typer.Option(help="Remove the least recently used until no more than this is left.")] = "0",
     folder: _Folder = "",
 ) -> None:
-    """Remove entries that nobody uses right now, and what dead builds left behind."""
+    """Remove entries that are not in use, and what dead builds left."""
     with _open(folder) as cache:
-        before = {each.path: each.entry.bytes for each in cache.entries()}
+        before = {item.path: item.entry.bytes for item in cache.entries()}
         removed = cache.prune(parse_size(to))
         left = sum(before.values()) - sum(before[path] for path in removed)
-        typer.echo(f"removed {len(removed)} of {len(before)} entries, {_size(left)} are left in {cache.folder}")
+        typer.echo(f"removed {len(removed)} of {len(before)} entries, {_format_size(left)} are left in {cache.folder}")
 
 
 @app.command()
 def verify(folder: _Folder = "") -> None:
-    """Compare every entry with its checksums. Exit code 1 when one is damaged: it will be built again when needed."""
+    """Compare every entry with its checksums.
+
+    Exit code 1 when one is damaged: it will be built again when needed.
+    """
     with _open(folder) as cache:
         faults = cache.faults()
         for path, fault in faults.items():
@@ -77,11 +83,11 @@ def verify(folder: _Folder = "") -> None:
 
 
 def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
-    """The cache that a command line asks for; says so when the default folder cannot be used.
+    """The cache that a command line requests; says so when the default folder cannot be used.
 
     Args:
-        folder: What was written: a folder, `off`, or nothing for the default one.
-        limit_bytes: How large it may grow.
+        folder: A folder, `off`, or empty for the default one.
+        limit_bytes: Size that it is trimmed to.
     """
     from graphkiln_backend.cache.settings import CacheSettings, user_cache_folder
 
@@ -94,15 +100,15 @@ def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
         default.mkdir(parents=True, exist_ok=True)
     if os.access(default, os.W_OK):
         return CacheSettings(folder=default, limit_bytes=limit_bytes)
-    say(f"no artifact cache: {default} cannot be written; models are lowered anew at each start")
+    say(f"no artifact cache: {default} cannot be written; models are lowered again at each start")
     return CacheSettings(limit_bytes=limit_bytes)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `500M` or `20G` (powers of 1024).
+    """Parses a size such as `500M` or `20G` (powers of 1024) into bytes.
 
     Raises:
-        CacheError: It is no size.
+        CacheError: The text is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if not found:
@@ -124,7 +130,7 @@ def _open(folder: str) -> ArtifactCache:
     return ArtifactCache(path)
 
 
-def _size(count: float) -> str:
+def _format_size(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""`graphkiln classify`: images in, labeled answers out."""
+"""`graphkiln classify`: images in, labels out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import AsJson, CaFile, Headers, Timeout, Url, connect
+from graphkiln.cli.connection import connect
+from graphkiln.cli.options import AsJson, CaFile, Headers, Timeout, Url
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, image_files
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
@@ -28,10 +29,10 @@ def classify(
     model: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
     url: Url = DEFAULT_URL,
-    top_k: Annotated[int, typer.Option(help="Answers per image, best first.", min=1)] = 5,
+    top_k: Annotated[int, typer.Option(help="Labels per image, best first.", min=1)] = 5,
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
-    concurrency: Annotated[int, typer.Option(help="Requests under way at once.", min=1)] = 8,
+    concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     header: Headers = None,
@@ -40,13 +41,13 @@ def classify(
 ) -> None:
     """Classify images with a served model: labeled top-k, best first.
 
-    Exit code 1 when any image failed; the others are answered all the same.
+    Exit code 1 when an image failed; the others are classified all the same.
     """
     if as_json and as_csv:
         raise InvalidInput("--json and --csv: choose one")
-    paths = _expanded(images)
+    paths = _expand_folders(images)
     with connect(url, header, ca_file, timeout) as client, _progress(len(paths)) as progress:
-        found = client.model(model, version).classify_many(
+        answers = client.model(model, version).classify_many(
             paths,
             top_k=top_k,
             softmax=softmax,
@@ -55,17 +56,18 @@ def classify(
             on_error="return",
             progress=progress,
         )
-        answers = list(found)
-    failures = [(path, answer) for path, answer in zip(paths, answers, strict=True) if isinstance(answer, ClientError)]
-    if len({str(error) for _, error in failures}) == 1 and len(failures) == len(answers):
+        results_or_errors = list(answers)
+    pairs = zip(paths, results_or_errors, strict=True)
+    failures = [(path, error) for path, error in pairs if isinstance(error, ClientError)]
+    if len({str(error) for _, error in failures}) == 1 and len(failures) == len(paths):
         raise failures[0][1]  # nothing worked, for one reason: say it once
-    results = [answer for answer in answers if not isinstance(answer, ClientError)]
+    results = [result for result in results_or_errors if not isinstance(result, ClientError)]
     if as_json:
         typer.echo(json.dumps([result.to_dict() for result in results], indent=2))
     elif as_csv:
         _write_csv(results)
     elif results:
-        _show(results)
+        _print_table(results)
     for path, error in failures:
         typer.echo(f"graphkiln: {path}: {error}", err=True)
     if failures:
@@ -74,7 +76,7 @@ def classify(
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr while many images are under way, for a person who watches."""
+    """A progress bar on a terminal's stderr, for many images."""
     if count < _MANY or not sys.stderr.isatty():
         yield None
         return
@@ -86,37 +88,37 @@ def _progress(count: int) -> Iterator[Callable[[int], None] | None]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _expanded(images: list[Path]) -> list[Path]:
+def _expand_folders(images: list[Path]) -> list[Path]:
     """Files as they are; folders as the images in them, sorted."""
     paths: list[Path] = []
     for image in images:
         if not image.is_dir():
             paths.append(image)
             continue
-        found = image_files(image)
-        if not found:
+        files = image_files(image)
+        if not files:
             raise InvalidInput(f"folder {image} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
-        paths += found
+        paths += files
     return paths
 
 
-def _show(results: list[Result]) -> None:
+def _print_table(results: list[Result]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     several = any(len(result.outputs) > 1 for result in results)
-    placed = any(answer.position for result in results for answer in result.classifications)
+    placed = any(found.position for result in results for found in result.classifications)
     extra = [*(["output"] if several else []), *(["position"] if placed else [])]
     table = Table("image", *extra, "label", "index", "score", "latency")
     for result in results:
         first = True
-        for output, answers in result.outputs.items():
-            for answer in answers:
-                where = [*([output] if several else []), *([str(answer.position)] if placed else [])]
+        for output, classifications in result.outputs.items():
+            for found in classifications:
+                where = [*([output] if several else []), *([str(found.position)] if placed else [])]
                 table.add_row(
                     escape(Path(result.source).name) if first else "",
-                    *map(escape, (*where, answer.label or "-", str(answer.index), f"{answer.score:.4f}")),
+                    *map(escape, (*where, found.label or "-", str(found.index), f"{found.score:.4f}")),
                     f"{result.latency_ms:.1f} ms" if first else "",
                 )
                 first = False
@@ -124,14 +126,14 @@ def _show(results: list[Result]) -> None:
 
 
 def _write_csv(results: list[Result]) -> None:
-    """One row for each answer, with the same columns for every model."""
+    """One row for each label, with the same columns for every model."""
     writer = csv.writer(sys.stdout)
     writer.writerow(["source", "model", "version", "output", "position", "rank", "index", "label", "score"])
     for result in results:
-        for output, answers in result.outputs.items():
+        for output, classifications in result.outputs.items():
             ranks: dict[tuple[int, ...], int] = {}
-            for answer in answers:
-                rank = ranks[answer.position] = ranks.get(answer.position, 0) + 1
-                position = "/".join(map(str, answer.position))
+            for found in classifications:
+                rank = ranks[found.position] = ranks.get(found.position, 0) + 1
+                position = "/".join(map(str, found.position))
                 row = [result.source, result.model, result.version, output, position]
-                writer.writerow([*row, rank, answer.index, answer.label, answer.score])
+                writer.writerow([*row, rank, found.index, found.label, found.score])

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import CaFile, Headers, Url, connect
+from graphkiln.cli.connection import connect
+from graphkiln.cli.options import CaFile, Headers, Url
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
 from graphkiln_client.defaults import DEFAULT_URL
 
@@ -27,30 +28,34 @@ def health(
     header: Headers = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Tell whether a server is there and every model is ready: exit code 0, else 1."""
+    """Check that a server runs and every model is ready.
+
+    Exit code 0 when both is so, else 1.
+    """
     deadline = time.monotonic() + wait
     with connect(url, header, ca_file, min(_TIMEOUT_S, wait or _TIMEOUT_S)) as client:
-        while not (state := _state(client))[0] and time.monotonic() < deadline:
+        while not (state := _check(client))[0] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    ready, found = state
-    if isinstance(found, ClientError):
-        raise found
+    ready, report = state
+    if isinstance(report, ClientError):
+        raise report
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(report), indent=2))
         raise typer.Exit(0 if ready else 1)
     if not ready:
-        raise ModelNotReady(f"{client.url} answers, but {_waiting(found)}")
+        raise ModelNotReady(f"{client.url} answers, but {_reasons(report)}")
     typer.echo("ready")
 
 
-def _state(client: Client) -> tuple[bool, Health | ClientError]:
+def _check(client: Client) -> tuple[bool, Health | ClientError]:
+    """Whether all is ready, and the server's report or the reason why there is none."""
     try:
-        found = client.health()
+        report = client.health()
     except ClientError as error:
         return False, error
-    return found.ready, found
+    return report.ready, report
 
 
-def _waiting(found: Health) -> str:
-    reasons = [f"{model.name} {model.version} is {model.state}: {model.reason}" for model in found.not_ready]
+def _reasons(report: Health) -> str:
+    reasons = [f"{model.name} {model.version} is {model.state}: {model.reason}" for model in report.not_ready]
     return "; ".join(reasons) or "is not ready"

@@ -1,4 +1,4 @@
-"""`graphkiln infer`: tensors from files to a model, answers into files or onto the screen."""
+"""`graphkiln infer`: tensors from files to a model, outputs into files or onto the screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import CaFile, Headers, Timeout, Url, connect
+from graphkiln.cli.connection import connect
+from graphkiln.cli.options import CaFile, Headers, Timeout, Url
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
@@ -36,24 +37,27 @@ def infer(
     ca_file: CaFile = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Send tensors to a model and show or keep its answers."""
+    """Send tensors to a model, and print or write its outputs."""
     feeds = dict(read_tensor(text) for text in input_)
     with connect(url, header, ca_file, timeout) as client:
-        answers = client.model(model, version).infer(feeds, output or ())
+        outputs = client.model(model, version).infer(feeds, output or ())
     if output_dir:
-        _write(answers, output_dir)
+        _write(outputs, output_dir)
     if as_json:
-        typer.echo(json.dumps({name: _document(array) for name, array in answers.items()}, indent=2))
+        typer.echo(json.dumps({name: _to_json(array) for name, array in outputs.items()}, indent=2))
     elif not output_dir:
-        for name, array in answers.items():
+        for name, array in outputs.items():
             typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{array}")
 
 
 def read_tensor(text: str) -> tuple[str, AnyArray]:
-    """Reads NAME=FILE.
+    """Reads the tensor of NAME=FILE.
+
+    Returns:
+        The name and the array.
 
     Raises:
-        InvalidInput: It is none, or the file is not an .npy file of numbers or texts.
+        InvalidInput: The text is not NAME=FILE, or the file is not an .npy file of numbers or texts.
     """
     import numpy as np
 
@@ -74,20 +78,20 @@ def read_tensor(text: str) -> tuple[str, AnyArray]:
     return name, array
 
 
-def _write(answers: Mapping[str, AnyArray], folder: Path) -> None:
+def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
     import numpy as np
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, array in answers.items():
+        for name, array in outputs.items():
             path = folder / f"{name.replace('/', '_')}.npy"
-            # Texts come as objects, which .npy could hold as pickled code only.
+            # Texts are object arrays, which .npy could hold as pickled code only.
             np.save(path, array.astype(np.bytes_) if array.dtype == object else array, allow_pickle=False)
             typer.echo(str(path))
     except OSError as error:
         raise InvalidInput(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-def _document(array: AnyArray) -> dict[str, Any]:
+def _to_json(array: AnyArray) -> dict[str, Any]:
     values = array.astype(str) if array.dtype.kind in "OS" else array
     return {"dtype": str(array.dtype), "shape": list(array.shape), "data": values.tolist()}

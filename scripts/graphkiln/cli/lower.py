@@ -6,8 +6,9 @@ import time
 
 import typer
 
+from graphkiln.cli.console import say
 from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
-from graphkiln.cli.options import Cache, say
+from graphkiln.cli.options import Cache
 
 
 def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:

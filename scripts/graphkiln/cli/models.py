@@ -1,4 +1,4 @@
-"""`graphkiln models`: what a server serves."""
+"""`graphkiln models`: the models of a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import typer
 
-from graphkiln.cli.options import AsJson, CaFile, Headers, Url, connect
+from graphkiln.cli.connection import connect
+from graphkiln.cli.options import AsJson, CaFile, Headers, Url
 from graphkiln_client.defaults import DEFAULT_URL
 
 
@@ -17,18 +18,21 @@ def models(
     header: Headers = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Show every model version that a server knows, and its state. Exit code 1 when one is not ready."""
+    """List the model versions of a server and their states.
+
+    Exit code 1 when one is not ready.
+    """
     with connect(url, header, ca_file) as client:
-        found = client.models()
+        served = client.models()
     if as_json:
-        typer.echo(json.dumps([asdict(model) for model in found], indent=2))
+        typer.echo(json.dumps([asdict(model) for model in served], indent=2))
     else:
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table
 
         table = Table("model", "version", "state", "reason")
-        for model in found:
+        for model in served:
             table.add_row(*map(escape, (model.name, model.version or "-", model.state or "not loaded", model.reason)))
-        Console().print(table if found else "the server knows no model")
-    raise typer.Exit(0 if all(model.ready for model in found) else 1)
+        Console().print(table if served else "the server knows no model")
+    raise typer.Exit(0 if all(model.ready for model in served) else 1)

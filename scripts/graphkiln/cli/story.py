@@ -1,4 +1,4 @@
-"""`graphkiln story`: how a model becomes 25 times faster, step by step, proven and measured on this machine."""
+"""`graphkiln story`: a model made faster step by step, each step proven and measured on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.options import say
+from graphkiln.cli.console import say
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def story(
     html: Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a story that was interrupted.")] = False,
 ) -> None:
-    """Tell the acceleration story: from eager PyTorch to a served graph, each step proven and measured.
+    """Measure the steps from eager PyTorch to a served graph.
 
-    All steps are measured in turn, again and again, so that a noisy machine favors none. Ctrl-C keeps what was
-    measured. Exit code 1 when the answers of a step of the chain changed more than the numeric policy allows.
+    Each step is proven, and all are measured in turn, again and again, so that a noisy machine favors none. Ctrl-C
+    keeps what was measured. Exit code 1 when the outputs of a step changed more than the numeric policy allows.
     """
     try:
         from graphkiln.story.request import this_platform
@@ -74,7 +74,7 @@ def story(
             runner.run(seconds, keys)
         except KeyboardInterrupt:
             interrupted = True
-    _show(runner, as_json=as_json, html=html)
+    _print_story(runner, as_json=as_json, html=html)
     if interrupted:
         say("interrupted; the same command with --resume goes on from here")
         raise typer.Exit(_INTERRUPTED)
@@ -112,12 +112,12 @@ def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
     if preprocess is None:
         return None
     try:
-        found = json.loads(preprocess)
+        spec = json.loads(preprocess)
     except ValueError as error:
         raise InvalidInput(f"--preprocess is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(spec, dict):
         raise InvalidInput(f"--preprocess must be an object, got {preprocess}")
-    return found
+    return spec
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def _print_line(progress: Progress) -> None:
         say(progress.figure or progress.activity)
 
 
-def _show(runner: StoryRunner, *, as_json: bool, html: Path | None) -> None:
+def _print_story(runner: StoryRunner, *, as_json: bool, html: Path | None) -> None:
     document = runner.document()
     if html:
         from graphkiln.story.page import render_page
