@@ -211,6 +211,7 @@ class TestContradictions:
             ('input { name: "x" dims: [4] }', ROWS, r"without the batch\) of input 'x' .* expected \[3\], got \[4\]"),
             ('output { name: "y" dims: [2, 1] }', WHOLE, r"dims of output 'y' .* expected \[2, 2\], got \[2, 1\]"),
             ('input { name: "x" dims: [2] }', WHOLE, r"expected \[2, 3\], got \[2\]"),
+            ('input { name: "x" dims: [1] }', WHOLE, r"expected \[2, 3\], got \[1\]"),
             ('input { name: "x" dims: [-1, 3] }', WHOLE, r"expected \[2, 3\], got \[-1, 3\]"),
             ("max_batch_size: 4", SCALAR, r"max_batch_size is 4, but tensor x FP32\[\] has no batch dimension"),
             (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -128,4 +129,10 @@ class TestStamp:
         assert version.stamp() == stamp
         content = version.graph_path.read_bytes()
         version.graph_path.write_bytes(content + b" ")
+        assert version.stamp() != stamp
+
+    def test_tells_files_of_one_size_by_their_time(self, folder: Path) -> None:
+        version = read_version(folder)
+        stamp = version.stamp()
+        os.utime(version.graph_path, ns=(0, stamp[1] + 1_000_000))
         assert version.stamp() != stamp
