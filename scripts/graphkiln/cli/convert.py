@@ -142,7 +142,10 @@ def convert(  # one flag a field of the recipe
         float | None, typer.Option(help="Looser limit of the error; recorded.", rich_help_panel=_PROOF)
     ] = None,
 ) -> None:
-    """Convert a trained model into a version that is proven to answer the same, or write nothing."""
+    """Convert a trained model into a proven version.
+
+    A version whose outputs are not those of the model is not written.
+    """
     given = {key: value for key, value in locals().items() if key in _FIELDS and value not in (None, [], "")}
     if list_pattern:
         _list(list_pattern)

@@ -21,7 +21,10 @@ def explain(
     cache: Cache = "",
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
 ) -> None:
-    """Show how a model is lowered on this machine: every setting and its origin, every choice, what really ran."""
+    """Show how a model is lowered on this machine.
+
+    Every setting and its origin, every choice, what really ran.
+    """
     with opened_cache(cache) as artifacts:
         deployment = read_deployment(path, set_, artifacts)
         _show_settings(deployment.settings, deployment.saved)

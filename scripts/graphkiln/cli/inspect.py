@@ -21,7 +21,10 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="Version folder, or model folder (its newest version).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show a version: signature, operators, arithmetic, parameters, precision, preprocessing and verdicts."""
+    """Show what a version is.
+
+    Signature, operators, arithmetic, parameters, precision, preprocessing and verdicts.
+    """
     from graphkiln_backend.passes.census import census
     from graphkiln_backend.repository.version import read_version
 

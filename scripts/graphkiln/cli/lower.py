@@ -12,7 +12,10 @@ from graphkiln.cli.options import Cache
 
 
 def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
-    """Lower a model as the server will, prove it, and keep what was built in the cache."""
+    """Lower a model as the server will, into the artifact cache.
+
+    The session is proven as it is before serving.
+    """
     begun = time.monotonic()
     with opened_cache(cache) as artifacts:
         lowered = read_deployment(path, set_, artifacts).build(artifacts)

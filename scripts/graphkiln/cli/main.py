@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from graphkiln.cli import cache
 from graphkiln.cli.bench import bench
@@ -22,12 +24,25 @@ from graphkiln.cli.story import story
 from graphkiln.cli.verify import verify
 from graphkiln_backend.graph.errors import GraphkilnError
 
+
+class _VerbGroup(TyperGroup):
+    """Lists the verbs in plain text: rich's help imports a Markdown parser, a third of the time of `graphkiln --help`.
+
+    The verbs' own help stays rich: the options of `convert` stand in panels.
+    """
+
+    def format_help(self, *arguments: Any, **options: Any) -> None:
+        """Formats without rich; the parameters are those of Click, which typer may bring along or not."""
+        self.rich_markup_mode = None
+        super().format_help(*arguments, **options)
+
+
 app = typer.Typer(
     name="graphkiln",
+    cls=_VerbGroup,
     help="Turn trained models into proven static graphs, serve them on NVIDIA Triton, and send them requests.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's help imports a Markdown parser: a third of the time of `graphkiln --help`
 )
 # Unknown flags are tritonserver's; its own list decides which of them exist.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)

@@ -21,9 +21,9 @@ def verify(
     samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
-    """Prove a version again: the same answers as its source model, on an engine of this machine.
+    """Prove a version again on an engine of this machine.
 
-    Exit code 1 when the answers changed.
+    Exit code 1 when its outputs are no longer those of the source model.
     """
     from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.graph.decoding import encode
