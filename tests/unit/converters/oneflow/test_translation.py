@@ -1,0 +1,183 @@
+"""From a job to an ONNX graph: its ends, its weights, and the checks of every value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import pytest
+from translating import run_model
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.oneflow import registry
+from graphkiln_converters.oneflow.building import Op, Value
+from graphkiln_converters.oneflow.mlir import parse
+from graphkiln_converters.oneflow.translation import order_by_signature, translate
+
+T, INTEGERS = "tensor<2x3xf32>", "tensor<2x3xsi64>"
+
+
+def job(body: str, returns: str, *, arguments: str = f"%a: {T}", types: str = T) -> str:
+    return f"oneflow.job @G({arguments}) -> ({types}) {{\n{body}\noneflow.return {returns} : {types}\n}}"
+
+
+def translated(text: str, folder: Path = Path("nowhere")) -> onnx_ir.Model:
+    return translate(parse(text), folder)
+
+
+def save(folder: Path, name: str, array: AnyArray, kind: str = "kFloat") -> None:
+    (folder / name).mkdir()
+    (folder / name / "out").write_bytes(array.tobytes())
+    dims = " ".join(f"dim: {dim}" for dim in array.shape)
+    (folder / name / "meta").write_text(f"shape {{ {dims} }} data_type: {kind}")
+
+
+X = np.array([[-1, 2, -3], [4, -5, 6]], "f4")
+RELU = f'%r = "oneflow.relu"(%a) {{op_name = "r"}} : ({T}) -> {T}'
+
+
+class TestEnds:
+    def test_are_named_by_their_number(self) -> None:
+        model = translated(job(RELU, "%r"))
+        assert [value.name for value in model.graph.inputs] == ["INPUT_0"]
+        assert [value.name for value in model.graph.outputs] == ["OUTPUT_0"]
+        np.testing.assert_array_equal(run_model(model, {"INPUT_0": X})[0], np.maximum(X, 0))
+
+    def test_a_value_that_is_returned_twice(self) -> None:
+        outputs = run_model(translated(job(RELU, "%r, %r", types=f"{T}, {T}")), {"INPUT_0": X})
+        np.testing.assert_array_equal(outputs[0], outputs[1])
+        assert len(outputs) == 2
+
+    def test_an_input_that_is_returned(self) -> None:
+        (output,) = run_model(translated(job("", "%a")), {"INPUT_0": X})
+        np.testing.assert_array_equal(output, X)
+
+    def test_an_input_of_unknown_size(self) -> None:
+        with pytest.raises(ConversionError, match=r"input 0 has the type tensor<\?x3xf32>, with a dynamic size"):
+            translated(job("", "%a", arguments="%a: tensor<?x3xf32>", types="tensor<?x3xf32>"))
+
+    def test_an_input_that_mlir_cannot_name(self) -> None:
+        """OneFlow's bool is si8 in MLIR; the number of its type says which it is."""
+        one = "tensor<2xsi8>"
+        text = job(
+            f'%i = "oneflow.input"(%a) {{data_type = 12 : i32, op_name = "i"}} : ({one}) -> {one}',
+            "%i",
+            arguments=f"%a: {one}",
+            types=one,
+        )
+        assert translated(text).graph.inputs[0].dtype == onnx_ir.DataType.BOOL
+
+    def test_an_element_type_that_no_tensor_has(self) -> None:
+        with pytest.raises(ConversionError, match="elements of type i4"):
+            translated(job("", "%a", arguments="%a: tensor<2xi4>", types="tensor<2xi4>"))
+
+    @pytest.mark.parametrize(
+        "operation",
+        [
+            f'%x = "oneflow.input"(%a, %a) {{op_name = "x"}} : ({T}, {T}) -> {T}',
+            f'%x, %y = "oneflow.output"(%a) {{op_name = "x"}} : ({T}) -> ({T}, {T})',
+            f'%x = "oneflow.variable"(%a) {{op_name = "x"}} : ({T}) -> {T}',
+        ],
+    )
+    def test_boundaries_with_other_operands(self, operation: str) -> None:
+        with pytest.raises(ConversionError, match=r"line 2: \w+ has \d operands and \d results, expected \d and 1"):
+            translated(job(operation, "%x"))
+
+
+class TestOrder:
+    def ends(self, *outputs: str) -> str:
+        lines = [
+            f'%{number} = "oneflow.output"(%a) {{op_name = "{name}"}} : ({T}) -> {T}'
+            for number, name in enumerate(outputs)
+        ]
+        names = ", ".join(f"%{number}" for number in range(len(outputs)))
+        return job("\n".join(lines), names, types=", ".join([T] * len(outputs)))
+
+    def test_is_that_of_oneflows_numbers(self) -> None:
+        text = self.ends("_G_1_output.0.0.2_12", "_G_1_output.0.0.0_3", "_G_1_output.0.0.1_4")
+        assert order_by_signature(parse(text))[1] == ["%1", "%2", "%0"]
+
+    @pytest.mark.parametrize("names", [("b", "a"), ("_G_output.1_2", "a"), ("_G_output.0_2", "_G_output.1_2")])
+    def test_stays_where_there_are_no_numbers_for_all(self, names: tuple[str, ...]) -> None:
+        assert order_by_signature(parse(self.ends(*names)))[1] == ["%0", "%1"]
+
+    def test_of_inputs(self) -> None:
+        lines = [
+            f'%{name}i = "oneflow.input"(%{name}) {{op_name = "_G_0_input.0.{number}_{number}"}} : ({T}) -> {T}'
+            for name, number in (("a", 9), ("b", 2))
+        ]
+        text = job("\n".join(lines), "%ai", arguments=f"%a: {T}, %b: {T}")
+        assert order_by_signature(parse(text))[0] == ["%b", "%a"]
+        (output,) = run_model(translated(text), {"INPUT_0": 2 * X, "INPUT_1": X})
+        np.testing.assert_array_equal(output, X)
+
+
+class TestWeights:
+    VARIABLE = f'%w = "oneflow.variable"() {{op_name = "w"}} : () -> {T}'
+    ADD = f'%r = "oneflow.add_n2"(%a, %w) {{op_name = "r"}} : ({T}, {T}) -> {T}'
+
+    def test_are_read_from_the_folder(self, tmp_path: Path) -> None:
+        save(tmp_path, "w", 10 * X)
+        model = translated(job(f"{self.VARIABLE}\n{self.ADD}", "%r"), tmp_path)
+        np.testing.assert_array_equal(run_model(model, {"INPUT_0": X})[0], 11 * X)
+
+    def test_that_nothing_uses_are_left_out(self, tmp_path: Path) -> None:
+        save(tmp_path, "w", X)
+        assert list(translated(job(f"{self.VARIABLE}\n{RELU}", "%r"), tmp_path).graph.initializers) == []
+
+    @pytest.mark.parametrize(
+        ("array", "kind", "found"),
+        [
+            (np.zeros((3, 2), "f4"), "kFloat", r"FP32 \[3, 2\]"),
+            (np.zeros((2, 3), "f8"), "kDouble", r"FP64 \[2, 3\]"),
+            (np.zeros((2, 3), "i4"), "kInt32", r"INT32 \[2, 3\]"),
+        ],
+    )
+    def test_of_another_model(self, tmp_path: Path, array: AnyArray, kind: str, found: str) -> None:
+        save(tmp_path, "w", array, kind)
+        with pytest.raises(ConversionError, match=rf"'w' is {found}, but line 2 .* expects tensor<2x3xf32>") as caught:
+            translated(job(f"{self.VARIABLE}\n{self.ADD}", "%r"), tmp_path)
+        assert "different models" in caught.value.hint
+
+
+class TestChecks:
+    def test_a_result_of_another_shape(self) -> None:
+        other = "tensor<3x3xf32>"
+        text = job(f'%r = "oneflow.relu"(%a) {{op_name = "r"}} : ({T}) -> {other}', "%r", types=other)
+        with pytest.raises(ConversionError, match=r"line 2: .*relu 'r' has the shape \[2, 3\], OneFlow's has \[3, 3\]"):
+            translated(text)
+
+    def test_a_result_of_another_type(self) -> None:
+        text = job(f'%r = "oneflow.relu"(%a) {{op_name = "r"}} : ({T}) -> {INTEGERS}', "%r", types=INTEGERS)
+        with pytest.raises(ConversionError, match=r"has the type FLOAT, OneFlow's has si64"):
+            translated(text)
+
+    def test_a_boolean_may_be_called_si8(self) -> None:
+        eight = "tensor<2x3xsi8>"
+        text = job(f'%r = "oneflow.isnan"(%a) {{op_name = "r"}} : ({T}) -> {eight}', "%r", types=eight)
+        assert translated(text).graph.outputs[0].dtype == onnx_ir.DataType.BOOL
+
+    def test_a_result_that_is_not_computed_may_be_declared_but_not_used(self) -> None:
+        image, small = "tensor<1x1x4x4xf32>", "tensor<1x1x2x2xf32>"
+        attributes = 'op_name = "p", kernel_size = [2 : si32, 2 : si32], stride = [2 : si32, 2 : si32]'
+        attributes += ", padding = [0 : si32, 0 : si32], dilation = [1 : si32, 1 : si32]"
+        pool = f'%y, %i = "oneflow.max_pool_2d"(%a) {{{attributes}}} : ({image}) -> ({small}, tensor<1x1x2x2xsi64>)'
+        assert translated(job(pool, "%y", arguments=f"%a: {image}", types=small)).graph.outputs
+        with pytest.raises(ConversionError, match="the graph returns %i, which its operation does not compute"):
+            translated(job(pool, "%i", arguments=f"%a: {image}", types="tensor<1x1x2x2xsi64>"))
+        used = f'{pool}\n%z = "oneflow.identity"(%i) {{}} : (tensor<1x1x2x2xsi64>) -> tensor<1x1x2x2xsi64>'
+        with pytest.raises(ConversionError, match="line 3: identity takes %i, which its operation does not compute"):
+            translated(job(used, "%z", arguments=f"%a: {image}", types="tensor<1x1x2x2xsi64>"))
+
+    @pytest.mark.parametrize("error", [IndexError("no such"), KeyError("k"), ValueError("v"), OverflowError("o")])
+    def test_what_goes_wrong_in_a_translator_names_the_operation(
+        self, error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(_: Op) -> Value:
+            raise error
+
+        monkeypatch.setattr(registry, "built_in_translators", lambda: {"relu": fails})
+        with pytest.raises(ConversionError, match="line 2: relu 'r': operands and attributes are not as expected"):
+            translated(job(RELU, "%r"))
