@@ -13,7 +13,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.lowering.plan import best
+from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds
 
 _log = logging.getLogger("graphkiln.lowering")
@@ -76,7 +76,7 @@ def measure(sessions: Mapping[str, Session], golden: GoldenSamples | None, size:
         times = {name: _time_s(session, golden, size) for name, session in sessions.items()}
     except (ExecutionError, SignatureError):
         return Measurement(chosen=next(iter(sessions)), rates={})
-    chosen = list(times)[best(list(times.values()))]
+    chosen = list(times)[pick_fastest(list(times.values()))]
     return Measurement(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})
 
 

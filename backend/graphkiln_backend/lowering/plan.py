@@ -217,7 +217,7 @@ def _line(number: int, config: SessionConfig) -> str:
     return f"{number}. {config}, {', '.join(facts)}: {config.reason}"
 
 
-def best(times_s: Sequence[float]) -> int:
+def pick_fastest(times_s: Sequence[float]) -> int:
     """The index of the fastest candidate; the first one within 5% of it, so that noise does not change engines."""
     fastest = min(times_s)
     return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)

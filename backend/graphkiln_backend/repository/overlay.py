@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,
@@ -21,8 +20,7 @@ from graphkiln_backend.repository.config import (
     write_config,
 )
 from graphkiln_backend.repository.model_config import ModelConfig
-from graphkiln_backend.repository.onnx_file import read_signature
-from graphkiln_backend.repository.version import CONFIG_FILE, LABELS_FILE, find_graph, newest_version, read_manifest
+from graphkiln_backend.repository.version import CONFIG_FILE, find_labels_file, newest_version, read_version_signature
 
 GraphFolder = Callable[[Path], Path]
 """Version folder -> the folder that holds its graph: itself, unless another framework saved it."""
@@ -71,22 +69,6 @@ def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
     return footprints
 
 
-def labels_file(model: Path) -> str | None:
-    """Name of the labels file that lies in a model's folder, if one does."""
-    return LABELS_FILE if (model / LABELS_FILE).is_file() else None
-
-
-def version_signature(version: Path, default_filename: str) -> Signature:
-    """The signature of a version: its manifest's, or its graph's.
-
-    Raises:
-        RepositoryError: There is no graph, or it is damaged.
-        ManifestError: The manifest cannot be read.
-    """
-    manifest = read_manifest(version)
-    return manifest.signature if manifest else read_signature(find_graph(version, default_filename))
-
-
 def complete_config(model: Path, backends: frozenset[str], graph_folder: GraphFolder) -> ModelConfigProto:
     """A model's configuration, completed from the graph of its newest version.
 
@@ -106,7 +88,8 @@ def complete_config(model: Path, backends: frozenset[str], graph_folder: GraphFo
     if config.backend not in backends:
         raise RepositoryError(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
     newest = graph_folder(newest_version(model))
-    complete(config, version_signature(newest, config.default_model_filename), labels_file=labels_file(model))
+    signature = read_version_signature(newest, config.default_model_filename)
+    complete(config, signature, labels_file=find_labels_file(model))
     return config
 
 

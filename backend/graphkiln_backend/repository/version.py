@@ -9,7 +9,9 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.importers import find_foreign_graph
+from graphkiln_backend.repository.onnx_file import read_signature
 
 GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
@@ -23,7 +25,7 @@ class ModelVersion:
 
     Attributes:
         graph_path: The graph file.
-        manifest: Its manifest, or None for a graph that came without one.
+        manifest: Its manifest, or None for a bare graph.
         golden: Its golden samples, or None.
     """
 
@@ -33,13 +35,13 @@ class ModelVersion:
 
     @property
     def ranking(self) -> Ranking | None:
-        """Which outputs hold the best classes, of a graph that ranks them itself, or None."""
+        """The outputs of an embedded top-k, or None."""
         return self.manifest.ranking if self.manifest else None
 
     def stamp(self) -> tuple[int, int]:
-        """Size and time of change of the graph's file: another stamp means another file."""
-        facts = self.graph_path.stat()
-        return facts.st_size, facts.st_mtime_ns
+        """Size in bytes and modification time in ns of the graph's file: another stamp means another file."""
+        status = self.graph_path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 def find_graph(folder: Path, default_filename: str = "") -> Path:
@@ -57,11 +59,11 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
         path = path / GRAPH_FILE
     if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
         raise RepositoryError(f"default_model_filename '{default_filename}' leads out of the version folder")
-    return _existing(path)
+    return _check_exists(path)
 
 
 def has_own_graph(folder: Path) -> bool:
-    """Whether a version folder holds a graph of ours, whatever another framework saved beside it."""
+    """Whether a version folder holds a graph of ours, whatever another framework saved there."""
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
@@ -79,6 +81,11 @@ def newest_version(model: Path) -> Path:
     return max(versions, key=lambda path: int(path.name))
 
 
+def find_labels_file(model: Path) -> str | None:
+    """Name of the labels file in a model's folder, or None where there is none."""
+    return LABELS_FILE if (model / LABELS_FILE).is_file() else None
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a version folder, or None where there is none.
 
@@ -89,12 +96,27 @@ def read_manifest(folder: Path) -> Manifest | None:
     return Manifest.read(path) if path.exists() else None
 
 
-def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
-    """Reads a version folder and checks that its files are the ones that the manifest speaks of.
+def read_version_signature(folder: Path, default_filename: str = "") -> Signature:
+    """The signature of a version: its manifest's, or else its graph's. No file is compared with its hash.
 
     Args:
         folder: The version folder.
-        default_filename: As for `find_graph`; a manifest knows better.
+        default_filename: As for `find_graph`.
+
+    Raises:
+        RepositoryError: There is no graph, or it is damaged.
+        ManifestError: The manifest cannot be read.
+    """
+    manifest = read_manifest(folder)
+    return manifest.signature if manifest else read_signature(find_graph(folder, default_filename))
+
+
+def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
+    """Reads a version folder and checks its files against the hashes of the manifest.
+
+    Args:
+        folder: The version folder.
+        default_filename: As for `find_graph`; a manifest overrides it.
 
     Raises:
         RepositoryError: The graph file is missing, or a file's SHA-256 is not the manifest's.
@@ -103,16 +125,21 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
     manifest = read_manifest(folder)
     if manifest is None:
         return ModelVersion(graph_path=find_graph(folder, default_filename), manifest=None, golden=None)
-    graph_path = _unchanged(folder / manifest.graph_file, manifest.sha256)
+    graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256)
     for name, sha256 in manifest.weights.items():
-        _unchanged(folder / name, sha256)
+        _check_hash(folder / name, sha256)
     golden = None
     if manifest.golden:
-        golden = GoldenSamples.read(_unchanged(folder / manifest.golden.file, manifest.golden.sha256))
+        golden = GoldenSamples.read(_check_hash(folder / manifest.golden.file, manifest.golden.sha256))
     return ModelVersion(graph_path=graph_path, manifest=manifest, golden=golden)
 
 
-def _existing(path: Path) -> Path:
+def _check_exists(path: Path) -> Path:
+    """The path of a file that is there.
+
+    Raises:
+        RepositoryError: It is not; the hint names the command where another framework saved a graph instead.
+    """
     if path.is_file():
         return path
     foreign = None if has_own_graph(path.parent) else find_foreign_graph(path.parent)
@@ -124,8 +151,13 @@ def _existing(path: Path) -> Path:
     raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
 
 
-def _unchanged(path: Path, sha256: str) -> Path:
-    found = sha256_of(_existing(path))
+def _check_hash(path: Path, sha256: str) -> Path:
+    """The path of a file that is there, with the content that the manifest describes.
+
+    Raises:
+        RepositoryError: It is not.
+    """
+    found = sha256_of(_check_exists(path))
     if found != sha256:
         raise RepositoryError(
             f"{path} is not the file that {MANIFEST_FILE} describes: "

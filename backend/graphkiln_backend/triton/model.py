@@ -27,7 +27,7 @@ from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.repository.config import complete_dictionary
 from graphkiln_backend.repository.model_config import ModelConfig
-from graphkiln_backend.repository.overlay import labels_file, version_signature
+from graphkiln_backend.repository.version import find_labels_file, read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, shared_folder
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile
@@ -57,8 +57,8 @@ class TritonPythonModel:
         try:
             with open_cache() as cache:
                 graph = convert_if_needed(version, cache)
-            signature = version_signature(graph, document.get("default_model_filename", ""))
-            complete_dictionary(document, signature, labels_file=labels_file(version.parent))
+            signature = read_version_signature(graph, document.get("default_model_filename", ""))
+            complete_dictionary(document, signature, labels_file=find_labels_file(version.parent))
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{document['name']}: {error}") from error
         return config

@@ -1,4 +1,4 @@
-"""A model of a store as the server would run it on this machine."""
+"""A model of a store, planned as the server would plan it on this machine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Set = Annotated[
 
 
 @contextmanager
-def opened_cache(cache: str) -> Iterator[ArtifactCache]:
-    """The cache that the command line names, which only the server trims."""
+def open_artifact_cache(cache: str) -> Iterator[ArtifactCache]:
+    """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries."""
     from graphkiln.cli.cache import cache_settings
 
     settings = cache_settings(cache, sys.maxsize)
-    with TemporaryDirectory(prefix="graphkiln-cache-") as vanishing, settings.open(Path(vanishing)) as artifacts:
+    with TemporaryDirectory(prefix="graphkiln-cache-") as temporary, settings.open(Path(temporary)) as artifacts:
         yield artifacts
 
 
@@ -39,7 +39,7 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     Args:
         path: A model's folder or a version folder.
         settings: `KEY=VALUE`s of `--set`.
-        artifacts: Graphs that OneFlow saved are converted into it.
+        artifacts: Keeps what is converted from the graphs of other frameworks.
 
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
@@ -65,7 +65,7 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
 
 
 def _backend_names() -> frozenset[str]:
-    """The names under which `serve` installs our backend here; all of them where no Triton is installed."""
+    """The names under which `serve` installs our backend here; all of its names where no Triton is installed."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.run_folder import BACKEND_NAMES, backend_names

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
+from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.options import Cache
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ def explain(
 
     Every setting and its origin, every choice, what really ran.
     """
-    with opened_cache(cache) as artifacts:
+    with open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(path, set_, artifacts)
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())
         if not plan_only:
-            lowered = deployment.build(artifacts)
-            with lowered.session:
-                _show_result(lowered)
+            proven = deployment.build(artifacts)
+            with proven.session:
+                _show_result(proven)
 
 
 def _show_settings(settings: Settings, saved: Precision) -> None:
@@ -55,11 +55,11 @@ def _show_settings(settings: Settings, saved: Precision) -> None:
     Console().print(table, highlight=False)
 
 
-def _show_result(lowered: ProvenSession) -> None:
-    for line in (*lowered.fallbacks, *lowered.slower):
+def _show_result(proven: ProvenSession) -> None:
+    for line in (*proven.fallbacks, *proven.slower):
         typer.echo(f"rejected: {line}")
-    typer.echo(f"serves: {lowered.config}")
-    typer.echo(f"ran: {lowered.placement or 'not known: the graph has no golden samples and does not run on zeros'}")
-    typer.echo(f"self-test: {lowered.self_test.verdict if lowered.self_test else 'none'}")
-    for note in lowered.notes:
+    typer.echo(f"serves: {proven.config}")
+    typer.echo(f"ran: {proven.placement or 'not known: the graph has no golden samples and does not run on zeros'}")
+    typer.echo(f"self-test: {proven.self_test.verdict if proven.self_test else 'none'}")
+    for note in proven.notes:
         typer.echo(f"note: {note}")

@@ -7,7 +7,7 @@ import time
 import typer
 
 from graphkiln.cli.console import say
-from graphkiln.cli.deployed import ModelPath, Set, opened_cache, read_deployment
+from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.options import Cache
 
 
@@ -17,13 +17,13 @@ def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
     The session is proven as it is before serving.
     """
     begun = time.monotonic()
-    with opened_cache(cache) as artifacts:
-        lowered = read_deployment(path, set_, artifacts).build(artifacts)
-        with lowered.session:
+    with open_artifact_cache(cache) as artifacts:
+        proven = read_deployment(path, set_, artifacts).build(artifacts)
+        with proven.session:
             seconds = time.monotonic() - begun
-            for line in (*lowered.fallbacks, *lowered.notes):
+            for line in (*proven.fallbacks, *proven.notes):
                 say(line)
-            typer.echo(f"{lowered.config}: {lowered.placement}")
-            if lowered.self_test:
-                typer.echo(lowered.self_test.verdict)
+            typer.echo(f"{proven.config}: {proven.placement}")
+            if proven.self_test:
+                typer.echo(proven.self_test.verdict)
             typer.echo(f"ready in {seconds:.1f} s")

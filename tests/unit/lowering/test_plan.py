@@ -8,7 +8,7 @@ from graphkiln_backend.engines.base import Support
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.plan import LoweringPlan, Resources, best, plan
+from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
 from graphkiln_backend.lowering.settings import Choice, Settings
 
 
@@ -123,4 +123,4 @@ def test_explains_itself() -> None:
 
 @pytest.mark.parametrize(("times_s", "index"), [([1.0, 0.5], 1), ([1.0, 0.98], 0), ([0.5, 1.0, 0.4], 2)])
 def test_the_fastest_wins_and_noise_does_not(times_s: list[float], index: int) -> None:
-    assert best(times_s) == index
+    assert pick_fastest(times_s) == index
