@@ -9,7 +9,7 @@ import pytest
 from converting import MODULES, Convert
 
 from graphkiln_converters.convert import convert
-from graphkiln_converters.recipe import read_recipe
+from graphkiln_converters.recipe_file import read_recipe
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ class TestWhatIsWritten:
             run(small, version=2)
 
     def test_the_manifest_repeats_the_conversion(self, run: Convert, small: str) -> None:
-        from graphkiln_converters.recipe import read_recipe
+        from graphkiln_converters.recipe_file import read_recipe
 
         version = run(small, softmax=True, keep_names=True)
         again = read_recipe(version / "manifest.json", {}, [])

@@ -9,7 +9,7 @@ import yaml
 from running import run_command
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.recipe import read_recipe
+from graphkiln_converters.recipe_file import read_recipe
 
 BASE = "source: timm:resnet18\nname: base\nsoftmax: true\npreprocess: {resize: 16, mean: [0.5, 0.5, 0.5]}\n"
 

@@ -19,6 +19,7 @@ from graphkiln.cli.infer import infer
 from graphkiln.cli.inspect import inspect
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
+from graphkiln.cli.recipe_options import RecipeCommand
 from graphkiln.cli.serve import serve
 from graphkiln.cli.story import story
 from graphkiln.cli.verify import verify
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 # Unknown flags are tritonserver's; its own list decides which of them exist.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
-app.command()(convert)
+app.command(cls=RecipeCommand)(convert)
 app.command()(verify)
 app.command()(inspect)
 app.command()(explain)
