@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.cache.entry import entry_name
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, Reservation
 from graphkiln_backend.graph.errors import CacheError, LoweringError
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}
@@ -54,6 +57,10 @@ def test_every_part_of_the_key_makes_another_entry(tmp_path: Path, changed: str)
     fetch(tmp_path, build)
     fetch(tmp_path, build, {**KEY, changed: "other"})
     assert build.calls == 2
+
+
+def open_files() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 def damage(path: Path, how: str) -> None:
@@ -201,6 +208,298 @@ class TestPruning:
             assert path.exists()
         with ArtifactCache(tmp_path) as other:
             assert other.prune(0) == [path]
+
+
+class TestReserving:
+    """What `get` does in one call, for a caller that decides in between whether to build."""
+
+    def test_what_is_not_there_is_written_and_then_there(self, cache: ArtifactCache) -> None:
+        with cache.reserve("engine", "m/1", KEY) as entry:
+            assert entry.path is None
+            with entry.write() as folder:
+                assert list(folder.iterdir()) == []
+                (folder / "model.blob").write_bytes(b"compiled")
+            assert entry.path == cache.folder / "entries" / entry_name("engine", KEY)
+        with cache.reserve("engine", "m/1", KEY) as again:
+            assert again.path == entry.path
+        build = Builder()
+        assert cache.get("engine", "m/1", KEY, build) == entry.path
+        assert build.calls == 0
+
+    def test_what_is_not_written_is_not_there(self, cache: ArtifactCache) -> None:
+        with cache.reserve("engine", "m/1", KEY):
+            pass
+        assert cache.entries() == []
+        build = Builder()
+        cache.get("engine", "m/1", KEY, build)
+        assert build.calls == 1
+
+    def test_an_entry_without_files_is_one(self, cache: ArtifactCache) -> None:
+        with cache.reserve("engine", "m/1", KEY) as entry, entry.write():
+            pass
+        assert entry.path
+        assert [path.name for path in entry.path.iterdir()] == ["entry.json"]
+
+    def test_nothing_of_a_failed_block_stays(self, cache: ArtifactCache) -> None:
+        def write_half_of_it(entry: Reservation) -> None:
+            with entry.write() as folder:
+                (folder / "half").write_bytes(b"x")
+                raise ZeroDivisionError
+
+        with cache.reserve("engine", "m/1", KEY) as entry:
+            with pytest.raises(ZeroDivisionError):
+                write_half_of_it(entry)
+            assert entry.path is None
+        assert list((cache.folder / "entries").iterdir()) == list((cache.folder / "partial").iterdir()) == []
+
+    def test_what_was_written_stays_where_the_rest_of_the_block_fails(self, tmp_path: Path) -> None:
+        def write_and_fail(cache: ArtifactCache) -> None:
+            with cache.reserve("engine", "m/1", KEY) as entry:
+                with entry.write() as folder:
+                    (folder / "model.blob").write_bytes(b"compiled")
+                raise ZeroDivisionError
+
+        with ArtifactCache(tmp_path) as cache, pytest.raises(ZeroDivisionError):
+            write_and_fail(cache)
+        build = Builder()
+        assert fetch(tmp_path, build) == b"compiled"
+        assert build.calls == 0
+
+    def test_the_lock_is_free_after_a_block_that_fails(self, tmp_path: Path) -> None:
+        with ArtifactCache(tmp_path) as cache:
+            with pytest.raises(ZeroDivisionError), cache.reserve("engine", "m/1", KEY):
+                raise ZeroDivisionError
+            assert fetch(tmp_path, Builder()) == b"compiled"
+
+    def test_a_second_attempt_in_the_same_block_may_work(self, cache: ArtifactCache) -> None:
+        with cache.reserve("engine", "m/1", KEY) as entry:
+            with pytest.raises(LoweringError), entry.write():
+                raise LoweringError("refused", attempts=())
+            with entry.write() as folder:
+                (folder / "model.blob").write_bytes(b"compiled")
+        assert cache.faults() == {}
+        assert len(cache.entries()) == 1
+
+    @pytest.mark.timeout(20)
+    def test_others_wait_until_the_block_ends(self, tmp_path: Path) -> None:
+        events: list[str] = []
+
+        def look() -> None:
+            with ArtifactCache(tmp_path) as other, other.reserve("engine", "m/1", KEY) as entry:
+                events.append("found" if entry.path else "missing")
+
+        with ArtifactCache(tmp_path) as cache:
+            with cache.reserve("engine", "m/1", KEY) as entry:
+                thread = threading.Thread(target=look)
+                thread.start()
+                thread.join(0.2)
+                events.append("decided")
+                with entry.write() as folder:
+                    (folder / "model.blob").write_bytes(b"compiled")
+            thread.join()
+        assert events == ["decided", "found"]
+
+    @pytest.mark.timeout(20)
+    def test_other_entries_need_not_wait(self, tmp_path: Path) -> None:
+        with ArtifactCache(tmp_path) as cache, cache.reserve("engine", "m/1", KEY) as entry:
+            assert fetch(tmp_path, Builder(), {**KEY, "graph": "other"}) == b"compiled"
+            assert cache.get("graph", "m/1", KEY, Builder()) != entry.path
+
+    def test_the_time_that_deciding_took_counts(self, cache: ArtifactCache) -> None:
+        with cache.reserve("choice", "m/1", KEY) as entry:
+            time.sleep(0.05)
+            with entry.write():
+                pass
+        (stored,) = cache.entries()
+        assert 0.05 <= stored.entry.seconds < 5
+
+    def test_a_damaged_entry_is_as_good_as_none(self, tmp_path: Path, logged: list[str]) -> None:
+        fetch(tmp_path, Builder())
+        path = entry_of(tmp_path)
+        damage(path, "flipped")
+        with ArtifactCache(tmp_path) as cache, cache.reserve("engine", "m/1", KEY) as entry:
+            assert entry.path is None
+            assert not path.exists()
+        assert logged[0].startswith(f"discarded {path}: model.blob is damaged")
+
+    def test_what_it_wrote_counts_for_the_limit(self, tmp_path: Path) -> None:
+        fetch(tmp_path, Builder(bytes(100)), {**KEY, "graph": "old"})
+        with ArtifactCache(tmp_path, limit_bytes=150) as cache:
+            with cache.reserve("engine", "m/1", KEY) as entry, entry.write() as folder:
+                (folder / "model.blob").write_bytes(bytes(100))
+            assert [stored.path for stored in cache.entries()] == [entry.path]
+
+    def test_it_is_in_use_until_the_cache_is_closed(self, tmp_path: Path) -> None:
+        with ArtifactCache(tmp_path) as user, ArtifactCache(tmp_path) as other:
+            with user.reserve("engine", "m/1", KEY) as entry:
+                with entry.write():
+                    pass
+                assert other.prune(0) == []
+            assert other.prune(0) == []
+            user.close()
+            (stored,) = other.entries()
+            assert stored.entry.bytes == 0
+
+    def test_a_disk_that_is_full_is_told_by_the_block_that_writes(self, cache: ArtifactCache) -> None:
+        with cache.reserve("engine", "m/1", KEY) as entry:
+            with pytest.raises(CacheError, match="is full: No space"), entry.write():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            assert entry.path is None
+
+    def test_other_errors_of_the_block_are_not_the_caches(self, cache: ArtifactCache) -> None:
+        with pytest.raises(FileNotFoundError), cache.reserve("engine", "m/1", KEY):
+            raise FileNotFoundError
+
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
+    def test_a_read_only_cache_gives_what_it_holds(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        fetch(tmp_path, Builder())
+
+        def read_only(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(ArtifactCache, "_make_folders", read_only)
+        with ArtifactCache(tmp_path) as cache:
+            with cache.reserve("engine", "m/1", KEY) as entry:
+                assert entry.path == entry_of(tmp_path)
+            entered = False
+            with pytest.raises(CacheError, match="cannot be written"), cache.reserve("graph", "m/1", KEY):
+                entered = True
+            assert not entered
+
+    def test_a_read_only_cache_does_not_give_what_is_damaged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fetch(tmp_path, Builder())
+        damage(entry_of(tmp_path), "cut")
+
+        def read_only(*_: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(ArtifactCache, "_make_folders", read_only)
+        with pytest.raises(CacheError, match="Read-only file system"):
+            fetch(tmp_path, Builder())
+
+
+class TestLayout:
+    """What lies on the disk, for every release that shares a cache."""
+
+    def test_an_entry_a_lock_and_nothing_else(self, tmp_path: Path) -> None:
+        fetch(tmp_path, Builder())
+        name = entry_name("engine", KEY)
+        files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+        assert files == [
+            "entries",
+            f"entries/{name}",
+            f"entries/{name}/entry.json",
+            f"entries/{name}/model.blob",
+            "locks",
+            f"locks/{name}",
+            "partial",
+        ]
+
+    def test_what_the_entry_says(self, tmp_path: Path) -> None:
+        fetch(tmp_path, Builder())
+        document = json.loads((entry_of(tmp_path) / "entry.json").read_text())
+        assert document.pop("seconds") >= 0
+        assert document == {
+            "kind": "engine",
+            "model": "m/1",
+            "key": KEY,
+            "files": {"model.blob": {"bytes": 8, "sha256": hashlib.sha256(b"compiled").hexdigest()}},
+        }
+
+    def test_what_a_dead_build_left_is_no_part_of_the_next(self, tmp_path: Path) -> None:
+        left = tmp_path / "partial" / entry_name("engine", KEY)
+        left.mkdir(parents=True)
+        (left / "half").write_bytes(b"x")
+        fetch(tmp_path, Builder())
+        assert sorted(path.name for path in entry_of(tmp_path).iterdir()) == ["entry.json", "model.blob"]
+
+    def test_an_entry_of_a_later_release_is_left_alone_by_listing(self, tmp_path: Path) -> None:
+        fetch(tmp_path, Builder())
+        document = json.loads((entry_of(tmp_path) / "entry.json").read_text())
+        (entry_of(tmp_path) / "entry.json").write_text(json.dumps({**document, "signed_by": "me"}))
+        with ArtifactCache(tmp_path) as cache:
+            assert cache.entries() == []
+        assert entry_of(tmp_path).exists()
+
+    def test_a_cache_that_is_not_there_is_empty(self, tmp_path: Path) -> None:
+        with ArtifactCache(tmp_path / "none") as cache:
+            assert (cache.entries(), cache.faults()) == ([], {})
+        assert not (tmp_path / "none").exists()
+
+    def test_an_entry_without_a_lock_was_used_when_it_was_made(self, tmp_path: Path) -> None:
+        fetch(tmp_path, Builder())
+        shutil.rmtree(tmp_path / "locks")
+        os.utime(entry_of(tmp_path), (5, 5))
+        with ArtifactCache(tmp_path) as cache:
+            assert [stored.used_s for stored in cache.entries()] == [5]
+
+    def test_using_an_entry_is_noted(self, tmp_path: Path) -> None:
+        fetch(tmp_path, Builder())
+        lock = tmp_path / "locks" / entry_name("engine", KEY)
+        os.utime(lock, (5, 5))
+        begun = time.time()
+        fetch(tmp_path, Builder())
+        assert lock.stat().st_mtime >= begun - 1
+
+
+class TestOneProcess:
+    def test_an_entry_is_verified_once(self, cache: ArtifactCache) -> None:
+        path = cache.get("engine", "m/1", KEY, Builder())
+        damage(path, "flipped")
+        assert cache.get("engine", "m/1", KEY, Builder()) == path
+
+    def test_and_again_after_it_was_given_back(self, tmp_path: Path) -> None:
+        build = Builder()
+        cache = ArtifactCache(tmp_path)
+        damage(cache.get("engine", "m/1", KEY, build), "flipped")
+        cache.close()
+        cache.get("engine", "m/1", KEY, build)
+        cache.close()
+        assert build.calls == 2
+
+    def test_closing_twice_does_no_harm(self, tmp_path: Path) -> None:
+        cache = ArtifactCache(tmp_path)
+        cache.get("engine", "m/1", KEY, Builder())
+        cache.close()
+        cache.close()
+
+    def test_no_file_stays_open(self, tmp_path: Path) -> None:
+        before = open_files()
+        with ArtifactCache(tmp_path) as cache:
+            for number in range(5):
+                cache.get("engine", "m/1", {**KEY, "graph": str(number)}, Builder())
+        assert open_files() == before
+
+    def test_one_artifact_may_be_built_from_another(self, cache: ArtifactCache) -> None:
+        def build(folder: Path) -> None:
+            graph = cache.get("graph", "m/1", KEY, Builder(b"graph"))
+            (folder / "model.blob").write_bytes((graph / "model.blob").read_bytes() + b" compiled")
+
+        path = cache.get("engine", "m/1", KEY, build)
+        assert (path / "model.blob").read_bytes() == b"graph compiled"
+        assert [stored.entry.kind for stored in cache.entries()] == ["graph", "engine"]
+
+    def test_an_error_that_is_not_the_disks_is_passed_on(self, cache: ArtifactCache) -> None:
+        def fail(_: Path) -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            cache.get("engine", "m/1", KEY, fail)
+        assert list((cache.folder / "partial").iterdir()) == []
+
+    def test_pruning_that_fails_does_not_keep_what_was_built_from_serving(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        def fail(*_: object) -> list[Path]:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+        monkeypatch.setattr(ArtifactCache, "_prune", fail)
+        assert fetch(tmp_path, Builder()) == b"compiled"
+        assert logged == [f"cannot prune {tmp_path}: [Errno 13] Permission denied"]
 
 
 def build_slowly(folder: Path, log: Path) -> None:
