@@ -66,7 +66,7 @@ class Settings:
         conv_search: How cuDNN searches for convolution kernels.
         threads: Threads inside one operator.
         streams: Parts of a batch that are computed side by side.
-        self_test: Whether the golden samples are replayed before the version may answer.
+        self_test: Whether the golden samples are replayed before the version may serve.
         fallback: What to try, in order, when the first choice fails.
         tuning: The rest of the session's options.
         options: Engine -> options in its own vocabulary, as written.

@@ -1,18 +1,25 @@
-"""Which steps are tried, in which order, and what is refused before anything is built."""
+"""Which sessions are tried, in which order, and what is refused before anything is built."""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import re
+from pathlib import Path
 
-from graphkiln_backend.engines.base import Support
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphkiln_backend.engines.base import SessionTuning, Support
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
-from graphkiln_backend.lowering.settings import Choice, Settings
+from graphkiln_backend.lowering.setting_values import Choice
+from graphkiln_backend.lowering.settings import Settings
 
 
-def machine(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Resources:
+def resources(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "") -> Resources:
     def probe(engine: str, _: Device) -> Support:
         return Support(ok=engine != missing, reason="not installed")
 
@@ -25,7 +32,7 @@ def engines(planned: LoweringPlan) -> list[str]:
 
 @pytest.mark.parametrize(("available", "instances", "threads"), [(2, 1, 2), (8, 3, 2), (2, 4, 1)])
 def test_shares_the_cores(available: int, instances: int, threads: int) -> None:
-    assert plan(Settings(), machine(cores=available, instances=instances)).configs[0].threads == threads
+    assert plan(Settings(), resources(cores=available, instances=instances)).configs[0].threads == threads
 
 
 @pytest.mark.parametrize(
@@ -44,18 +51,18 @@ def test_shares_the_cores(available: int, instances: int, threads: int) -> None:
 def test_the_default_engine_is_one_that_can_compute_in_the_precision(
     precision: Precision | None, saved: Precision, device: str, expected: list[str]
 ) -> None:
-    assert engines(plan(Settings(precision=precision), machine(device), saved=saved)) == expected
+    assert engines(plan(Settings(precision=precision), resources(device), saved=saved)) == expected
 
 
 def test_auto_tries_all_that_are_there() -> None:
     auto = Settings(engine="auto")
-    assert engines(plan(auto, machine())) == ["onnxruntime", "openvino"]
-    assert engines(plan(auto, machine("gpu:0"))) == ["onnxruntime", "tensorrt"]
-    without = plan(auto, machine(missing="openvino"))
+    assert engines(plan(auto, resources())) == ["onnxruntime", "openvino"]
+    assert engines(plan(auto, resources("gpu:0"))) == ["onnxruntime", "tensorrt"]
+    without = plan(auto, resources(missing="openvino"))
     assert engines(without) == ["onnxruntime"]
     assert without.rejected == ("openvino: not installed",)
     with pytest.raises(LoweringError, match=r"no engine can serve this graph in bf16.*not installed"):
-        plan(Settings(engine="auto", precision=Precision.BF16), machine(missing="openvino"))
+        plan(Settings(engine="auto", precision=Precision.BF16), resources(missing="openvino"))
 
 
 @pytest.mark.parametrize(
@@ -80,29 +87,29 @@ def test_auto_tries_all_that_are_there() -> None:
 )
 def test_what_no_build_could_make_true_is_refused(settings: Settings, saved: Precision, words: str) -> None:
     with pytest.raises(LoweringError, match=words):
-        plan(settings, machine(), saved=saved)
+        plan(settings, resources(), saved=saved)
 
 
 def test_a_setting_that_an_engine_has_no_use_for_is_refused() -> None:
     with pytest.raises(LoweringError, match="streams: ONNX Runtime computes a batch as a whole"):
-        plan(Settings(streams=2), machine())
+        plan(Settings(streams=2), resources())
     with pytest.raises(LoweringError, match="layout: TensorRT chooses layouts itself"):
-        plan(Settings(engine="tensorrt", layout="nhwc"), machine("gpu:0"))
-    auto = plan(Settings(engine="auto", streams=2), machine())
+        plan(Settings(engine="tensorrt", layout="nhwc"), resources("gpu:0"))
+    auto = plan(Settings(engine="auto", streams=2), resources())
     assert engines(auto) == ["openvino"]
     assert "onnxruntime: streams" in auto.rejected[0]
 
 
 def test_fp16_graphs_are_served_by_onnx_runtime_unless_fp16_is_asked_for() -> None:
-    assert engines(plan(Settings(), machine(), saved=Precision.FP16)) == ["onnxruntime"]
-    assert engines(plan(Settings(precision=Precision.FP16), machine(), saved=Precision.FP16)) == ["openvino"]
-    assert engines(plan(Settings(engine="onnxruntime"), machine(), saved=Precision.FP16)) == ["onnxruntime"]
+    assert engines(plan(Settings(), resources(), saved=Precision.FP16)) == ["onnxruntime"]
+    assert engines(plan(Settings(precision=Precision.FP16), resources(), saved=Precision.FP16)) == ["openvino"]
+    assert engines(plan(Settings(engine="onnxruntime"), resources(), saved=Precision.FP16)) == ["onnxruntime"]
 
 
 def test_fallbacks_come_last_in_the_users_order() -> None:
     fallback = (Choice(engine="openvino", precision=Precision.FP32), Choice(engine="onnxruntime"))
     settings = Settings(engine="openvino", precision=Precision.BF16, fallback=fallback, origins={"fallback": "--set"})
-    planned = plan(settings, machine())
+    planned = plan(settings, resources())
     assert [str(config) for config in planned.configs] == [
         "openvino on cpu in bf16",
         "openvino on cpu in fp32",
@@ -113,14 +120,152 @@ def test_fallbacks_come_last_in_the_users_order() -> None:
 
 def test_explains_itself() -> None:
     settings = Settings(streams=2, precision=Precision.BF16, rejected=("threads 3 of x: y requests 2",))
-    text = plan(settings, machine(instances=2)).explain()
+    text = plan(settings, resources(instances=2)).explain()
     assert "1. openvino on cpu in bf16, 1 threads, idle threads sleep, 2 streams: the default, 2 cores shared" in text
     assert "rejected: threads 3 of x: y requests 2" in text
     assert "rejected: onnxruntime: ONNX Runtime has no bf16 kernels for CPUs" in text
-    gpu = plan(Settings(layout="nhwc", conv_search="heuristic"), machine("gpu:0")).explain()
+    gpu = plan(Settings(layout="nhwc", conv_search="heuristic"), resources("gpu:0")).explain()
     assert "layout nhwc, heuristic search for convolutions" in gpu
 
 
 @pytest.mark.parametrize(("times_s", "index"), [([1.0, 0.5], 1), ([1.0, 0.98], 0), ([0.5, 1.0, 0.4], 2)])
 def test_the_fastest_wins_and_noise_does_not(times_s: list[float], index: int) -> None:
     assert pick_fastest(times_s) == index
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8))
+def test_no_other_is_clearly_faster_than_the_picked_one(times_s: list[float]) -> None:
+    picked = pick_fastest(times_s)
+    assert times_s[picked] <= 1.05 * min(times_s)
+    assert all(seconds > 1.05 * min(times_s) for seconds in times_s[:picked])
+
+
+def test_settings_reach_the_session() -> None:
+    tuning = SessionTuning(graph_level="basic", inter_threads=3)
+    settings = Settings(
+        engine="tensorrt",
+        precision=Precision.FP16,
+        threads=5,
+        tuning=tuning,
+        options={"tensorrt": {"trt_dla_core": "1"}, "onnxruntime": {"gpu_mem_limit": "7"}},
+        fallback=(Choice(engine="onnxruntime", precision=Precision.TF32),),
+        origins={"engine": "parameters.engine", "fallback": "parameters.fallback"},
+    )
+    first, second = plan(settings, resources("gpu:1"), largest_batch=32).configs
+    for config in (first, second):
+        assert (config.device, config.threads, config.tuning) == (Device.gpu(1), 5, tuning)
+        assert config.largest_batch == 32
+    assert (first.engine, first.precision, first.options) == ("tensorrt", Precision.FP16, {"trt_dla_core": "1"})
+    assert (second.engine, second.precision, second.options) == ("onnxruntime", Precision.TF32, {"gpu_mem_limit": "7"})
+    assert first.reason == "requested by parameters.engine, 2 cores shared by 1 instance"
+    assert second.reason == "requested by parameters.fallback, 2 cores shared by 1 instance"
+
+
+def test_what_nobody_requests_has_a_default() -> None:
+    (config,) = plan(Settings(), resources()).configs
+    assert (config.streams, config.largest_batch, config.options) == (1, 1, {})
+    assert config.precision is None
+    assert config.reason.startswith("the default, ")
+
+
+@pytest.mark.parametrize(("instances", "alone"), [(1, True), (2, False)])
+def test_only_instances_that_are_not_alone_share(tmp_path: Path, instances: int, alone: bool) -> None:
+    several = dataclasses.replace(resources(cores=8, instances=instances), shared_folder=tmp_path)
+    (config,) = plan(Settings(), several).configs
+    assert config.spin is alone
+    assert config.shared_folder == (None if alone else tmp_path)
+
+
+def test_threads_that_are_requested_are_not_divided() -> None:
+    assert plan(Settings(threads=7), resources(cores=2, instances=4)).configs[0].threads == 7
+
+
+def test_the_default_engine_is_not_probed() -> None:
+    """Whether it is installed is the answer of the build, which says what to install."""
+    missing = resources(missing="onnxruntime")
+    assert engines(plan(Settings(), missing)) == ["onnxruntime"]
+    assert engines(plan(Settings(engine="onnxruntime"), missing)) == ["onnxruntime"]
+
+
+def test_an_engine_that_is_requested_rejects_no_other() -> None:
+    planned = plan(Settings(engine="openvino"), resources())
+    assert (engines(planned), planned.rejected) == (["openvino"], ())
+
+
+def test_an_engine_of_a_third_party_is_planned_as_it_is() -> None:
+    planned = plan(Settings(engine="theirs", precision=Precision.BF16, streams=3), resources())
+    assert [str(config) for config in planned.configs] == ["theirs on cpu in bf16"]
+
+
+def test_the_reasons_of_auto_come_from_the_graph_then_the_settings_then_the_machine() -> None:
+    bf16 = plan(Settings(engine="auto", precision=Precision.BF16), resources())
+    assert bf16.rejected == ("onnxruntime: ONNX Runtime has no bf16 kernels for CPUs",)
+    nobody = Settings(engine="auto", streams=2, rejected=("threads 3 of x: y requests 2",))
+    with pytest.raises(LoweringError, match="no engine can serve this graph in fp32") as caught:
+        plan(nobody, resources(missing="openvino"))
+    assert caught.value.attempts == (
+        "onnxruntime: streams: ONNX Runtime computes a batch as a whole; more instances compute side by side",
+        "openvino: not installed",
+    )
+
+
+def test_one_stream_is_what_every_engine_does() -> None:
+    assert engines(plan(Settings(streams=1), resources())) == ["onnxruntime"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "words"),
+    [
+        (Settings(engine="tensorrt", conv_search="heuristic"), "gpu:0", "conv_search: TensorRT times its kernels"),
+        (Settings(engine="tensorrt", streams=2), "gpu:0", "streams: TensorRT computes a batch as a whole"),
+    ],
+)
+def test_settings_that_tensorrt_has_no_use_for(settings: Settings, device: str, words: str) -> None:
+    with pytest.raises(LoweringError, match=words) as caught:
+        plan(settings, resources(device))
+    assert "tensorrt cannot do what is requested" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("precision", "saved", "refusal", "hint"),
+    [
+        (Precision.INT8, Precision.FP32, "int8 needs samples", "--precision int8 --calibration SAMPLES"),
+        (Precision.BF16, Precision.FP16, "saved in fp16", "leave `precision` out, or convert .* --precision bf16"),
+        (Precision.FP32, Precision.BF16, "saved in bf16", "leave `precision` out, or convert .* --precision fp32"),
+        (Precision.TF32, Precision.FP32, "tf32 is for NVIDIA GPUs", "precision: bf16 with engine: openvino"),
+    ],
+)
+def test_a_precision_that_is_refused_has_a_way_out(
+    precision: Precision, saved: Precision, refusal: str, hint: str
+) -> None:
+    with pytest.raises(LoweringError) as caught:
+        plan(Settings(precision=precision), resources(), saved=saved)
+    assert refusal in caught.value.attempts[0]
+    assert re.search(hint, caught.value.hint)
+
+
+@pytest.mark.parametrize("saved", [Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8])
+@pytest.mark.parametrize("device", ["cpu", "gpu:0"])
+def test_every_saved_graph_can_be_served_as_it_is(saved: Precision, device: str) -> None:
+    for engine in ("", "auto"):
+        assert engines(plan(Settings(engine=engine), resources(device), saved=saved))
+    (default,) = plan(Settings(), resources(device), saved=saved).configs
+    assert plan(Settings(engine=default.engine), resources(device), saved=saved).configs[0].engine == default.engine
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16])
+def test_a_gpu_computes_in_every_precision(precision: Precision) -> None:
+    assert engines(plan(Settings(engine="auto", precision=precision), resources("gpu:0"))) == [
+        "onnxruntime",
+        "tensorrt",
+    ]
+
+
+def test_the_explanation_numbers_every_session_and_names_what_was_set() -> None:
+    settings = Settings(fallback=(Choice(engine="openvino"),), origins={"fallback": "--set"})
+    lines = plan(settings, resources(cores=4)).explain().splitlines()
+    assert lines == [
+        "1. onnxruntime on cpu, 4 threads, idle threads spin: the default, 4 cores shared by 1 instance",
+        "2. openvino on cpu, 4 threads, idle threads spin: requested by --set, 4 cores shared by 1 instance",
+        "rejected: openvino: not requested (engine: auto tries it, too)",
+    ]

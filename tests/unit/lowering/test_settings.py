@@ -13,7 +13,10 @@ from graphkiln_backend.engines.onnxruntime.session import session_options
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.lowering.plan import plan
+from graphkiln_backend.lowering.setting_keys import SESSION_KEYS, TRITON_KEYS
 from graphkiln_backend.lowering.setting_values import Choice
 from graphkiln_backend.lowering.settings import Override, Settings, parse_override
 from graphkiln_backend.repository.model_config import ModelConfig
@@ -215,3 +218,116 @@ class TestPrecedence:
             parse_override("precison=bf16")
         with pytest.raises(RepositoryError, match="--set must be"):
             read({}, Override("precision", "bf17", "--set"))
+
+    def test_overrides_come_in_the_order_of_their_flags(self) -> None:
+        settings = read({}, self.ENABLE, self.SET)
+        assert (settings.engine, settings.origins["engine"]) == ("tensorrt", "--enable-tensorrt")
+
+    def test_a_setting_comes_before_its_other_vocabulary_wherever_it_stands(self) -> None:
+        for names in (("intra_op_thread_count", "threads"), ("threads", "intra_op_thread_count")):
+            settings = read(config({name: "3" if name == "threads" else "5" for name in names}))
+            assert settings.threads == 3
+            assert settings.rejected == (
+                "threads 5 of parameters.intra_op_thread_count: parameters.threads requests 3",
+            )
+
+    def test_no_threads_in_the_other_vocabulary_mean_the_default(self) -> None:
+        settings = read(config({"intra_op_thread_count": "0"}))
+        assert (settings.threads, settings.origins) == (0, {})
+
+    def test_an_unknown_key_of_a_flag_is_named_by_the_flag(self) -> None:
+        with pytest.raises(RepositoryError, match="unknown key 'precison' in --set"):
+            read({}, Override("precison", "bf16", "--set"))
+
+    def test_a_value_of_the_set_flag_may_hold_an_equals_sign(self) -> None:
+        assert parse_override("session.x=a=b") == Override("session.x", "a=b", "--set")
+        assert parse_override("precision=") == Override("precision", "", "--set")
+
+
+class TestAccelerators:
+    def test_those_of_the_other_kind_of_device_are_checked_and_left_out(self) -> None:
+        both = accelerators("gpu", "tensorrt")
+        both["optimization"]["execution_accelerators"]["cpu_execution_accelerator"] = [{"name": "openvino"}]
+        assert read(both, gpu=True).engine == "tensorrt"
+        assert read(accelerators("cpu", "openvino"), gpu=True).engine == ""
+        with pytest.raises(RepositoryError, match="unknown key 'openvine' in cpu_execution_accelerator"):
+            read(accelerators("cpu", "openvine"), gpu=True)
+
+    def test_a_gpu_is_not_missed_in_silence(self) -> None:
+        with pytest.raises(RepositoryError) as caught:
+            read(accelerators("gpu", "cuda"))
+        assert "gpu_execution_accelerator 'cuda' is requested" in caught.value.message
+        assert "serve it on a machine with a GPU" in caught.value.hint
+
+    @pytest.mark.parametrize("key", ["trt_fp16_enable", "trt_bf16_enable"])
+    @pytest.mark.parametrize(
+        ("value", "on"), [("1", True), ("true", True), ("True", True), ("0", False), ("no", False)]
+    )
+    def test_switches_of_tensorrt(self, key: str, value: str, on: bool) -> None:
+        settings = read(accelerators("gpu", "tensorrt", **{key: value}), gpu=True)
+        assert settings.precision == (Precision(key.split("_")[1]) if on else None)
+        assert settings.options == {}
+
+    def test_the_mode_of_tensorrt_goes_before_its_switch(self) -> None:
+        settings = read(accelerators("gpu", "tensorrt", precision_mode="FP32", trt_fp16_enable="1"), gpu=True)
+        assert settings.precision is Precision.FP32
+
+    def test_a_switch_of_tensorrt_means_nothing_to_cuda(self) -> None:
+        settings = read(accelerators("gpu", "cuda", trt_fp16_enable="1"), gpu=True)
+        assert (settings.precision, settings.options) == (None, {"onnxruntime": {"trt_fp16_enable": "1"}})
+
+    def test_the_search_of_cuda_is_a_setting(self) -> None:
+        settings = read(accelerators("gpu", "cuda", cudnn_conv_algo_search="HEURISTIC"), gpu=True)
+        assert (settings.conv_search, settings.options) == ("heuristic", {})
+        assert settings.origins["conv_search"] == "execution accelerator cuda, cudnn_conv_algo_search"
+
+    def test_parameters_go_before_the_options_of_a_block(self) -> None:
+        settings = read(accelerators("cpu", "openvino", {"threads": "1"}, num_of_threads="4", precision="FP32"))
+        assert (settings.threads, settings.precision) == (1, Precision.FP32)
+        assert settings.rejected == (
+            "threads 4 of execution accelerator openvino, num_of_threads: parameters.threads requests 1",
+        )
+
+    def test_options_of_cuda_reach_onnx_runtime_on_a_gpu_alone(self) -> None:
+        written = config({"gpu_mem_limit": "5", "arena_extend_strategy": "kSameAsRequested"})
+        options = {"gpu_mem_limit": "5", "arena_extend_strategy": "kSameAsRequested"}
+        assert read(written, gpu=True).options == {"onnxruntime": options}
+        assert read(written).options == {}
+        assert len(read(written).rejected) == 2
+
+    def test_parameters_go_before_options_of_the_same_name(self) -> None:
+        settings = read(accelerators("gpu", "cuda", {"gpu_mem_limit": "5"}, gpu_mem_limit="9"), gpu=True)
+        assert settings.options == {"onnxruntime": {"gpu_mem_limit": "5"}}
+
+
+class TestCpu:
+    def test_the_plain_layout_is_what_a_cpu_has(self) -> None:
+        assert read(config({"layout": "nchw"})).layout == "nchw"
+
+    @pytest.mark.parametrize(
+        "override", [Override("conv_search", "exhaustive", "--set"), Override("cudnn_conv_algo_search", "0", "--set")]
+    )
+    def test_a_search_that_the_command_line_requests_is_refused(self, override: Override) -> None:
+        """What a repository of the C++ backend holds is tolerated; what somebody typed is not."""
+        with pytest.raises(RepositoryError, match="--set is for GPUs, but the instance runs on the CPU"):
+            read({}, override)
+
+    def test_keys_for_triton_and_the_client_are_read_by_them(self) -> None:
+        keys = (*TRITON_KEYS, PREPROCESS, RANKING)
+        assert read(config(dict.fromkeys(keys, "x"))) == Settings()
+
+
+class TestOpenVino:
+    def test_threads_have_an_effect(self) -> None:
+        settings = read(config({"engine": "openvino", "intra_op_thread_count": "3"}))
+        assert (settings.threads, settings.rejected) == (3, ())
+
+    def test_every_other_key_of_onnx_runtime_is_told(self) -> None:
+        keys = {name: "1" for name in SESSION_KEYS if name != "intra_op_thread_count"}
+        rejected = read(config({"engine": "openvino", **keys, "session.x": "y"})).rejected
+        assert {line.split()[0] for line in rejected} == {*keys, "session.x"}
+
+    def test_with_auto_onnx_runtime_may_still_use_them(self) -> None:
+        settings = read(config({"engine": "auto", "execution_mode": "1", "session.x": "y"}))
+        assert settings.rejected == ()
+        assert settings.tuning == SessionTuning(parallel=True, config_entries={"session.x": "y"})

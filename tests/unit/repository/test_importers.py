@@ -1,0 +1,111 @@
+"""Graphs of other frameworks, found through importers that are installed as entry points."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository import importers
+from graphkiln_backend.repository.importers import GROUP, find_foreign_graph, load_importers
+from graphkiln_backend.repository.version import find_graph, has_own_graph
+from graphkiln_converters.oneflow.importer import OneFlowImporter
+
+
+class FirstImporter:
+    """Finds what lies in `first/`."""
+
+    kind = "first"
+    framework = "First"
+    distributions = ("graphkiln",)
+
+    def find_saved(self, version: Path) -> Path | None:
+        saved = version / self.kind
+        return saved if saved.is_dir() else None
+
+    def convert(self, saved: Path, target: Path) -> None:
+        raise NotImplementedError
+
+
+class SecondImporter(FirstImporter):
+    kind = "second"
+    framework = "Second"
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
+    """Stands in for distributions that declare these entry points."""
+    entries = [EntryPoint(name, value, GROUP) for name, value in found.items()]
+
+    def entry_points(*, group: str) -> list[Any]:
+        return [entry for entry in entries if entry.group == group]
+
+    monkeypatch.setattr(importers, "entry_points", entry_points)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, b_second=f"{__name__}:SecondImporter", a_first=f"{__name__}:FirstImporter")
+
+
+class TestLoading:
+    def test_that_of_oneflow_is_installed(self) -> None:
+        assert "oneflow" in [importer.kind for importer in load_importers()]
+        assert any(isinstance(importer, OneFlowImporter) for importer in load_importers())
+
+    @pytest.mark.usefixtures("both")
+    def test_come_by_the_name_of_their_entry_point(self) -> None:
+        assert [importer.kind for importer in load_importers()] == ["first", "second"]
+
+    def test_one_that_cannot_be_imported_spares_the_others(
+        self, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        install(monkeypatch, absent="nowhere_at_all:Importer", first=f"{__name__}:FirstImporter")
+        assert [importer.kind for importer in load_importers()] == ["first"]
+        assert logged == ["the importer 'absent' cannot be loaded: No module named 'nowhere_at_all'"]
+
+    def test_none_at_all(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        install(monkeypatch)
+        assert load_importers() == []
+        assert find_foreign_graph(tmp_path) is None
+
+
+@pytest.mark.usefixtures("both")
+class TestFinding:
+    @pytest.mark.parametrize("kind", ["first", "second"])
+    def test_the_importer_that_knows_the_folder(self, tmp_path: Path, kind: str) -> None:
+        (tmp_path / kind).mkdir()
+        found = find_foreign_graph(tmp_path)
+        assert found
+        assert (found.saved, found.importer.kind) == (tmp_path / kind, kind)
+
+    def test_nothing_in_an_empty_folder(self, tmp_path: Path) -> None:
+        assert find_foreign_graph(tmp_path) is None
+
+    def test_the_first_of_two(self, tmp_path: Path) -> None:
+        for kind in ("first", "second"):
+            (tmp_path / kind).mkdir()
+        found = find_foreign_graph(tmp_path)
+        assert found
+        assert found.importer.kind == "first"
+
+
+@pytest.mark.usefixtures("both")
+class TestVersionsOfOthers:
+    def test_the_error_names_the_command(self, tmp_path: Path) -> None:
+        (tmp_path / "second").mkdir()
+        with pytest.raises(RepositoryError) as caught:
+            find_graph(tmp_path)
+        assert caught.value.message == f"{tmp_path} holds a graph as Second saved it"
+        assert caught.value.hint == f"graphkiln convert second:{tmp_path / 'second'} makes a version of it"
+
+    @pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
+    def test_a_graph_of_ours_goes_before_it(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "second").mkdir()
+        assert not has_own_graph(tmp_path)
+        (tmp_path / name).write_bytes(b"")
+        assert has_own_graph(tmp_path)
+        with pytest.raises(RepositoryError, match=r"there is no other\.onnx in"):
+            find_graph(tmp_path, "other.onnx")
