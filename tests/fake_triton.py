@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -137,11 +138,14 @@ class _Metric:
         self.value += value
 
 
+Labels = frozenset[tuple[str, str]]
+
+
 class MetricFamily:
-    """Keeps all metrics by name and labels in `published`."""
+    """Knows all metrics that Python still holds, by name and labels: Triton forgets a metric when Python does."""
 
     COUNTER, GAUGE = "counter", "gauge"
-    published: dict[tuple[str, frozenset[tuple[str, str]]], _Metric] = {}  # noqa: RUF012 - of all families
+    published: WeakValueDictionary[tuple[str, Labels], _Metric] = WeakValueDictionary()  # noqa: RUF012
     kinds: dict[str, str] = {}  # noqa: RUF012 - of all families
 
     def __init__(self, *, name: str, description: str, kind: str) -> None:

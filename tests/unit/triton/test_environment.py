@@ -1,0 +1,82 @@
+"""What the supervisor passes to the instances, read back as an instance reads it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES
+from graphkiln_backend.lowering.settings import Override, parse_override
+from graphkiln_backend.triton import environment
+from graphkiln_backend.triton.environment import (
+    Overrides,
+    instances_folder,
+    open_cache,
+    overrides_for,
+    shared_folder,
+    to_environment,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in vars(environment):
+        if name.endswith("_VARIABLE"):
+            monkeypatch.delenv(getattr(environment, name), raising=False)
+
+
+def put(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    overrides: Overrides | None = None,
+    cache: CacheSettings | None = None,
+) -> None:
+    """Starts an instance's environment as the supervisor does."""
+    settings = cache or CacheSettings()
+    variables = to_environment(folder / "instances", folder / "shared", overrides or {}, settings)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_folders_are_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put(monkeypatch, tmp_path / "with space")
+    assert instances_folder() == tmp_path / "with space" / "instances"
+    assert shared_folder() == tmp_path / "with space" / "shared"
+
+
+def test_without_a_supervisor_there_are_no_folders_and_no_overrides() -> None:
+    assert instances_folder() is None
+    assert shared_folder() is None
+    assert overrides_for("m") == []
+
+
+def test_overrides_of_a_model_are_read_back_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, second = parse_override("precision=bf16"), parse_override('session.a=b=ü "c"')
+    put(monkeypatch, tmp_path, {"m": [first, second], "other": [parse_override("threads=1")]})
+    assert overrides_for("m") == [first, second]
+    assert [type(override) for override in overrides_for("m")] == [Override, Override]
+    assert overrides_for("n") == []
+
+
+def test_the_cache_is_where_the_command_line_puts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put(monkeypatch, tmp_path, cache=CacheSettings(folder=tmp_path / "cache", limit_bytes=7))
+    with open_cache() as cache:
+        assert cache.folder == tmp_path / "cache"
+        assert cache._limit_bytes == 7
+
+
+def test_a_cache_that_is_turned_off_goes_with_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put(monkeypatch, tmp_path)
+    with open_cache() as cache:
+        assert cache.folder == tmp_path / "shared" / "artifacts"
+
+
+def test_without_a_supervisor_a_temporary_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_cache() as cache:
+        assert cache.folder == tmp_path / f"graphkiln-{os.getpid()}" / "artifacts"
+        assert cache._limit_bytes == DEFAULT_LIMIT_BYTES

@@ -1,0 +1,131 @@
+"""graphkiln's metrics, on a metrics registry like Triton's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from fake_triton import MetricFamily, metric
+from statuses import instance_status
+
+from graphkiln_backend.triton import metrics as module
+from graphkiln_backend.triton.metrics import InstanceMetrics
+
+STATUS = instance_status(
+    nodes={"CPUExecutionProvider": 10, "CUDAExecutionProvider": 2},
+    products={"fp32": 3, "bf16": 4},
+    load_ms=1500.0,
+    warmup_ms=250.0,
+    self_test_error=2e-6,
+    fallbacks=2,
+)
+BOUNDS = ("1", "2", "4", "8", "16", "32", "64", "128", "+Inf")
+
+
+@pytest.fixture
+def batch_sizes() -> deque[int]:
+    return deque()
+
+
+@pytest.fixture
+def metrics(batch_sizes: deque[int]) -> Iterator[InstanceMetrics]:
+    with InstanceMetrics("m_0", STATUS, 1 << 20, batch_sizes) as metrics:
+        yield metrics
+
+
+def buckets() -> list[float]:
+    return [metric("graphkiln_batch_size_bucket", le=bound) for bound in BOUNDS]
+
+
+@pytest.mark.usefixtures("metrics")
+def test_what_the_instance_serves_with() -> None:
+    assert metric("graphkiln_instance_info", engine="e", device="cpu", precision="fp32") == 1
+    assert metric("graphkiln_load_seconds") == 1.5
+    assert metric("graphkiln_warmup_seconds") == 0.25
+    assert metric("graphkiln_self_test_error") == 2e-6
+    assert metric("graphkiln_shared_memory_bytes") == 1 << 20
+    assert metric("graphkiln_fallbacks_total") == 2
+
+
+@pytest.mark.usefixtures("metrics")
+def test_what_really_ran_by_executor_and_precision() -> None:
+    assert metric("graphkiln_nodes", executor="CPUExecutionProvider") == 10
+    assert metric("graphkiln_nodes", executor="CUDAExecutionProvider") == 2
+    assert metric("graphkiln_products", precision="fp32") == 3
+    assert metric("graphkiln_products", precision="bf16") == 4
+
+
+@pytest.mark.usefixtures("metrics")
+def test_every_metric_names_model_version_and_instance() -> None:
+    for _, labels in MetricFamily.published:
+        assert {("model", "m"), ("version", "3"), ("instance", "m_0")} <= labels
+
+
+@pytest.mark.usefixtures("metrics")
+def test_what_only_grows_is_a_counter() -> None:
+    counters = {name for name, kind in MetricFamily.kinds.items() if kind == MetricFamily.COUNTER}
+    histogram = {f"graphkiln_batch_size_{part}" for part in ("bucket", "sum", "count")}
+    assert counters == {"graphkiln_fallbacks_total", *histogram}
+
+
+def test_batches_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
+    batch_sizes.extend([1, 3, 3, 128, 200])
+    metrics.close()
+    assert buckets() == [1, 1, 3, 3, 3, 3, 3, 4, 5]
+    assert metric("graphkiln_batch_size_sum") == 335
+    assert metric("graphkiln_batch_size_count") == 5
+    assert not batch_sizes
+
+
+def test_a_batch_of_no_rows_is_in_every_bucket(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
+    batch_sizes.append(0)
+    metrics.close()
+    assert buckets() == [1] * len(BOUNDS)
+    assert metric("graphkiln_batch_size_sum") == 0
+
+
+def test_no_batch_publishes_nothing(metrics: InstanceMetrics) -> None:
+    metrics.close()
+    assert buckets() == [0] * len(BOUNDS)
+
+
+def test_batches_are_published_while_the_instance_serves(
+    monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]
+) -> None:
+    monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes):
+        for count in (1, 2):
+            batch_sizes.append(4)
+            deadline = time.monotonic() + 5
+            while metric("graphkiln_batch_size_count") < count:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        assert metric("graphkiln_batch_size_sum") == 8
+
+
+def test_nothing_is_lost_or_counted_twice_under_load(monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]) -> None:
+    monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0)
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes) as metrics:
+        for number in range(5000):
+            batch_sizes.append(number % 7)
+        metrics.close()
+        assert metric("graphkiln_batch_size_count") == 5000
+        assert metric("graphkiln_batch_size_sum") == sum(number % 7 for number in range(5000))
+
+
+def test_no_thread_outlives_the_instance(batch_sizes: deque[int]) -> None:
+    before = set(threading.enumerate())
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes):
+        assert len(set(threading.enumerate()) - before) == 1
+    assert set(threading.enumerate()) == before
+
+
+def test_metrics_vanish_with_the_instance(batch_sizes: deque[int]) -> None:
+    metrics = InstanceMetrics("m_0", STATUS, 0, batch_sizes)
+    metrics.close()
+    assert MetricFamily.published
+    del metrics
+    assert not MetricFamily.published
