@@ -1,1 +1,1 @@
-"""The Triton backend: a thin layer between Triton's Python stub and a lowered session."""
+"""The Triton backend: a thin model class over an executor, and what an instance reports of itself."""

@@ -76,14 +76,14 @@ class TritonPythonModel:
             device = _device(args)
             config = ModelConfig.from_json(args["model_config"], has_gpu=device.is_gpu)
             deployment = _read_deployment(args, config, device, self._cache)
-            lowered = deployment.build(self._cache)
+            proven = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self._session = lowered.session
+        self._session = proven.session
         self._executor = Executor(self._session, batching=config.max_batch_size > 0)
-        status = _status(args, lowered, load_ms=(time.monotonic() - begun) * 1e3)
-        _log_choices(args["model_name"], deployment, lowered, self._executor.fixed_batch_size)
+        status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
+        _log_choices(args["model_name"], deployment, proven, self._executor.fixed_batch_size)
         instance = args["model_instance_name"]
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), self._executor.batch_sizes)
         self._status = StatusFile.publish(instance, status)
@@ -124,7 +124,7 @@ def _device(args: dict[str, str]) -> Device:
     return Device.gpu(int(args["model_instance_device_id"])) if on_gpu else CPU
 
 
-def _log_choices(model: str, deployment: Deployment, lowered: ProvenSession, fixed_batch_size: int | None) -> None:
+def _log_choices(model: str, deployment: Deployment, proven: ProvenSession, fixed_batch_size: int | None) -> None:
     """Tells what was planned, what runs, and what the owner of the model should know."""
     if fixed_batch_size:
         _log.warning(
@@ -133,28 +133,28 @@ def _log_choices(model: str, deployment: Deployment, lowered: ProvenSession, fix
             model,
             fixed_batch_size,
         )
-    for line in (*deployment.plan.explain().splitlines(), f"runs: {lowered.config}: {lowered.placement}"):
+    for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {proven.placement}"):
         _log.info(line)
-    for line in (*lowered.fallbacks, *lowered.notes):
+    for line in (*proven.fallbacks, *proven.notes):
         _log.warning(line)
 
 
-def _status(args: dict[str, str], lowered: ProvenSession, *, load_ms: float) -> InstanceStatus:
+def _status(args: dict[str, str], proven: ProvenSession, *, load_ms: float) -> InstanceStatus:
     return InstanceStatus(
         pid=os.getpid(),
         model=args["model_name"],
         version=int(args["model_version"]),
-        engine=lowered.config.engine,
-        device=str(lowered.config.device),
-        precision=lowered.placement.precision if lowered.placement else "unknown",
-        nodes=dict(lowered.placement.nodes) if lowered.placement else {},
-        products={str(name): count for name, count in lowered.placement.products.items()} if lowered.placement else {},
-        threads=lowered.config.threads,
+        engine=proven.config.engine,
+        device=str(proven.config.device),
+        precision=proven.placement.precision if proven.placement else "unknown",
+        nodes=dict(proven.placement.nodes) if proven.placement else {},
+        products={str(name): count for name, count in proven.placement.products.items()} if proven.placement else {},
+        threads=proven.config.threads,
         load_ms=load_ms,
-        warmup_ms=lowered.warmup_s * 1e3,
-        self_test=lowered.self_test.verdict if lowered.self_test else "",
-        self_test_error=lowered.self_test.relative_l2 if lowered.self_test else -1.0,
-        fallbacks=len(lowered.fallbacks),
+        warmup_ms=proven.warmup_s * 1e3,
+        self_test=proven.self_test.verdict if proven.self_test else "",
+        self_test_error=proven.self_test.relative_l2 if proven.self_test else -1.0,
+        fallbacks=len(proven.fallbacks),
     )
 
 

@@ -1,0 +1,313 @@
+"""The model class that Triton loads, between a Triton and a session that compute nothing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_triton
+import numpy as np
+import pytest
+from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
+
+from graphkiln_backend.engines.base import Placement, SessionConfig
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.settings import parse_override
+from graphkiln_backend.triton import model as module
+from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, RUN_FOLDER_VARIABLE
+from graphkiln_backend.triton.instance_status import read_counters, read_statuses
+from graphkiln_backend.triton.model import TritonPythonModel
+
+ARGS = {
+    "model_config": json.dumps({"name": "m", "backend": "graphkiln", "max_batch_size": 8}),
+    "model_name": "m",
+    "model_version": "3",
+    "model_repository": "/nowhere/m",
+    "model_instance_name": "m_0",
+    "model_instance_kind": "CPU",
+    "model_instance_device_id": "0",
+}
+
+
+class FakeSession:
+    """Doubles its input."""
+
+    def __init__(self, batch: int | str = "batch") -> None:
+        def spec(name: str) -> TensorSpec:
+            return TensorSpec(name=name, dtype=DType.FP32, shape=(batch, 2))
+
+        self.signature = Signature(inputs=(spec("x"),), outputs=(spec("y"),))
+        self.closed = False
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        return dict.fromkeys(outputs, feeds["x"] * 2)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeDeployment:
+    """Reads nothing, and builds a session, or fails."""
+
+    def __init__(self) -> None:
+        self.session = FakeSession()
+        self.error: Exception | None = None
+        self.read_with: tuple[Any, ...] = ()
+        self.placement: Placement | None = Placement(
+            nodes={"CPUExecutionProvider": 4}, precision=Precision.FP32, products={Precision.FP32: 2}
+        )
+        self.plan = SimpleNamespace(explain=lambda: "candidates:\n  onnxruntime on cpu")
+
+    def read(self, *arguments: Any) -> FakeDeployment:
+        self.read_with = arguments
+        return self
+
+    def build(self, _: object) -> ProvenSession:
+        if self.error:
+            raise self.error
+        return ProvenSession(
+            session=self.session,
+            config=SessionConfig(engine="onnxruntime", device=CPU, threads=2, spin=False, reason="only one"),
+            placement=self.placement,
+            self_test=None,
+            fallbacks=("openvino failed",),
+            warmup_s=0.25,
+            notes=("warming up stopped early",),
+        )
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    logger = logging.getLogger("graphkiln")
+    level, handlers = logger.level, logger.handlers
+    yield
+    logger.setLevel(level)
+    logger.handlers = handlers
+    gc.unfreeze()
+
+
+@pytest.fixture
+def deployment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDeployment:
+    """What the model is built from; its instance is watched by a supervisor."""
+    fake = FakeDeployment()
+    monkeypatch.setattr(module, "Deployment", fake)
+    monkeypatch.setattr(module, "convert_if_needed", lambda version, _: version)
+    monkeypatch.setenv("GRAPHKILN_CACHE_FOLDER", str(tmp_path / "cache"))
+    (tmp_path / "instances").mkdir()
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path / "instances"))
+    return fake
+
+
+@pytest.fixture
+def model(deployment: FakeDeployment) -> Iterator[TritonPythonModel]:
+    model = TritonPythonModel()
+    model.initialize(ARGS)
+    yield model
+    if not deployment.session.closed:
+        model.finalize()
+
+
+def request(*rows: float) -> InferenceRequest:
+    return InferenceRequest({"x": np.repeat(np.array(rows, np.float32)[:, None], 2, axis=1)})
+
+
+class TestInitialize:
+    def test_the_version_is_read_for_the_instances_device(self, deployment: FakeDeployment, model: object) -> None:
+        folder, config, resources, overrides = deployment.read_with
+        assert model
+        assert folder == Path("/nowhere/m/3")
+        assert config.max_batch_size == 8
+        assert resources.device == CPU
+        assert overrides == []
+
+    def test_a_gpu_instance_runs_on_its_gpu(self, deployment: FakeDeployment) -> None:
+        model = TritonPythonModel()
+        model.initialize({**ARGS, "model_instance_kind": "GPU", "model_instance_device_id": "2"})
+        assert deployment.read_with[2].device == Device.gpu(2)
+        model.finalize()
+
+    def test_settings_of_the_command_line_come_along(
+        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        override = parse_override("precision=bf16")
+        monkeypatch.setenv(OVERRIDES_VARIABLE, json.dumps({"m": [list(override)], "other": [list(override)] * 2}))
+        model = TritonPythonModel()
+        model.initialize(ARGS)
+        assert deployment.read_with[3] == [override]
+        model.finalize()
+
+    def test_a_version_that_cannot_be_served_is_an_exception_of_triton_with_the_cause(
+        self, deployment: FakeDeployment, tmp_path: Path
+    ) -> None:
+        deployment.error = LoweringError("no session works", attempts=("onnxruntime: no",), hint="try another")
+        with pytest.raises(TritonModelException, match=r"^m: no session works; onnxruntime: no \(try another\)$"):
+            TritonPythonModel().initialize(ARGS)
+        assert list((tmp_path / "instances").iterdir()) == []
+
+    def test_a_bad_configuration_is_one_too(self, deployment: FakeDeployment) -> None:
+        config = json.dumps({"name": "m", "max_batch_size": "many"})
+        with pytest.raises(TritonModelException, match=r"^m: "):
+            TritonPythonModel().initialize({**ARGS, "model_config": config})
+        assert not deployment.read_with
+
+    def test_the_status_says_what_serves(self, model: object, tmp_path: Path) -> None:
+        assert model
+        (status,) = read_statuses(tmp_path / "instances")
+        assert (status.model, status.version, status.engine, status.device) == ("m", 3, "onnxruntime", "cpu")
+        assert (status.precision, status.nodes, status.products) == ("fp32", {"CPUExecutionProvider": 4}, {"fp32": 2})
+        assert (status.threads, status.warmup_ms, status.fallbacks) == (2, 250.0, 1)
+        assert (status.self_test, status.self_test_error) == ("", -1.0)
+        assert metric("graphkiln_instance_info", engine="onnxruntime", instance="m_0") == 1
+
+    def test_a_placement_that_could_not_be_read_is_told_as_unknown(
+        self, deployment: FakeDeployment, tmp_path: Path
+    ) -> None:
+        deployment.placement = None
+        model = TritonPythonModel()
+        model.initialize(ARGS)
+        (status,) = read_statuses(tmp_path / "instances")
+        assert (status.precision, status.nodes, status.products) == ("unknown", {}, {})
+        model.finalize()
+
+    @pytest.mark.usefixtures("model")
+    def test_the_plan_and_the_fallbacks_are_logged(self) -> None:
+        lines = [line for level, line in Logger.lines if level == "info"]
+        assert "graphkiln: m: candidates:" in lines
+        assert any("runs: onnxruntime on cpu: 4 nodes on CPUExecutionProvider" in line for line in lines)
+        warnings = [line for level, line in Logger.lines if level == "warning"]
+        assert warnings == ["graphkiln: m: openvino failed", "graphkiln: m: warming up stopped early"]
+
+    def test_a_fixed_batch_is_warned_of_and_padded(self, deployment: FakeDeployment) -> None:
+        deployment.session = FakeSession(batch=4)
+        model = TritonPythonModel()
+        model.initialize(ARGS)
+        assert any("saved with a fixed batch of 4" in line for level, line in Logger.lines if level == "warning")
+        (response,) = model.execute([request(1, 2)])
+        np.testing.assert_array_equal(response.outputs["y"], [[2, 2], [4, 4]])
+        model.finalize()
+
+    def test_without_a_supervisor_nothing_is_published(
+        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
+        model = TritonPythonModel()
+        model.initialize(ARGS)
+        (response,) = model.execute([request(1)])
+        np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
+        assert list((tmp_path / "instances").iterdir()) == []
+        model.finalize()
+        assert deployment.session.closed
+
+
+class TestExecute:
+    def test_a_single_request(self, model: TritonPythonModel) -> None:
+        (response,) = model.execute([request(1)])
+        np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
+
+    def test_one_response_per_request_in_order(self, model: TritonPythonModel) -> None:
+        bad = InferenceRequest({"x": np.zeros((1, 2), np.int8)})
+        first, second, third = model.execute([request(1), bad, request(3)])
+        np.testing.assert_array_equal(first.outputs["y"], [[2, 2]])
+        assert second.error.code == TritonError.INVALID_ARG
+        assert "wrong dtype of input 'x'" in second.error.message
+        np.testing.assert_array_equal(third.outputs["y"], [[6, 6]])
+
+    def test_a_single_bad_request_gets_its_error(self, model: TritonPythonModel) -> None:
+        (response,) = model.execute([InferenceRequest({})])
+        assert response.error.code == TritonError.INVALID_ARG
+
+    def test_batches_are_counted_while_they_are_computed(
+        self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
+    ) -> None:
+        seen: list[dict[str, tuple[int, int]]] = []
+        run = deployment.session.run
+        deployment.session.run = lambda *arguments: (
+            seen.append(read_counters(tmp_path / "instances")),
+            run(*arguments),
+        )[1]
+        model.execute([request(1)])
+        model.execute([request(1), request(2)])
+        assert [list(counters.values()) for counters in seen] == [[(1, 0)], [(2, 1)]]
+        assert list(read_counters(tmp_path / "instances").values()) == [(2, 2)]
+
+    def test_rows_of_runs_are_published_at_the_latest_at_the_end(self, model: TritonPythonModel) -> None:
+        model.execute([request(1, 2)])
+        model.execute([request(1), request(2, 3)])
+        model.finalize()
+        assert metric("graphkiln_batch_size_count") == 2
+        assert metric("graphkiln_batch_size_sum") == 5
+
+    def test_a_single_request_passes_few_functions(self, model: TritonPythonModel) -> None:
+        """After a run has filled the processor's caches, each line of Python costs ten times what a benchmark says."""
+        single = [request(1)]
+        model.execute(single)
+        called: list[str] = []
+
+        def count(frame, event: str, _: object) -> None:
+            if event == "call" and "graphkiln_backend" in frame.f_code.co_filename:
+                called.append(frame.f_code.co_name)
+
+        sys.setprofile(count)
+        try:
+            model.execute(single)
+        finally:
+            sys.setprofile(None)
+        functions = [name for name in called if name != "<listcomp>"]  # inlined since Python 3.12
+        assert functions == [
+            *("execute", "__enter__"),
+            *("execute", "_read", "to_array", "_requested_outputs", "_run"),
+            *("to_response", "to_tensor", "__exit__"),
+        ]
+
+
+def test_finalize_gives_everything_back(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:
+    assert len(list((tmp_path / "instances").iterdir())) == 2
+    model.finalize()
+    assert deployment.session.closed
+    assert list((tmp_path / "instances").iterdir()) == []
+
+
+class TestAutoComplete:
+    class Config:
+        """Triton's configuration, as far as it is used."""
+
+        def __init__(self, **document: Any) -> None:
+            self.document = document
+
+        def as_dict(self) -> dict[str, Any]:
+            return self.document
+
+    @pytest.fixture(autouse=True)
+    def _of_digits(self, monkeypatch: pytest.MonkeyPatch, digits: Path, tmp_path: Path) -> None:
+        monkeypatch.setattr(fake_triton, "model_dir", str(digits / "1"))
+        monkeypatch.setenv("GRAPHKILN_CACHE_FOLDER", str(tmp_path / "cache"))
+
+    def test_inputs_and_outputs_are_taken_from_the_graph(self) -> None:
+        config = self.Config(name="digits", max_batch_size=8, input=[], output=[])
+        assert TritonPythonModel.auto_complete_config(config) is config
+        assert [tensor["name"] for tensor in config.document["input"]] == ["INPUT_0"]
+        assert [int(dim) for dim in config.document["input"][0]["dims"]] == [1, 32, 32]
+
+    def test_a_contradiction_is_an_exception_of_triton(self) -> None:
+        wrong = [{"name": "nothing", "data_type": "TYPE_FP32", "dims": [1]}]
+        config = self.Config(name="digits", max_batch_size=8, input=wrong, output=[])
+        with pytest.raises(TritonModelException, match=r"^digits: .*nothing"):
+            TritonPythonModel.auto_complete_config(config)
+
+    def test_a_graph_that_is_missing_is_one_too(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "m" / "1").mkdir(parents=True)
+        monkeypatch.setattr(fake_triton, "model_dir", str(tmp_path / "m" / "1"))
+        with pytest.raises(TritonModelException, match=r"^m: ") as raised:
+            TritonPythonModel.auto_complete_config(self.Config(name="m", max_batch_size=0, input=[], output=[]))
+        assert isinstance(raised.value.__cause__, RepositoryError)
