@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ProtocolError
-from graphkiln_client.results import Classification, Result
+from graphkiln_client.results import Classification, Result, ServedModel, classifications
 
 
-class TestResults:
+class TestClassification:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
@@ -34,3 +38,100 @@ class TestResults:
         answer = Classification(index=0, label="", score=float("nan"))
         result = Result(source="s", model="m", version="1", request_id="", latency_ms=1.0, outputs={"y": (answer,)})
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["classifications"][0]["score"] is None
+
+    def test_a_number_that_is_not_a_number_is_one(self) -> None:
+        assert math.isnan(Classification.parse("nan:1").score)
+        assert Classification.parse("-inf:1:x").score == -math.inf
+
+    @pytest.mark.parametrize("text", ["", "1", "1:", ":1", "x:1", "1:1.5", "1:x:label"])
+    def test_what_is_something_else(self, text: str) -> None:
+        with pytest.raises(ProtocolError, match=r"score:index\[:label\]"):
+            Classification.parse(text)
+
+    def test_the_error_shows_no_more_than_needed(self) -> None:
+        with pytest.raises(ProtocolError) as caught:
+            Classification.parse("x" * 10_000)
+        assert len(str(caught.value)) < 200
+
+
+def result(**outputs: tuple[Classification, ...]) -> Result:
+    return Result(source="seven.png", model="m", version="3", request_id="id", latency_ms=1.5, outputs=outputs)
+
+
+ANT, BEE = Classification(index=0, label="ant", score=0.75), Classification(index=1, label="bee", score=0.25)
+
+
+class TestResult:
+    def test_the_first_output_is_the_one_that_counts(self) -> None:
+        both = result(species=(ANT, BEE), color=(BEE,))
+        assert both.classifications == (ANT, BEE)
+        assert both.top is ANT
+
+    def test_as_plain_data(self) -> None:
+        assert result(species=(ANT,)).to_dict() == {
+            "source": "seven.png",
+            "model": "m",
+            "version": "3",
+            "request_id": "id",
+            "latency_ms": 1.5,
+            "classifications": [{"index": 0, "label": "ant", "score": 0.75}],
+        }
+
+    def test_several_outputs_are_named(self) -> None:
+        rows = result(species=(ANT,), color=(BEE,)).to_dict()["classifications"]
+        assert [(row["output"], row["label"]) for row in rows] == [("species", "ant"), ("color", "bee")]
+
+    def test_positions_are_lists(self) -> None:
+        entry = dataclasses.replace(ANT, position=(1, 2))
+        assert result(map=(entry,)).to_dict()["classifications"][0]["position"] == [1, 2]
+
+    @pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
+    def test_what_json_cannot_hold_is_null(self, score: float) -> None:
+        document = result(y=(dataclasses.replace(ANT, score=score),)).to_dict()
+        assert json.loads(json.dumps(document, allow_nan=False))["classifications"][0]["score"] is None
+
+    def test_it_cannot_be_changed(self) -> None:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            result(y=(ANT,)).model = "other"  # type: ignore[misc]
+
+
+class TestClassifications:
+    def test_of_a_plain_output(self) -> None:
+        assert classifications(np.array([1, 0]), np.array([0.25, 0.75]), ("ant", "bee")) == (
+            dataclasses.replace(BEE, score=0.25),
+            dataclasses.replace(ANT, score=0.75),
+        )
+
+    def test_each_position_has_its_own_ranking(self) -> None:
+        indices, scores = np.array([[[1], [0]], [[0], [1]]]), np.arange(4.0).reshape(2, 2, 1)
+        rows = classifications(indices, scores, ("ant", "bee"))
+        assert [row.position for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [row.label for row in rows] == ["bee", "ant", "ant", "bee"]
+        assert [row.score for row in rows] == [0, 1, 2, 3]
+
+    def test_values_are_pythons_own(self) -> None:
+        (row,) = classifications(np.array([3]), np.array([0.5], np.float16), ())
+        assert (type(row.index), type(row.score), row.label) == (int, float, "")
+
+    def test_of_no_class(self) -> None:
+        assert classifications(np.zeros((2, 0), np.int64), np.zeros((2, 0)), ()) == ()
+
+
+class TestServedModel:
+    def test_a_row_of_the_index(self) -> None:
+        row = {"name": "m", "version": "2", "state": "UNAVAILABLE", "reason": "no such engine"}
+        model = ServedModel.parse(row)
+        assert dataclasses.asdict(model) == row
+        assert not model.ready
+
+    def test_a_model_that_was_never_loaded(self) -> None:
+        assert ServedModel.parse({"name": "m"}) == ServedModel(name="m", version="", state="", reason="")
+
+    @pytest.mark.parametrize("state", ["READY", "LOADING", "UNLOADING", "UNAVAILABLE", "", "ready"])
+    def test_one_state_is_ready(self, state: str) -> None:
+        assert ServedModel.parse({"name": "m", "state": state}).ready == (state == "READY")
+
+    @pytest.mark.parametrize("row", [{}, {"name": None}, {"name": 7, "version": "1"}])
+    def test_a_row_without_a_name(self, row: dict[str, Any]) -> None:
+        with pytest.raises(ProtocolError, match="names no model"):
+            ServedModel.parse(row)

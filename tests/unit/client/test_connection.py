@@ -1,0 +1,153 @@
+"""Calls with one deadline and retries, over a transport without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_transport import FakeTransport, echo
+
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotReady,
+    Overloaded,
+    ProtocolError,
+)
+from graphkiln_client.connection import Connection
+from graphkiln_client.runner import run
+from graphkiln_client.transports.base import InferRequest
+
+X = InferRequest(model="m", version="", inputs={"X": np.arange(3)})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+class TestCall:
+    def test_its_value_is_returned(self) -> None:
+        transport = FakeTransport({"ready": True})
+        assert run(Connection(transport, 1.0, 0).call(transport.wire.ready())) is True
+
+    def test_what_may_pass_is_tried_again_after_a_delay(self) -> None:
+        transport = FakeTransport({"ready": [ConnectionFailed("gone"), Overloaded("busy", retry_after_s=0.25), True]})
+        assert run(Connection(transport, 30.0, 2).call(transport.wire.ready())) is True
+        assert len(transport.sent("ready")) == 3
+        assert transport.delays_s[0] <= 0.1
+        assert transport.delays_s[1] == 0.25
+
+    def test_the_last_error_is_raised(self) -> None:
+        errors = [ConnectionFailed("first"), ModelNotReady("second"), Overloaded("third")]
+        transport = FakeTransport({"ready": list(errors)})
+        with pytest.raises(Overloaded, match="third"):
+            run(Connection(transport, 30.0, 2).call(transport.wire.ready()))
+        assert len(transport.sent("ready")) == 3
+
+    @pytest.mark.parametrize("error", [InvalidInput("no"), DeadlineExceeded("late"), ProtocolError("what")])
+    def test_what_is_final_is_raised_at_once(self, error: ClientError) -> None:
+        transport = FakeTransport({"ready": [error, True]})
+        with pytest.raises(type(error)):
+            run(Connection(transport, 30.0, 5).call(transport.wire.ready()))
+        assert transport.delays_s == []
+
+    def test_an_error_that_is_not_ours_is_not_hidden(self) -> None:
+        transport = FakeTransport({"ready": [ZeroDivisionError(), True]})
+        with pytest.raises(ZeroDivisionError):
+            run(Connection(transport, 30.0, 5).call(transport.wire.ready()))
+
+    def test_all_attempts_share_one_deadline(self, clock: list[float]) -> None:
+        transport = FakeTransport()
+
+        def busy() -> None:
+            clock[0] += 3
+            raise Overloaded("busy", retry_after_s=1)
+
+        transport.responses["ready"] = busy
+        with pytest.raises(Overloaded):
+            run(Connection(transport, 10.0, 9).call(transport.wire.ready()))
+        assert {deadline.at for deadline in transport.deadlines} == {110.0}
+        assert len(transport.requests) == 3, "after 9 of 10 seconds, a delay of one is not begun"
+
+    def test_a_new_call_has_a_deadline_of_its_own(self, clock: list[float]) -> None:
+        transport = FakeTransport({"ready": True})
+        connection = Connection(transport, 10.0, 0)
+        run(connection.call(transport.wire.ready()))
+        clock[0] += 60
+        run(connection.call(transport.wire.ready()))
+        assert [deadline.at for deadline in transport.deadlines] == [110.0, 170.0]
+
+
+class TestInfer:
+    def test_each_attempt_tells_the_server_what_is_left(self, clock: list[float]) -> None:
+        transport = FakeTransport()
+
+        def slow(request: InferRequest, timeout_s: float) -> Any:
+            clock[0] += 4
+            if len(transport.sent("infer")) < 3:
+                raise ModelNotReady("later", retry_after_s=0)
+            return echo(request, timeout_s)
+
+        transport.responses["infer"] = slow
+        run(Connection(transport, 10.0, 5).infer(X))
+        assert [request.arguments[1] for request in transport.sent("infer")] == [10.0, 6.0, 2.0]
+
+    @pytest.mark.parametrize(
+        ("extensions", "binary"), [(["binary_tensor_data"], True), ([], False), (["classification"], False)]
+    )
+    def test_tensors_are_bytes_where_the_server_takes_them(self, extensions: list[str], binary: bool) -> None:
+        transport = FakeTransport({"server_metadata": {"extensions": extensions}, "infer": echo})
+        run(Connection(transport, 10.0, 0).infer(X))
+        assert transport.sent("infer")[0].options == {"binary": binary}
+
+    def test_the_extensions_are_requested_once(self) -> None:
+        transport = FakeTransport({"infer": echo})
+        connection = Connection(transport, 10.0, 0)
+        for _ in range(3):
+            run(connection.infer(X))
+        assert [request.name for request in transport.requests] == ["server_metadata", "infer", "infer", "infer"]
+
+    def test_extensions_that_could_not_be_had_are_requested_again(self) -> None:
+        good = {"extensions": ["binary_tensor_data"]}
+        transport = FakeTransport({"server_metadata": [ConnectionFailed("gone"), good], "infer": echo})
+        connection = Connection(transport, 10.0, 0)
+        with pytest.raises(ConnectionFailed):
+            run(connection.infer(X))
+        assert run(connection.infer(X)).outputs["X"].tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("extensions", [None, 7, "binary_tensor_data", {"binary_tensor_data": 1}])
+    def test_extensions_that_are_no_list(self, extensions: Any) -> None:
+        transport = FakeTransport({"server_metadata": {"extensions": extensions}})
+        with pytest.raises(ProtocolError, match="no list of extensions"):
+            run(Connection(transport, 10.0, 0).extensions())
+
+    def test_a_server_that_names_no_extensions_has_none(self) -> None:
+        transport = FakeTransport({"server_metadata": {"name": "bare"}})
+        assert run(Connection(transport, 10.0, 0).extensions()) == frozenset()
+
+
+class TestPrepare:
+    def test_it_is_built_once_and_sent_each_time_with_a_new_deadline(self, clock: list[float]) -> None:
+        transport = FakeTransport({"infer": echo})
+        connection = Connection(transport, 10.0, 3)
+        send = run(connection.prepare(X))
+        assert transport.sent("infer") == []
+        run(send())
+        clock[0] += 5
+        run(send())
+        first, second = transport.sent("infer")
+        assert first is second, "the same encoded request"
+        assert [deadline.at for deadline in transport.deadlines[1:]] == [110.0, 115.0]
+
+    def test_it_is_not_tried_again(self) -> None:
+        transport = FakeTransport({"infer": [Overloaded("busy", retry_after_s=0), echo]})
+        send = run(Connection(transport, 10.0, 3).prepare(X))
+        with pytest.raises(Overloaded):
+            run(send())
+        assert transport.delays_s == []
