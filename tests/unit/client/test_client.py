@@ -1,11 +1,294 @@
-"""`Client`: how it is opened."""
+"""Both clients over a transport without a server: the same calls, the same values, the same errors."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_client import Client
+import numpy as np
+import pytest
+from fake_transport import FakeTransport, echo
+
+import graphkiln_client
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, InvalidInput, ModelNotReady, ServerError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client import AsyncClient, AsyncModel, Client, Health, Model, Result, ServedModel
+from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from graphkiln_client.transports.base import InferRequest, InferResponse
+
+PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC")
+INDEX = [
+    {"name": "b", "version": "2", "state": "READY"},
+    {"name": "b", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
+    {"name": "a", "version": "1", "state": "LOADING"},
+]
+
+
+def brightness(request: InferRequest, timeout_s: float) -> InferResponse:
+    """Scores of two classes: dark and bright."""
+    del timeout_s
+    mean = np.asarray(request.inputs["X"]).mean(axis=(1, 2, 3))
+    return InferResponse(model="m", version="1", outputs={"Y": np.stack([255 - mean, mean], axis=1)})
+
+
+def responses() -> dict[str, Any]:
+    row = {"name": "X", "datatype": "UINT8", "shape": [-1, 1, 1, 3]}
+    return {
+        "ready": True,
+        "live": True,
+        "server_metadata": {"name": "triton", "version": "2.51", "extensions": ["model_configuration"]},
+        "repository_index": INDEX,
+        "load": None,
+        "unload": None,
+        "model_metadata": {"inputs": [row], "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 2]}]},
+        "model_config": {"max_batch_size": 4, "parameters": {"preprocess": {"string_value": PIXELS.to_json()}}},
+        "model_statistics": {"model_stats": [{"inference_count": 3}]},
+        "infer": brightness,
+    }
+
+
+Use = Callable[[Any, Any], Any]
+
+
+class Blocking:
+    """Runs a scenario on the synchronous client."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, transport: FakeTransport, use: Use, **options: Any) -> Any:
+        self._monkeypatch.setattr("graphkiln_client.client.open_blocking", lambda *_: transport)
+
+        def value(result: Any) -> Any:
+            return list(result) if inspect.isgenerator(result) else result
+
+        with Client("http://x", **options) as client:
+            return use(client, value)
+
+
+class Async:
+    """Runs a scenario on the asynchronous client, in an event loop."""
+
+    def __call__(self, transport: FakeTransport, use: Use, **options: Any) -> Any:
+        async def value(result: Any) -> Any:
+            if inspect.isasyncgen(result):
+                return [item async for item in result]
+            return await result
+
+        async def main() -> Any:
+            async with AsyncClient("http://x", transport_for=lambda *_: transport, **options) as client:
+                result = use(client, value)
+                return await result if inspect.isawaitable(result) else result
+
+        return asyncio.run(main())
+
+
+@pytest.fixture(params=["blocking", "async"])
+def drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `use(client, value)`, where `value(call)` is what a call returns; the client is closed afterwards."""
+    return Blocking(monkeypatch) if request.param == "blocking" else Async()
+
+
+@pytest.fixture
+def transport() -> FakeTransport:
+    return FakeTransport(responses())
+
+
+class TestServer:
+    def test_ready(self, drive: Any, transport: FakeTransport) -> None:
+        assert drive(transport, lambda client, value: value(client.ready())) is True
+        transport.responses["ready"] = False
+        assert drive(transport, lambda client, value: value(client.ready())) is False
+
+    def test_a_healthy_server(self, drive: Any, transport: FakeTransport) -> None:
+        health = drive(transport, lambda client, value: value(client.health()))
+        assert health == Health(live=True, ready=True, server="triton 2.51")
+        assert transport.sent("repository_index") == []
+
+    def test_a_server_that_waits_for_models_names_them(self, drive: Any, transport: FakeTransport) -> None:
+        transport.responses["ready"] = False
+        health = drive(transport, lambda client, value: value(client.health()))
+        assert (health.live, health.ready) == (True, False)
+        assert [(model.name, model.version, model.state) for model in health.not_ready] == [
+            ("a", "1", "LOADING"),
+            ("b", "1", "UNAVAILABLE"),
+        ]
+
+    def test_a_server_that_is_not_live_is_asked_nothing_more(self, drive: Any, transport: FakeTransport) -> None:
+        transport.responses["live"] = False
+        assert drive(transport, lambda client, value: value(client.health())) == Health(live=False, ready=False)
+        assert [request.name for request in transport.requests] == ["live"]
+
+    def test_models_are_sorted(self, drive: Any, transport: FakeTransport) -> None:
+        models = drive(transport, lambda client, value: value(client.models()))
+        assert [(model.name, model.version) for model in models] == [("a", "1"), ("b", "1"), ("b", "2")]
+        assert all(isinstance(model, ServedModel) for model in models)
+
+    @pytest.mark.parametrize("name", ["load", "unload"])
+    def test_models_are_loaded_and_unloaded(self, drive: Any, transport: FakeTransport, name: str) -> None:
+        assert drive(transport, lambda client, value: value(getattr(client, name)("m"))) is None
+        assert transport.sent(name)[0].arguments == ("m",)
+        transport.responses[name] = ModelNotReady("no explicit control")
+        with pytest.raises(ModelNotReady, match="explicit"):
+            drive(transport, lambda client, value: value(getattr(client, name)("m")), max_retries=0)
+
+    def test_the_transport_is_closed_with_the_client(self, drive: Any, transport: FakeTransport) -> None:
+        drive(transport, lambda client, value: value(client.ready()))
+        assert transport.closed
+
+    def test_it_is_closed_after_an_error_as_well(self, drive: Any, transport: FakeTransport) -> None:
+        transport.responses["ready"] = ServerError("broken")
+        with pytest.raises(ServerError):
+            drive(transport, lambda client, value: value(client.ready()))
+        assert transport.closed
+
+
+class TestModel:
+    def test_it_knows_its_name_and_version(self, drive: Any, transport: FakeTransport) -> None:
+        def use(client: Any, _: Any) -> Any:
+            model = client.model("m", "3")
+            assert (model.name, model.version) == ("m", "3")
+
+        drive(transport, use)
+        assert transport.requests == [], "no request before the first use"
+
+    def test_infer_returns_a_dictionary_of_arrays(self, drive: Any, transport: FakeTransport) -> None:
+        transport.responses["infer"] = echo
+        x = np.arange(3, dtype=np.float32)
+        outputs = drive(transport, lambda client, value: value(client.model("m").infer({"X": x}, outputs=["X"])))
+        assert type(outputs) is dict
+        assert outputs["X"] is x
+        (request,) = transport.inferred()
+        assert list(request.outputs) == ["X"]
+        assert len(request.request_id) == 32
+
+    def test_a_request_that_is_prepared_once(self, drive: Any, transport: FakeTransport) -> None:
+        def use(client: Any, _: Any) -> Any:
+            if isinstance(client, Client):
+                send = client.model("m").repeatable({"X": np.zeros((1, 1, 1, 3), np.uint8)})
+                return [send(), send()]
+            return use_async(client)
+
+        async def use_async(client: AsyncClient) -> Any:
+            send = await client.model("m").repeatable({"X": np.zeros((1, 1, 1, 3), np.uint8)})
+            return [await send(), await send()]
+
+        first, second = drive(transport, use)
+        assert first.outputs["Y"].tolist() == second.outputs["Y"].tolist() == [[255, 0]]
+
+    def test_statistics(self, drive: Any, transport: FakeTransport) -> None:
+        assert drive(transport, lambda client, value: value(client.model("m").statistics())) == {"inference_count": 3}
+
+    def test_metadata_configuration_and_preprocessing(self, drive: Any, transport: FakeTransport) -> None:
+        def use(client: Any, _: Any) -> Any:
+            model = client.model("m")
+            if isinstance(client, Client):
+                return model.metadata, model.config, model.preprocess
+            return gather(model.metadata(), model.config(), model.preprocess())
+
+        async def gather(*calls: Coroutine[Any, Any, Any]) -> Any:
+            return [await call for call in calls]
+
+        metadata, config, preprocess = drive(transport, use)
+        assert metadata["inputs"][0]["name"] == "X"
+        assert config["max_batch_size"] == 4
+        assert preprocess == PIXELS
+
+    def test_classify(self, drive: Any, transport: FakeTransport) -> None:
+        image = np.full((1, 1, 3), 200, np.uint8)
+        result = drive(
+            transport,
+            lambda client, value: value(client.model("m", labels=["dark", "bright"]).classify(image, top_k=1)),
+        )
+        assert isinstance(result, Result)
+        assert [(c.label, c.score) for c in result.classifications] == [("bright", 200)]
+
+    def test_an_image_that_cannot_be_read_is_raised(self, drive: Any, transport: FakeTransport) -> None:
+        with pytest.raises(InvalidInput, match="not an image"):
+            drive(transport, lambda client, value: value(client.model("m").classify(b"nothing")))
+
+
+def gray(value: int) -> Any:
+    return np.full((1, 1, 3), value, np.uint8)
+
+
+def many(images: list[Any], **options: Any) -> Use:
+    def use(client: Any, value: Any) -> Any:
+        return value(client.model("m", labels=["dark", "bright"]).classify_many(images, top_k=2, **options))
+
+    return use
+
+
+class TestClassifyMany:
+    def test_results_keep_the_order_of_the_images(self, drive: Any, transport: FakeTransport) -> None:
+        results = drive(transport, many([gray(value) for value in range(30)], batch_size=3, concurrency=4))
+        assert [{c.label: c.score for c in result.classifications}["bright"] for result in results] == list(range(30))
+        assert len(transport.sent("infer")) == 10
+
+    def test_batches_are_limited_by_the_model(self, drive: Any, transport: FakeTransport) -> None:
+        drive(transport, many([gray(1)] * 10, batch_size=100))
+        sizes = [len(np.asarray(request.inputs["X"])) for request in transport.inferred()]
+        assert sorted(sizes) == [2, 4, 4]
+
+    def test_no_images(self, drive: Any, transport: FakeTransport) -> None:
+        assert drive(transport, many([])) == []
+
+    def test_errors_are_returned_in_their_places(self, drive: Any, transport: FakeTransport) -> None:
+        counts: list[int] = []
+        images = [gray(1), b"nothing", gray(2)]
+        results = drive(transport, many(images, on_error="return", progress=counts.append))
+        assert [isinstance(result, ClientError) for result in results] == [False, True, False]
+        assert counts == [1, 2, 3]
+
+    def test_or_raised(self, drive: Any, transport: FakeTransport) -> None:
+        with pytest.raises(InvalidInput, match="not an image"):
+            drive(transport, many([gray(1), b"nothing", gray(2)]))
+
+    def test_a_server_that_is_gone_is_the_error_of_every_image(self, drive: Any, transport: FakeTransport) -> None:
+        transport.responses["infer"] = ConnectionFailed("gone")
+        results = drive(transport, many([gray(1)] * 5, on_error="return", batch_size=2), max_retries=0)
+        assert [type(result) for result in results] == [ConnectionFailed] * 5
+
+    @pytest.mark.parametrize("options", [{"batch_size": 0}, {"concurrency": 0}, {"batch_size": -3}])
+    def test_less_than_one_at_a_time(self, drive: Any, transport: FakeTransport, options: dict[str, int]) -> None:
+        with pytest.raises(InvalidInput, match="must be at least 1"):
+            drive(transport, many([gray(1)], **options))
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "options", [{"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")}, {"max_retries": -1}]
+    )
+    @pytest.mark.parametrize("kind", [Client, AsyncClient])
+    def test_times_and_retries_that_cannot_be(self, kind: Any, options: dict[str, Any]) -> None:
+        with pytest.raises(InvalidInput, match="timeout_s must be above 0"):
+            kind("http://x", **options)
+
+    def test_both_clients_have_the_same_parameters_and_defaults(self) -> None:
+        ours = inspect.signature(Client).parameters
+        theirs = dict(inspect.signature(AsyncClient).parameters)
+        theirs.pop("transport_for")
+        assert {name: p.default for name, p in ours.items()} == {name: p.default for name, p in theirs.items()}
+        defaults = [ours[name].default for name in ("url", "timeout_s", "max_retries")]
+        assert defaults == [DEFAULT_URL, DEFAULT_TIMEOUT_S, DEFAULT_MAX_RETRIES]
+
+    def test_both_models_have_the_same_methods_and_parameters(self) -> None:
+        for name in ("infer", "repeatable", "classify", "classify_many", "statistics"):
+            ours, theirs = inspect.signature(getattr(Model, name)), inspect.signature(getattr(AsyncModel, name))
+            assert ours.parameters == theirs.parameters, name
+
+    def test_its_repr_shows_no_secret(self) -> None:
+        with Client("http://me:s3cret@host:8000/path", headers={"X-Key": "s3cret"}) as client:
+            assert repr(client) == "Client('http://host:8000/path')"
+
+    def test_the_public_names_are_all_there(self) -> None:
+        assert dir(graphkiln_client) == graphkiln_client.__all__
+        assert {name for name in graphkiln_client.__all__ if not hasattr(graphkiln_client, name)} == set()
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            graphkiln_client.nothing  # noqa: B018
 
 
 def test_a_url_of_another_kind_is_refused() -> None:
