@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof import comparison
-from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.comparison import OutputError, compare, prove
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
 
 REFERENCE = {"y": np.random.default_rng(1).normal(size=(8, 10)).astype(np.float32), "class": np.arange(8)}
@@ -90,3 +94,190 @@ def test_a_broken_comparison_is_caught_by_the_negative_control(monkeypatch: pyte
     monkeypatch.setattr(comparison, "compare", blind)
     with pytest.raises(VerificationError, match="negative control passed on y"):
         prove(REFERENCE, REFERENCE, EXPORT, batch_sizes=(1,))
+
+
+class TestFigures:
+    """Against the formulas, written out once more."""
+
+    @given(
+        scale=st.floats(1e-3, 1e3),
+        shape=st.sampled_from([(1,), (7,), (2, 3), (1, 4, 5)]),
+        noise=st.floats(1e-4, 1.0),
+    )
+    def test_relative_l2_and_worst_element(self, scale: float, shape: tuple[int, ...], noise: float) -> None:
+        generator = np.random.default_rng(5)
+        reference = generator.normal(size=shape) * scale
+        judged = reference + generator.normal(size=shape) * scale * noise
+        error = compare({"y": reference}, {"y": judged})[0]
+        difference = [abs(a - b) for a, b in zip(judged.ravel(), reference.ravel(), strict=True)]
+        length = sum(value**2 for value in reference.ravel()) ** 0.5
+        rms = length / reference.size**0.5
+        assert error.relative_l2 == pytest.approx(sum(d**2 for d in difference) ** 0.5 / length)
+        worst = max(d / (abs(r) + rms) for d, r in zip(difference, reference.ravel(), strict=True))
+        assert error.worst_element == pytest.approx(worst)
+
+    @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32, DType.FP64])
+    def test_every_float_type_is_measured_in_double(self, dtype: DType) -> None:
+        reference = np.full(1000, 1.0).astype(dtype.numpy)
+        judged = reference.copy()
+        judged[0] = judged[0] * 2
+        error = compare({"y": reference}, {"y": judged})[0]
+        assert error.relative_l2 == pytest.approx(1000**-0.5)
+        assert error.worst_element == pytest.approx(0.5)
+
+    def test_large_fp16_values_do_not_overflow(self) -> None:
+        reference = {"y": np.full((4, 1000), 60000, np.float16)}
+        assert compare(reference, reference)[0].relative_l2 == 0
+
+    @pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
+    def test_what_is_no_float_is_counted(self, dtype: type[np.generic]) -> None:
+        reference = np.array([0, 1, 1, 0]).astype(dtype)
+        judged = np.array([0, 1, 0, 0]).astype(dtype)
+        assert compare({"y": reference}, {"y": judged})[0].disagreement == 0.25
+
+    def test_text_is_counted_too(self) -> None:
+        reference = np.array([b"cat", b"dog"], object)
+        error = compare({"y": reference}, {"y": np.array([b"cat", b"cow"], object)})[0]
+        assert str(error) == "y: 50.00% of the elements differ"
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.int64])
+    def test_empty_outputs_are_equal(self, dtype: type[np.generic]) -> None:
+        empty = {"y": np.zeros((3, 0), dtype)}
+        error = compare(empty, empty)[0]
+        assert (error.relative_l2, error.disagreement, error.fault) == (0, 0, "")
+
+
+class TestNonFinite:
+    NAN, INF = np.nan, np.inf
+
+    @pytest.mark.parametrize("value", [NAN, INF, -INF])
+    def test_is_equal_to_itself(self, value: float) -> None:
+        reference = {"y": np.array([1.0, value, 2.0])}
+        prove(reference, reference, EXPORT, batch_sizes=(1,))
+
+    @pytest.mark.parametrize(
+        ("expected", "computed"),
+        [(INF, -INF), (-INF, INF), (NAN, INF), (INF, NAN), (1.0, NAN), (NAN, 1.0), (-INF, -1e30)],
+    )
+    def test_is_equal_to_nothing_else(self, expected: float, computed: float) -> None:
+        reference, judged = ({"y": np.array([1.0, value, 2.0])} for value in (expected, computed))
+        error = compare(reference, judged)[0]
+        assert "has NaN or Inf" in error.fault
+        assert not error.within(INT8)
+
+    def test_the_rest_is_measured_beside_it(self) -> None:
+        reference = np.array([1.0, np.inf, 1.0])
+        assert compare({"y": reference}, {"y": np.array([1.0, np.inf, 1.1])})[0].relative_l2 == pytest.approx(
+            0.1 / 2**0.5
+        )
+
+
+class TestVerdict:
+    def test_names_row_figures_samples_and_batch_sizes(self) -> None:
+        verdict = prove(REFERENCE, perturbed(0.005), FP16, batch_sizes=(1, 3)).verdict
+        assert verdict == "fp16: error 0.005 of signal (limit 1e-02), 8 samples, batch sizes 1, 3 - PASS"
+
+    def test_a_failure_names_each_output_that_failed_and_no_other(self) -> None:
+        reference = {name: np.ones(4, np.float32) for name in ("good", "bad", "worse")}
+        judged = {**reference, "bad": reference["bad"] * 2, "worse": reference["worse"] * 3}
+        with pytest.raises(VerificationError) as caught:
+            prove(reference, judged, FP16, batch_sizes=(1,))
+        assert "FAIL: bad: relative L2 1, worst element 0.5; worse: relative L2 2, worst element 1" in (
+            caught.value.report
+        )
+        assert "good" not in caught.value.report
+
+    def test_the_worst_output_counts(self) -> None:
+        reference = {"a": np.ones(4), "b": np.ones(4)}
+        judged = {"a": np.full(4, 1.001), "b": np.full(4, 1.004)}
+        assert prove(reference, judged, FP16, batch_sizes=(1,)).relative_l2 == pytest.approx(0.004)
+
+    def test_the_limits_are_recorded_even_where_there_is_none(self) -> None:
+        verification = prove(REFERENCE, REFERENCE, INT8, batch_sizes=(1,))
+        assert (verification.step, verification.relative_l2_limit) == ("int8", INT8.relative_l2)
+        assert verification.worst_element_limit is None
+
+
+def one_hot(classes: list[int]) -> AnyArray:
+    return np.eye(4, dtype=np.float32)[classes] * np.float32(10)
+
+
+class TestDecisions:
+    REFERENCE: ClassVar = {"scores": one_hot([0, 1, 2, 3] * 25)}
+
+    def flipped(self, count: int) -> dict[str, AnyArray]:
+        """Scores whose error is inside int8's limit where few samples change their class."""
+        scores = self.REFERENCE["scores"].copy()
+        scores[:count] = scores[:count, ::-1]
+        return {"scores": scores}
+
+    def test_are_judged_where_the_noise_is_known(self) -> None:
+        verification = prove(self.REFERENCE, self.flipped(2), INT8, batch_sizes=(1,), noise=1e-6)
+        assert "top-1 agreement 98/100" in verification.verdict
+        with pytest.raises(VerificationError, match=r"FAIL: top-1 agreement 97/100"):
+            prove(self.REFERENCE, self.flipped(3), INT8, batch_sizes=(1,), noise=1e-6)
+
+    def test_are_not_judged_in_fp32(self) -> None:
+        assert "top-1" not in prove(self.REFERENCE, self.flipped(3), INT8, batch_sizes=(1,)).verdict
+
+    def test_the_truth_may_excuse_flips(self) -> None:
+        judged = self.flipped(4)
+        right_now = judged["scores"].argmax(axis=1)
+        verification = prove(self.REFERENCE, judged, INT8, batch_sizes=(1,), noise=1e-6, targets=right_now)
+        assert "accuracy 100.0% instead of 96.0%" in verification.verdict
+
+    @pytest.mark.parametrize(
+        "output",
+        [np.ones((100, 1), np.float32), np.ones(100, np.float32), np.ones((100, 2, 2), np.float32), np.arange(100)],
+        ids=["one class", "no classes", "an image", "integers"],
+    )
+    def test_other_outputs_have_none(self, output: AnyArray) -> None:
+        reference = {"y": output}
+        assert "top-1" not in prove(reference, reference, INT8, batch_sizes=(1,), noise=1e-6).verdict
+
+    @pytest.mark.parametrize(
+        "judged", [{"scores": one_hot([0] * 99)}, {"scores": one_hot([0] * 100)[:, :3]}, {}, {"other": one_hot([0])}]
+    )
+    def test_outputs_of_another_shape_are_a_verdict_not_a_crash(self, judged: dict[str, AnyArray]) -> None:
+        with pytest.raises(VerificationError, match="scores: is"):
+            prove(self.REFERENCE, judged, INT8, batch_sizes=(1,), noise=1e-6)
+
+    def test_ranked_outputs_of_another_shape_too(self) -> None:
+        reference = {"s": one_hot([0, 1])[:, :2], "i": np.array([[0, 1], [1, 2]])}
+        judged = {**reference, "i": reference["i"][:, :1]}
+        with pytest.raises(VerificationError, match="i: is int64"):
+            prove(reference, judged, INT8, batch_sizes=(1,), noise=1e-6, ranking=Ranking(scores="s", indices="i"))
+
+
+class TestWithin:
+    @pytest.mark.parametrize(
+        ("error", "limits", "passes"),
+        [
+            (OutputError(name="y", relative_l2=1e-2, worst_element=5e-2), FP16, True),
+            (OutputError(name="y", relative_l2=1.01e-2, worst_element=0), FP16, False),
+            (OutputError(name="y", relative_l2=0, worst_element=5.1e-2), FP16, False),
+            (OutputError(name="y", relative_l2=0, worst_element=1e9), INT8, True),
+            (OutputError(name="y", relative_l2=0, worst_element=0, disagreement=0.005), FP16, True),
+            (OutputError(name="y", relative_l2=0, worst_element=0, disagreement=0.006), FP16, False),
+            (OutputError(name="y", relative_l2=0, worst_element=0, fault="is missing"), INT8, False),
+            (OutputError(name="y", relative_l2=np.nan, worst_element=0), INT8, False),
+        ],
+    )
+    def test_every_figure_has_its_limit(self, error: OutputError, limits: Limits, passes: bool) -> None:
+        assert error.within(limits) is passes
+
+
+class TestNegativeControl:
+    @pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16, BF16, INT8])
+    def test_a_working_check_refuses_it_in_every_row(self, limits: Limits) -> None:
+        prove(
+            {"y": np.linspace(-5, 5, 100, dtype=np.float32)},
+            {"y": np.linspace(-5, 5, 100, dtype=np.float32)},
+            limits,
+            batch_sizes=(1,),
+        )
+
+    def test_outputs_that_cannot_be_perturbed_are_left_out(self) -> None:
+        """Zeros times anything are zeros, and integers stay integers."""
+        reference = {"zeros": np.zeros(4, np.float32), "classes": np.arange(4)}
+        assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")

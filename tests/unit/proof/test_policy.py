@@ -1,0 +1,76 @@
+"""The rows of the policy, and how they relate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from graphkiln_backend.graph.precision import SAVED, Precision
+from graphkiln_backend.proof.policy import BF16, BY_PRECISION, EXPORT, FP16, INT8, REPLAY, Limits, gradient_limits
+
+ROWS = [*BY_PRECISION.values(), *REPLAY.values()]
+
+
+def test_every_saved_precision_has_both_rows() -> None:
+    assert set(BY_PRECISION) == set(REPLAY) == set(SAVED)
+
+
+def test_tf32_has_no_row_of_its_own() -> None:
+    """It is only requested at load: what is replayed is the saved graph."""
+    assert Precision.TF32 not in BY_PRECISION
+
+
+def test_a_coarser_precision_is_allowed_more() -> None:
+    errors = [BY_PRECISION[precision].relative_l2 for precision in SAVED]
+    assert errors == sorted(errors)
+    agreements = [BY_PRECISION[precision].top1_agreement for precision in SAVED]
+    assert agreements == sorted(agreements, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("precision", "significant_bits"), [(Precision.FP32, 24), (Precision.FP16, 11), (Precision.BF16, 8)]
+)
+def test_a_row_leaves_room_for_rounding_and_no_more(precision: Precision, significant_bits: int) -> None:
+    """One rounding is off by half a unit in the last place; a deep graph makes that some ten times as much."""
+    rounding = 2.0**-significant_bits
+    assert 3 * rounding < BY_PRECISION[precision].relative_l2 < 300 * rounding
+
+
+def test_a_replay_beside_the_own_outputs_is_at_most_as_loose_as_beside_the_source() -> None:
+    for precision in (Precision.FP16, Precision.BF16, Precision.INT8):
+        assert REPLAY[precision].relative_l2 <= BY_PRECISION[precision].relative_l2
+
+
+def test_names_are_unique_and_plain() -> None:
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower() and " " not in name for name in names)
+
+
+@pytest.mark.parametrize("limits", ROWS)
+def test_the_negative_control_is_outside_of_every_row(limits: Limits) -> None:
+    """It is perturbed by three times the limit, which must still be an error that one can tell from 100%."""
+    assert 0 < 3 * limits.relative_l2 < 1
+
+
+class TestGradients:
+    @pytest.mark.parametrize("limits", [EXPORT, FP16, BF16])
+    def test_are_allowed_five_times_as_much(self, limits: Limits) -> None:
+        row = gradient_limits(limits, 0.0)
+        assert row.name == f"{limits.name} gradient"
+        assert row.relative_l2 == pytest.approx(5 * limits.relative_l2)
+        assert row.worst_element == pytest.approx(5 * (limits.worst_element or math.nan))
+        assert row.top1_agreement == limits.top1_agreement
+
+    def test_a_row_without_a_limit_for_elements_gets_none(self) -> None:
+        assert gradient_limits(INT8, 0.0).worst_element is None
+
+    def test_noise_above_the_row_decides(self) -> None:
+        row = gradient_limits(EXPORT, 1e-3)
+        assert row.relative_l2 == pytest.approx(5e-3)
+        assert row.worst_element is None
+        assert "the noise of fp32 changes by 1.0e-03" in row.name
+
+    def test_noise_at_the_row_changes_nothing(self) -> None:
+        assert gradient_limits(EXPORT, EXPORT.relative_l2) == gradient_limits(EXPORT, 0.0)
