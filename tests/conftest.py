@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 from running import Server, Serving, StartServer
 
 from graphkiln_backend.cache.store import ArtifactCache
+
+# A busy machine must not fail a property that holds.
+hypothesis.settings.register_profile("graphkiln", deadline=None)
+hypothesis.settings.load_profile("graphkiln")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
