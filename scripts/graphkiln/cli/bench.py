@@ -238,19 +238,20 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
 def _print_tables(rows: list[_Row], unit: str) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     failed = any(row.client.errors for row in rows)
     unsent = any(row.client.unsent for row in rows)
-    extra = [*(["errors"] if failed else []), *(["unsent"] if unsent else [])]
+    errors = Column("errors", overflow="fold")  # not cut short: their names say what went wrong
+    extra = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
     client = Table(unit, "answered/s", *_PERCENTILES, "cores", *extra, title="client: latencies in ms")
     server = Table(unit, *_STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
     for row in rows:
         measured = row.client
         margin = (measured.per_second_range[1] - measured.per_second_range[0]) / 2
         latencies = [f"{measured.latency_ms[name]:.2f}" if measured.latency_ms else "-" for name in _PERCENTILES]
-        errors = "\n".join(f"{count} {name}" for name, count in measured.errors.items()) or "0"
-        problems = [*([errors] if failed else []), *([str(measured.unsent)] if unsent else [])]
+        kinds = "\n".join(f"{count} {name}" for name, count in measured.errors.items()) or "0"
+        problems = [*([kinds] if failed else []), *([str(measured.unsent)] if unsent else [])]
         rate = f"{measured.per_second:.1f} \u00b1 {margin:.1f}"
         client.add_row(row.load, rate, *latencies, f"{measured.client_cores:.2f}", *problems)
         stages = [f"{row.server_us[name]:.0f}" for name in _STAGES.values()]

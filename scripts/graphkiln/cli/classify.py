@@ -108,7 +108,8 @@ def _print_table(results: list[Result]) -> None:
     from rich.table import Table
 
     several = any(len(result.outputs) > 1 for result in results)
-    placed = any(found.position for result in results for found in result.classifications)
+    rankings = [ranking for result in results for ranking in result.outputs.values()]
+    placed = any(found.position for ranking in rankings for found in ranking)
     extra = [*(["output"] if several else []), *(["position"] if placed else [])]
     table = Table("image", *extra, "label", "index", "score", "latency")
     for result in results:

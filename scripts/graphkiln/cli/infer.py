@@ -93,5 +93,12 @@ def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
 
 
 def _to_json(array: AnyArray) -> dict[str, Any]:
-    values = array.astype(str) if array.dtype.kind in "OS" else array
+    import numpy as np
+
+    values = np.asarray(np.frompyfunc(_to_text, 1, 1)(array)) if array.dtype.kind in "OS" else array
     return {"dtype": str(array.dtype), "shape": list(array.shape), "data": values.tolist()}
+
+
+def _to_text(value: object) -> str:
+    """A BYTES element as text; what is not UTF-8 is shown by replacement characters."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,130 @@
+"""What the tests of the command line share: how a command ended, and a server that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_client import Classification, Health, Result, ServedModel
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+RunVerb = Callable[..., Finished]
+
+
+@dataclass
+class FakeModel:
+    """A model that a test describes."""
+
+    name: str = "digits"
+    inputs: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"name": "X", "datatype": "FP32", "shape": [-1, 2, 2]}]
+    )
+    outputs: dict[str, AnyArray] = field(default_factory=lambda: {"Y": np.array([[1.5, -2.0]], np.float32)})
+    preprocess: Preprocess = field(default_factory=lambda: Preprocess(resize=2, crop=(2, 2)))
+    error: Exception | None = None
+    fed: list[dict[str, AnyArray]] = field(default_factory=list)
+    requested: list[tuple[str, ...]] = field(default_factory=list)
+    counted: int = 0
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {"inputs": self.inputs}
+
+    def infer(self, feeds: dict[str, AnyArray], outputs: Any = ()) -> dict[str, AnyArray]:
+        self.fed.append(dict(feeds))
+        self.requested.append(tuple(outputs))
+        if self.error:
+            raise self.error
+        return self.outputs
+
+    def repeatable(self, feeds: dict[str, AnyArray]) -> Callable[[], object]:
+        return lambda: self.infer(feeds)
+
+    def classify_many(self, images: list[Path], **options: Any) -> Iterator[Result | Exception]:
+        for number, image in enumerate(images):
+            if self.error and (self.failing is None or image.name in self.failing):
+                yield self.error
+            else:
+                yield self.result(image, options["top_k"])
+            if options["progress"]:
+                options["progress"](number + 1)
+
+    failing: tuple[str, ...] | None = None
+    """File names that end in `error`; all of them when None."""
+    result_outputs: dict[str, tuple[Classification, ...]] | None = None
+
+    def result(self, image: Path, top_k: int) -> Result:
+        ranked = tuple(Classification(index=i, label=f"class {i}", score=0.9 / (i + 1)) for i in range(top_k))
+        return Result(
+            source=str(image), model=self.name, version="1", request_id="r", latency_ms=1.25,
+            outputs=self.result_outputs or {"OUTPUT_0": ranked},
+        )  # fmt: skip
+
+    def statistics(self) -> dict[str, Any]:
+        """Every reading is ten requests later: 2 executions; queue 10 us, input 20, infer 300, output 40 for each."""
+        self.counted += 10
+        times_us = {"queue": 10, "compute_input": 20, "compute_infer": 300, "compute_output": 40}
+        stages = {name: {"count": self.counted, "ns": us * 1000 * self.counted} for name, us in times_us.items()}
+        return {
+            "inference_stats": {"success": {"count": self.counted, "ns": 1}, **stages},
+            "execution_count": self.counted // 5,
+            "inference_count": self.counted,
+        }
+
+
+@dataclass
+class FakeClient:
+    """A server's client that a test describes.
+
+    Attributes:
+        connected: Arguments of the connections that were opened.
+        healths: States that `health` returns or raises, one after the other; the last one for ever.
+    """
+
+    url: str = "http://nowhere.test:8000"
+    fake_model: FakeModel = field(default_factory=FakeModel)
+    served: tuple[ServedModel, ...] = ()
+    healths: list[Health | Exception] = field(default_factory=lambda: [Health(live=True, ready=True, server="triton")])
+    connected: list[tuple[Any, ...]] = field(default_factory=list)
+    models_opened: list[tuple[str, str]] = field(default_factory=list)
+    shared: int = 0
+    open: int = 0
+
+    def __enter__(self) -> Self:
+        self.open += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+
+    def model(self, name: str, version: str = "") -> FakeModel:
+        self.models_opened.append((name, version))
+        return self.fake_model
+
+    def shared_memory(self) -> Self:
+        self.shared += 1
+        return self
+
+    def models(self) -> tuple[ServedModel, ...]:
+        return self.served
+
+    def health(self) -> Health:
+        state = self.healths.pop(0) if len(self.healths) > 1 else self.healths[0]
+        if isinstance(state, Exception):
+            raise state
+        return state

@@ -1,0 +1,52 @@
+"""Runs the command in this process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from commands import FakeClient, Finished, RunVerb
+
+from graphkiln.cli.main import main
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunVerb]:
+    """Runs `graphkiln WORDS`, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("GRAPHKILN_URL", raising=False)
+    logger = logging.getLogger("graphkiln")
+    level, handlers = logger.level, logger.handlers
+
+    def run_verb(*words: object) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["graphkiln", *map(str, words)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        captured = capsys.readouterr()
+        return Finished(code or 0, captured.out, captured.err)
+
+    yield run_verb
+    logger.level, logger.handlers = level, handlers
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """What every verb connects to."""
+    from graphkiln.cli import bench, classify, health, infer, models
+
+    fake = FakeClient()
+
+    def connect(*arguments: Any) -> FakeClient:
+        fake.connected.append(arguments)
+        return fake
+
+    for module in (bench, classify, health, infer, models):
+        monkeypatch.setattr(module, "connect", connect)
+    return fake

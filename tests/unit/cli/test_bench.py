@@ -1,0 +1,257 @@
+"""`graphkiln bench`: loads, inputs, what the server says, and mistakes; the load itself is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import FakeClient, FakeModel, RunVerb
+from PIL import Image
+
+from graphkiln.cli import bench as verb
+from graphkiln_backend.graph.errors import InvalidInput, ServerError
+from graphkiln_client import load_generator
+from graphkiln_client.load_generator import Measurement
+
+LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
+
+
+def measurement(**fields: Any) -> Measurement:
+    usual = {
+        "seconds": 2.0, "answered": 200, "unsent": 0, "errors": {}, "per_second": 100.0,
+        "per_second_range": (98.0, 103.0), "latency_ms": LATENCIES, "client_cores": 0.25,
+    }  # fmt: skip
+    return Measurement(**{**usual, **fields})
+
+
+class Loads:
+    """Stands in for both loops: sends one request, and notes how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float, float, float]] = []
+        self.results = [measurement()]
+
+    def loop(self, kind: str) -> Callable[..., Measurement]:
+        def run(
+            send: Callable[[], object],
+            load: float,
+            seconds: float,
+            *,
+            warmup_s: float,
+            at_start: Callable[[], None],
+        ) -> Measurement:
+            self.calls.append((kind, load, seconds, warmup_s))
+            at_start()
+            send()
+            return self.results[min(len(self.calls), len(self.results)) - 1]
+
+        return run
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    fake = Loads()
+    for kind in ("closed_loop", "open_loop"):
+        monkeypatch.setattr(load_generator, kind, fake.loop(kind))
+    return fake
+
+
+@pytest.mark.usefixtures("client")
+class TestLoads:
+    def test_one_caller_for_ten_seconds_by_default(self, run: RunVerb, loads: Loads) -> None:
+        assert run("bench", "--model", "m").code == 0
+        assert loads.calls == [("closed_loop", 1, 10.0, 1.0)]
+
+    def test_one_run_for_each_concurrency(self, run: RunVerb, loads: Loads) -> None:
+        run("bench", "--model", "m", "--concurrency", "1,4,16", "--duration", "2", "--warmup", "0")
+        assert [load for _, load, *_ in loads.calls] == [1, 4, 16]
+        assert {call[2:] for call in loads.calls} == {(2.0, 0.0)}
+
+    def test_a_rate_is_an_open_loop(self, run: RunVerb, loads: Loads) -> None:
+        out = run("bench", "--model", "m", "--rate", "12.5").out
+        assert loads.calls[0][:2] == ("open_loop", 12.5)
+        assert "12.5/s" in out
+        assert "rate" in out
+
+    @pytest.mark.parametrize("text", ["", "0", "1,0", "two", "1,,2", "-4", "1.5"])
+    def test_a_concurrency_that_is_none(self, run: RunVerb, loads: Loads, text: str) -> None:
+        finished = run("bench", "--model", "m", "--concurrency", text)
+        assert finished.code == 2
+        assert f"--concurrency {text}: expected numbers of at least 1" in finished.err
+        assert "1,4,16" in finished.err
+        assert loads.calls == []
+
+
+@pytest.mark.usefixtures("loads")
+class TestInputs:
+    def test_random_ones_are_the_same_every_time(self, run: RunVerb, client: FakeClient) -> None:
+        client.fake_model.inputs = [
+            {"name": "F", "datatype": "FP16", "shape": [-1, 3]},
+            {"name": "I", "datatype": "INT64", "shape": [-1]},
+            {"name": "B", "datatype": "BOOL", "shape": [2, 2]},
+            {"name": "T", "datatype": "BYTES", "shape": [-1, 1]},
+        ]
+        for _ in range(2):
+            run("bench", "--model", "m", "--batch-size", "5")
+        first, second = client.fake_model.fed[0], client.fake_model.fed[-1]
+        assert {name: (array.dtype.name, array.shape) for name, array in first.items()} == {
+            "F": ("float16", (5, 3)), "I": ("int64", (5,)), "B": ("bool", (2, 2)), "T": ("object", (5, 1)),
+        }  # fmt: skip
+        assert set(first["I"].tolist()) <= {0, 1}
+        assert set(first["T"].ravel()) == {b"text"}
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+
+    def test_a_scalar_input(self, run: RunVerb, client: FakeClient) -> None:
+        client.fake_model.inputs = [{"name": "S", "datatype": "FP32", "shape": []}]
+        run("bench", "--model", "m")
+        assert client.fake_model.fed[0]["S"].shape == (1,)
+
+    def test_random_ones_of_an_unknown_shape_are_a_mistake(
+        self, run: RunVerb, loads: Loads, client: FakeClient
+    ) -> None:
+        client.fake_model.inputs = [{"name": "X", "datatype": "FP32", "shape": [-1, -1, 3]}]
+        finished = run("bench", "--model", "m")
+        assert finished.code == 2
+        assert "input 'X' has no fixed shape: [-1, -1, 3]" in finished.err
+        assert "--input NAME=FILE.npy" in finished.err
+        assert loads.calls == []
+
+    def test_an_image_takes_the_preprocessing_of_the_model(
+        self, run: RunVerb, client: FakeClient, tmp_path: Path
+    ) -> None:
+        Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
+        client.fake_model.inputs = [{"name": "X", "datatype": "FP32", "shape": [-1, 3, 2, 2]}]
+        assert run("bench", "--model", "m", "--input", tmp_path / "red.png").code == 0
+        fed = client.fake_model.fed[0]["X"]
+        assert fed.shape == (1, 3, 2, 2)
+        assert fed[0, :, 0, 0].tolist() == [1.0, 0.0, 0.0]
+
+    def test_an_image_for_a_model_without_batches(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
+        Image.new("RGB", (8, 6)).save(tmp_path / "black.png")
+        client.fake_model.inputs = [{"name": "X", "datatype": "FP32", "shape": [3, 2, 2]}]
+        run("bench", "--model", "m", "--input", tmp_path / "black.png")
+        assert client.fake_model.fed[0]["X"].shape == (3, 2, 2)
+
+    def test_an_image_for_a_model_of_two_inputs(self, run: RunVerb, client: FakeClient) -> None:
+        client.fake_model.inputs *= 2
+        finished = run("bench", "--model", "m", "--input", "cat.png")
+        assert finished.code == 2
+        assert "'digits' has 2 inputs" in finished.err
+
+    def test_tensors_from_files(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", np.ones(3))
+        words = ("--input", f"A={tmp_path / 'a.npy'}", "--input", f"B={tmp_path / 'a.npy'}")
+        run("bench", "--model", "m", *words)
+        assert list(client.fake_model.fed[0]) == ["A", "B"]
+
+    def test_an_error_of_the_model_comes_before_the_load(self, run: RunVerb, loads: Loads, client: FakeClient) -> None:
+        client.fake_model.error = ServerError("no such tensor")
+        finished = run("bench", "--model", "m")
+        assert (finished.code, finished.err) == (1, "graphkiln: no such tensor\n")
+        assert loads.calls == []
+        assert client.open == 0
+
+    def test_shared_memory_is_for_the_load(self, run: RunVerb, client: FakeClient) -> None:
+        run("bench", "--model", "m")
+        assert client.shared == 0
+        run("bench", "--model", "m", "--shared-memory")
+        assert client.shared == 1
+        assert client.open == 0
+
+
+class TestTables:
+    def cells(self, out: str) -> list[list[str]]:
+        return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+
+    @pytest.mark.usefixtures("client", "loads")
+    def test_client_and_server_of_the_same_time(self, run: RunVerb) -> None:
+        client, server = self.cells(run("bench", "--model", "m").out)
+        assert client == ["1", "100.0 ± 2.5", "1.50", "2.00", "3.25", "4.00", "0.25"]
+        assert server == ["1", "10", "20", "300", "40", "5.0", "-"]  # means of one request, and the batch
+
+    @pytest.mark.usefixtures("client")
+    def test_errors_and_unsent_requests_have_columns_and_a_code(self, run: RunVerb, loads: Loads) -> None:
+        loads.results = [measurement(), measurement(errors={"Overloaded": 3, "ServerError": 1}, unsent=7)]
+        finished = run("bench", "--model", "m", "--concurrency", "1,2")
+        assert finished.code == 1
+        rows = self.cells(finished.out)
+        first, second = (next(row for row in rows if row[0] == load and len(row) == 9) for load in "12")
+        assert first[-2:] == ["0", "0"]
+        assert second[-1] == "7"
+        errors = "".join(row[-2] for row in rows[rows.index(second) :] if len(row) == 9)
+        assert errors.replace(" ", "") == "3Overloaded1ServerError"  # folded, not cut short
+
+    @pytest.mark.usefixtures("client")
+    def test_a_run_without_any_answer(self, run: RunVerb, loads: Loads) -> None:
+        loads.results = [measurement(latency_ms={}, per_second=0.0, per_second_range=(0.0, 0.0), answered=0)]
+        (client, _) = self.cells(run("bench", "--model", "m").out)
+        assert client[1:6] == ["0.0 ± 0.0", "-", "-", "-", "-"]
+
+    @pytest.mark.usefixtures("client")
+    def test_fit_80_columns(self, run: RunVerb, loads: Loads) -> None:
+        loads.results = [
+            measurement(
+                per_second=123456.7,
+                per_second_range=(100000.0, 140000.0),
+                latency_ms=dict.fromkeys(LATENCIES, 12345.67),
+                errors={"DeadlineExceeded": 123456},
+                unsent=12345,
+            )
+        ]
+        out = run("bench", "--model", "m", "--concurrency", "128").out
+        assert max(map(len, out.splitlines())) <= 80
+
+    @pytest.mark.usefixtures("client")
+    def test_json_is_a_list_of_runs(self, run: RunVerb, loads: Loads) -> None:
+        loads.results = [measurement(), measurement(errors={"ServerError": 1})]
+        finished = run("bench", "--model", "m", "--concurrency", "1,2", "--json")
+        first, second = json.loads(finished.out)
+        assert finished.code == 1
+        assert first["load"] == "1"
+        assert first["client"]["latency_ms"] == LATENCIES
+        assert first["server_us"] == {"queue": 10.0, "input": 20.0, "infer": 300.0, "output": 40.0}
+        assert first["batch"] == 5.0
+        assert first["server_cores"] is None
+        assert second["client"]["errors"] == {"ServerError": 1}
+
+
+class TestServerSide:
+    def test_a_server_that_executed_nothing(self) -> None:
+        still = FakeModel().statistics()
+        assert verb._breakdown(still, still) == (0, {"queue": 0.0, "input": 0.0, "infer": 0.0, "output": 0.0})
+
+    def test_stages_that_a_server_does_not_count_are_zero(self) -> None:
+        before = {"inference_stats": {"success": {}}}
+        after = {"inference_stats": {"success": {"count": 4}, "queue": {"ns": 8000}}}
+        assert verb._breakdown(before, after) == (4, {"queue": 2.0, "input": 0.0, "infer": 0.0, "output": 0.0})
+
+    def test_processor_time_of_whoever_listens(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            read = verb._local_cpu_seconds(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            assert read is not None
+            before = read()
+            assert before == pytest.approx(sum(os.times()[:2]), abs=1.0)
+            while read() - before < 0.05:
+                sum(range(100_000))
+
+    @pytest.mark.parametrize("url", ["http://triton.test:8000", "grpc://10.0.0.1:8001"])
+    def test_of_another_machine_is_not_known(self, url: str) -> None:
+        assert verb._local_cpu_seconds(url) is None
+
+    def test_of_nobody_is_not_known(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        assert verb._local_cpu_seconds(f"http://localhost:{port}") is None
+
+
+def test_numbers_of_callers() -> None:
+    assert verb._parse_concurrency("1,4, 16") == [1, 4, 16]
+    with pytest.raises(InvalidInput):
+        verb._parse_concurrency("1;4")

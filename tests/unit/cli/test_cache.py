@@ -1,0 +1,172 @@
+"""`graphkiln cache`: list, prune and verify a real cache in a folder of the test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from commands import RunVerb
+
+from graphkiln.cli.cache import cache_settings, parse_size
+from graphkiln_backend.cache.settings import user_cache_folder
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.graph.errors import CacheError
+
+
+def add(folder: Path, model: str, size: int, used_s: float = 0.0) -> Path:
+    """Adds an entry; returns its folder."""
+
+    def build(target: Path) -> None:
+        (target / "model.blob").write_bytes(b"x" * size)
+
+    with ArtifactCache(folder) as cache:
+        path = cache.get("openvino", model, {"graph": model}, build)
+    if used_s:
+        os.utime(folder / "locks" / path.name, (used_s, used_s))
+    return path
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A cache of an old entry of 3,000 bytes and a new one of 500."""
+    add(tmp_path / "cache", "digits/1", 3000, used_s=1_700_000_000)
+    add(tmp_path / "cache", "cats/2", 500, used_s=1_750_000_000)
+    return tmp_path / "cache"
+
+
+class TestList:
+    def test_the_last_used_comes_first(self, run: RunVerb, filled: Path) -> None:
+        out = run("cache", "list", "--cache", filled).out
+        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+        assert [row[1] for row in rows] == ["cats/2", "digits/1"]
+        assert [row[2] for row in rows] == ["500 B", "3 KiB"]
+        assert all(row[0].startswith("openvino-") for row in rows)
+        assert "3 KiB in" in out.replace("\n", " ")
+
+    def test_an_empty_one(self, run: RunVerb, tmp_path: Path) -> None:
+        out = run("cache", "list", "--cache", tmp_path).out
+        assert out.startswith("the cache is empty\n")
+        assert "0 B in" in out
+
+    def test_fits_80_columns(self, run: RunVerb, tmp_path: Path) -> None:
+        add(tmp_path, "long/" * 30, 10)
+        rows = [line for line in run("cache", "list", "--cache", tmp_path).out.splitlines() if "│" in line]
+        assert rows
+        assert max(map(len, rows)) <= 80
+
+    def test_the_folder_may_come_from_the_environment(
+        self, run: RunVerb, filled: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GRAPHKILN_CACHE", str(filled))
+        assert "digits/1" in run("cache", "list").out
+
+
+class TestPrune:
+    def test_all_by_default(self, run: RunVerb, filled: Path) -> None:
+        assert run("cache", "prune", "--cache", filled).out == f"removed 2 of 2 entries, 0 B are left in {filled}\n"
+        assert list((filled / "entries").iterdir()) == []
+
+    def test_down_to_a_size_the_least_recently_used_first(self, run: RunVerb, filled: Path) -> None:
+        out = run("cache", "prune", "--to", "1K", "--cache", filled).out
+        assert out == f"removed 1 of 2 entries, 500 B are left in {filled}\n"
+        assert "cats/2" in run("cache", "list", "--cache", filled).out
+
+    def test_nothing_where_there_is_room(self, run: RunVerb, filled: Path) -> None:
+        assert run("cache", "prune", "--to", "1G", "--cache", filled).out.startswith("removed 0 of 2 entries, 3 KiB")
+
+    def test_not_what_is_in_use(self, run: RunVerb, filled: Path) -> None:
+        with ArtifactCache(filled) as cache:
+            cache.get("openvino", "digits/1", {"graph": "digits/1"}, lambda _: pytest.fail("it is there"))
+            assert run("cache", "prune", "--cache", filled).out.startswith("removed 1 of 2 entries")
+
+    def test_a_size_that_is_none_removes_nothing(self, run: RunVerb, filled: Path) -> None:
+        finished = run("cache", "prune", "--to", "much", "--cache", filled)
+        assert finished.code == 1
+        assert "'much' is not a size" in finished.err
+        assert len(list((filled / "entries").iterdir())) == 2
+
+
+class TestVerify:
+    def test_whole_entries(self, run: RunVerb, filled: Path) -> None:
+        finished = run("cache", "verify", "--cache", filled)
+        assert (finished.code, finished.out) == (0, "2 of 2 entries are whole\n")
+
+    def test_a_damaged_one_is_named(self, run: RunVerb, tmp_path: Path) -> None:
+        path = add(tmp_path, "digits/1", 100)
+        (path / "model.blob").write_bytes(b"y" * 100)
+        finished = run("cache", "verify", "--cache", tmp_path)
+        assert finished.code == 1
+        assert finished.out.splitlines()[0].startswith(f"{path}: ")
+        assert finished.out.splitlines()[1] == "1 damaged"
+
+
+class TestFolders:
+    @pytest.mark.parametrize("verb", ["list", "prune", "verify"])
+    def test_one_that_is_missing_is_not_made(self, run: RunVerb, tmp_path: Path, verb: str) -> None:
+        finished = run("cache", verb, "--cache", tmp_path / "none")
+        assert finished.code == 1
+        assert f"there is no cache at {tmp_path / 'none'}" in finished.err
+        assert "--cache DIR" in finished.err
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("verb", ["list", "prune", "verify"])
+    def test_a_cache_that_is_off(self, run: RunVerb, verb: str) -> None:
+        finished = run("cache", verb, "--cache", "off")
+        assert finished.code == 1
+        assert "the cache is off" in finished.err
+
+    def test_without_a_verb_the_verbs_are_listed(self, run: RunVerb) -> None:
+        finished = run("cache")
+        assert all(verb in finished.out + finished.err for verb in ("list", "prune", "verify"))
+
+
+class TestSettings:
+    def test_off(self) -> None:
+        assert cache_settings("off", 7).folder is None
+        assert cache_settings("off", 7).limit_bytes == 7
+
+    def test_a_folder_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        settings = cache_settings("here", 7)
+        assert settings.folder == tmp_path / "here"
+        assert not (tmp_path / "here").exists()
+
+    def test_the_default_is_the_users(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        settings = cache_settings("", 7)
+        assert settings.folder == user_cache_folder() == tmp_path / "graphkiln"
+        assert settings.folder.is_dir()
+
+    def test_a_default_that_cannot_be_written_is_said_and_not_used(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert cache_settings("", 7).folder is None
+        assert "no artifact cache" in capsys.readouterr().err
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("text", "size"),
+        [
+            ("0", 0),
+            ("123", 123),
+            ("1K", 1024),
+            ("1.5k", 1536),
+            ("500M", 500 * 2**20),
+            ("20G", 20 * 2**30),
+            ("20GiB", 20 * 2**30),
+            ("20GB", 20 * 2**30),
+            (" 2T ", 2 * 2**40),
+            ("7B", 7),
+        ],
+    )
+    def test_are_powers_of_1024(self, text: str, size: int) -> None:
+        assert parse_size(text) == size
+
+    @pytest.mark.parametrize("text", ["", "G", "-1", "1 2", "1P", "1e3", "0x10", "1.M", "much"])
+    def test_anything_else_says_how_they_are_written(self, text: str) -> None:
+        with pytest.raises(CacheError, match=r"is not a size.*500M or 20G"):
+            parse_size(text)

@@ -1,0 +1,118 @@
+"""`graphkiln health`: ready or not, now or within some seconds."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from commands import FakeClient, RunVerb
+
+from graphkiln.cli import health as verb
+from graphkiln_backend.graph.errors import ConnectionFailed
+from graphkiln_client import Health, ServedModel
+
+READY = Health(live=True, ready=True, server="triton 2.51.0")
+LOADING = Health(
+    live=True,
+    ready=False,
+    server="triton 2.51.0",
+    not_ready=(ServedModel(name="cats", version="1", state="LOADING", reason="in a minute"),),
+)
+SILENT = Health(live=True, ready=False)
+
+
+class Clock:
+    """Time that passes by sleeping only."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(verb, "time", fake)
+    return fake
+
+
+@pytest.mark.usefixtures("client")
+def test_a_ready_server(run: RunVerb) -> None:
+    finished = run("health")
+    assert (finished.code, finished.out, finished.err) == (0, "ready\n", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [(LOADING, "cats 1 is LOADING: in a minute"), (SILENT, "nowhere.test:8000 answers, but is not")]
+)
+def test_one_that_is_not_ready_says_why(run: RunVerb, client: FakeClient, state: Health, words: str) -> None:
+    client.healths = [state]
+    finished = run("health")
+    assert finished.code == 1
+    assert finished.out == ""
+    assert words in finished.err
+
+
+def test_no_server_at_all(run: RunVerb, client: FakeClient) -> None:
+    client.healths = [ConnectionFailed("nobody listens at nowhere.test:8000")]
+    finished = run("health")
+    assert finished.code == 1
+    assert finished.err == "graphkiln: nobody listens at nowhere.test:8000\n"
+
+
+def test_waits_until_it_is_ready(run: RunVerb, client: FakeClient, clock: Clock) -> None:
+    client.healths = [ConnectionFailed("not yet"), ConnectionFailed("not yet"), LOADING, READY]
+    assert run("health", "--wait", "10").out == "ready\n"
+    assert clock.slept == 3
+
+
+def test_waits_no_longer_than_it_is_told(run: RunVerb, client: FakeClient, clock: Clock) -> None:
+    client.healths = [LOADING]
+    assert run("health", "--wait", "2").code == 1
+    assert clock.now == pytest.approx(102, abs=0.06)
+
+
+def test_does_not_wait_unless_it_is_told(run: RunVerb, client: FakeClient, clock: Clock) -> None:
+    client.healths = [LOADING]
+    run("health")
+    assert clock.slept == 0
+
+
+@pytest.mark.parametrize(("words", "timeout_s"), [([], 5), (["--wait", "2"], 2), (["--wait", "60"], 5)])
+def test_a_request_takes_no_longer_than_the_wait(
+    run: RunVerb, client: FakeClient, words: list[str], timeout_s: float
+) -> None:
+    run("health", *words)
+    assert client.connected[0][3] == timeout_s
+
+
+def test_json_says_the_state_and_the_reasons(run: RunVerb, client: FakeClient) -> None:
+    client.healths = [LOADING]
+    finished = run("health", "--json")
+    assert finished.code == 1
+    assert json.loads(finished.out)["not_ready"] == [
+        {"name": "cats", "version": "1", "state": "LOADING", "reason": "in a minute"}
+    ]
+    client.healths = [READY]
+    finished = run("health", "--json")
+    assert (finished.code, json.loads(finished.out)["ready"]) == (0, True)
+
+
+def test_a_negative_wait_is_a_mistake(run: RunVerb, client: FakeClient) -> None:
+    finished = run("health", "--wait", "-1")
+    assert finished.code == 2
+    assert "--wait" in finished.err
+    assert client.connected == []
+
+
+def test_the_real_clock_is_monotonic() -> None:
+    """Waiting must not depend on somebody setting the clock."""
+    assert verb.time is time

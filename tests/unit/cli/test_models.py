@@ -1,0 +1,67 @@
+"""`graphkiln models`: a table or JSON, and an exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import FakeClient, RunVerb
+
+from graphkiln_client import ServedModel
+
+READY = ServedModel(name="digits", version="2", state="READY", reason="")
+FAILED = ServedModel(name="cats", version="1", state="UNAVAILABLE", reason="[/bold] no such file")
+NEVER = ServedModel(name="dogs", version="", state="", reason="")
+
+
+def test_every_model_is_a_row(run: RunVerb, client: FakeClient) -> None:
+    client.served = (READY, FAILED, NEVER)
+    finished = run("models")
+    rows = [line for line in finished.out.splitlines() if "│" in line]
+    assert [row.split("│")[1].strip() for row in rows] == ["digits", "cats", "dogs"]
+    assert "[/bold] no such file" in finished.out  # text of a server is no markup
+    assert "not loaded" in rows[2]
+    assert client.open == 0
+
+
+@pytest.mark.parametrize(("served", "code"), [((READY,), 0), ((READY, FAILED), 1), ((NEVER,), 1), ((), 0)])
+def test_the_exit_code_says_whether_all_are_ready(
+    run: RunVerb, client: FakeClient, served: tuple[ServedModel, ...], code: int
+) -> None:
+    client.served = served
+    assert run("models").code == code
+    assert run("models", "--json").code == code
+
+
+def test_a_server_without_models_says_so(run: RunVerb, client: FakeClient) -> None:
+    client.served = ()
+    assert run("models").out == "the server knows no model\n"
+    assert json.loads(run("models", "--json").out) == []
+
+
+def test_json_holds_every_field(run: RunVerb, client: FakeClient) -> None:
+    client.served = (FAILED,)
+    assert json.loads(run("models", "--json").out) == [
+        {"name": "cats", "version": "1", "state": "UNAVAILABLE", "reason": "[/bold] no such file"}
+    ]
+
+
+def test_a_long_reason_stays_within_80_columns(run: RunVerb, client: FakeClient) -> None:
+    client.served = (ServedModel(name="n" * 30, version="1", state="UNAVAILABLE", reason="no room left " * 40),)
+    lines = run("models").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("no room left") for line in lines) >= 1
+
+
+def test_options_reach_the_connection(run: RunVerb, client: FakeClient) -> None:
+    run("models", "--url", "grpc://there:8001", "--header", "A: b", "--header", "C:d")
+    url, headers, ca_file, *_ = client.connected[0]
+    assert (url, headers, ca_file) == ("grpc://there:8001", ["A: b", "C:d"], None)
+
+
+def test_the_url_may_come_from_the_environment(
+    run: RunVerb, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHKILN_URL", "http://elsewhere:9")
+    run("models")
+    assert client.connected[0][0] == "http://elsewhere:9"
