@@ -243,7 +243,7 @@ def _print_tables(rows: list[_Row], unit: str) -> None:
     failed = any(row.client.errors for row in rows)
     unsent = any(row.client.unsent for row in rows)
     errors = Column("errors", overflow="fold")  # not cut short: their names say what went wrong
-    extra = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
+    extra: list[Column | str] = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
     client = Table(unit, "answered/s", *_PERCENTILES, "cores", *extra, title="client: latencies in ms")
     server = Table(unit, *_STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
     for row in rows:
