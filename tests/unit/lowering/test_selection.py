@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lowered import ORT, OV, add_unrunnable, cpu, lower_version
 
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, StoredEntry
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
@@ -17,8 +23,13 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import LoweringPlan, plan
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Choice, Settings
+from graphkiln_backend.repository.version import ModelVersion
 
 
 def placed(**facts: object) -> object:
@@ -186,3 +197,232 @@ def test_a_third_party_adds_an_engine_by_entry_point(
     lowered.session.close()
     assert lowered.config.engine == "toy"
     assert lowered.self_test
+
+
+def choices(cache: ArtifactCache) -> list[StoredEntry]:
+    return [stored for stored in cache.entries() if stored.entry.kind == "choice"]
+
+
+class TestChoosing:
+    """With engines that do what the test says."""
+
+    @pytest.fixture
+    def select(self, version: ModelVersion, cache: ArtifactCache) -> Callable[..., ProvenSession]:
+        def select(*engines: Any, fallback: Sequence[Any] = (), **requirements: Any) -> ProvenSession:
+            chosen = LoweringPlan(
+                candidates=tuple(engine.config for engine in engines),
+                fallback=tuple(engine.config for engine in fallback),
+            )
+            artifacts = Artifacts(version, Precision.FP32, cache)
+            return select_session(artifacts, chosen, Requirements(**requirements))
+
+        return select
+
+    def test_only_the_chosen_session_stays_open(self, add_engine: Any, select: Any) -> None:
+        engines = [add_engine(name, run_s=seconds) for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 2.0))]
+        proven = select(*engines)
+        assert proven.config.engine == "b"
+        assert [[session.closed for session in engine.sessions] for engine in engines] == [[1], [0], [1]]
+        assert proven.session is engines[1].sessions[0]
+
+    def test_each_is_built_once_and_only_the_chosen_one_at_the_next_start(self, add_engine: Any, select: Any) -> None:
+        engines = [add_engine("a", run_s=2.0), add_engine("b", run_s=1.0)]
+        select(*engines)
+        assert [len(engine.sessions) for engine in engines] == [1, 1]
+        again = select(*engines)
+        assert [len(engine.sessions) for engine in engines] == [1, 2]
+        assert again.slower == ("a on cpu: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
+
+    def test_the_reason_names_the_rate_and_keeps_the_plans_words(self, add_engine: Any, select: Any) -> None:
+        proven = select(add_engine("a"), add_engine("b", run_s=0.5), batch_sizes=(1, 8))
+        assert proven.config.reason == "test; the fastest here, 16.0/s at batch 8"
+
+    def test_it_is_said_before_it_takes_time(self, add_engine: Any, select: Any, logged: list[str]) -> None:
+        engines = [add_engine("a"), add_engine("b")]
+        select(*engines, batch_sizes=(1, 8))
+        assert logged == ["measuring a on cpu, b on cpu at batch 8"]
+        select(*engines, batch_sizes=(1, 8))
+        assert len(logged) == 1
+
+    def test_a_single_candidate_is_not_compared(
+        self, add_engine: Any, select: Any, cache: ArtifactCache, logged: list[str]
+    ) -> None:
+        proven = select(add_engine("a"))
+        assert proven.config.reason == "test"
+        assert (choices(cache), logged) == ([], [])
+
+    def test_fallbacks_are_not_built_where_a_candidate_works(self, add_engine: Any, select: Any) -> None:
+        spare = add_engine("spare")
+        assert select(add_engine("a"), fallback=[spare]).config.engine == "a"
+        assert select(add_engine("a"), add_engine("b"), fallback=[spare]).fallbacks == ()
+        assert spare.sessions == []
+
+    def test_fallbacks_are_tried_in_their_order(self, add_engine: Any, select: Any) -> None:
+        broken = [add_engine(name, build_error=LoweringError(f"no {name}", attempts=())) for name in ("a", "b", "c")]
+        spare, last = add_engine("spare", run_s=9.0), add_engine("last", run_s=0.1)
+        proven = select(*broken[:2], fallback=[broken[2], spare, last])
+        assert proven.config.engine == "spare"
+        assert proven.fallbacks == ("a on cpu: no a", "b on cpu: no b", "c on cpu: no c")
+        assert last.sessions == []
+
+    def test_an_empty_plan_is_an_error(self, select: Any) -> None:
+        with pytest.raises(LoweringError, match="cannot serve"):
+            select()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["interrupted", "memory"])
+    def test_what_is_built_is_closed_when_the_next_build_ends_everything(
+        self, add_engine: Any, select: Any, error: BaseException
+    ) -> None:
+        first, second = add_engine("a"), add_engine("b", build_error=error)
+        with pytest.raises(type(error)):
+            select(first, second)
+        assert [session.closed for session in first.sessions] == [1]
+
+    def test_what_is_built_is_closed_when_measuring_ends_everything(
+        self, add_engine: Any, select: Any, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object) -> float:
+            raise KeyboardInterrupt
+
+        engines = [add_engine("a"), add_engine("b")]
+        monkeypatch.setattr("graphkiln_backend.lowering.measurement._time_s", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            select(*engines)
+        assert [engine.sessions[0].closed for engine in engines] == [1, 1]
+        assert choices(cache) == []
+        monkeypatch.undo()
+        assert list((cache.folder / "partial").iterdir()) == []
+
+    def test_a_candidate_that_computes_something_else_is_closed_and_named(self, add_engine: Any, select: Any) -> None:
+        wrong, right = add_engine("wrong", factor=2.1, run_s=0.1), add_engine("right")
+        proven = select(wrong, right)
+        assert proven.config.engine == "right"
+        assert "the outputs changed" in proven.fallbacks[0]
+        assert [session.closed for session in wrong.sessions] == [1]
+
+    @pytest.mark.parametrize("gone", ["a", "b"])
+    def test_the_others_follow_in_the_plans_order_where_the_choice_is_gone(
+        self, add_engine: Any, select: Any, gone: str
+    ) -> None:
+        engines = {name: add_engine(name, run_s=seconds) for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 2.0))}
+        select(*engines.values())
+        engines["b"].build_error = LoweringError("gone", attempts=())
+        engines[gone].build_error = LoweringError("gone", attempts=())
+        proven = select(*engines.values())
+        assert proven.config.engine == ("c" if gone == "a" else "a")
+        assert proven.fallbacks[0] == "b on cpu: gone"
+
+    def test_a_choice_that_works_again_is_taken_again(self, add_engine: Any, select: Any) -> None:
+        engines = [add_engine("a"), add_engine("b", run_s=0.5)]
+        select(*engines)
+        engines[1].build_error = LoweringError("gone", attempts=())
+        assert select(*engines).config.engine == "a"
+        engines[1].build_error = None
+        assert select(*engines).config.engine == "b"
+
+    def test_where_all_are_gone_each_says_so_once(self, add_engine: Any, select: Any) -> None:
+        engines = [add_engine("a"), add_engine("b")]
+        select(*engines)
+        for engine in engines:
+            engine.build_error = LoweringError("gone", attempts=())
+        with pytest.raises(LoweringError) as caught:
+            select(*engines)
+        assert caught.value.attempts == ("a on cpu: gone", "b on cpu: gone")
+
+    @pytest.mark.parametrize("changed", ["batch", "self-test", "engine", "candidates", "threads", "nothing"])
+    def test_what_a_choice_depends_on(self, add_engine: Any, select: Any, cache: ArtifactCache, changed: str) -> None:
+        engines = [add_engine("a", facts={"release": "1"}), add_engine("b", facts={"threads": "2"})]
+        select(*engines, batch_sizes=(1, 2), self_test=True)
+        options: dict[str, Any] = {"batch_sizes": (1, 2), "self_test": True}
+        match changed:
+            case "batch":
+                options["batch_sizes"] = (1, 4)
+            case "self-test":
+                options["self_test"] = False
+            case "engine":
+                engines[0].facts["release"] = "2"
+            case "threads":
+                engines[1].facts["threads"] = "4"
+            case "candidates":
+                engines.append(add_engine("c"))
+        select(*engines, **options)
+        assert len(choices(cache)) == (1 if changed == "nothing" else 2)
+
+    def test_the_key_names_what_was_compared(self, add_engine: Any, select: Any, cache: ArtifactCache) -> None:
+        select(add_engine("a", facts={"release": "1"}), add_engine("b"), batch_sizes=(1, 8))
+        (stored,) = choices(cache)
+        key = dict(stored.entry.key)
+        graph = hashlib.sha256(b"graph").hexdigest()
+        assert key.pop("device")
+        assert key == {
+            "batch": "8",
+            "self-test": "True",
+            "golden samples": "none",
+            "a on cpu: graph": graph,
+            "a on cpu: release": "1",
+            "a on cpu: step": "a on cpu",
+            "b on cpu: graph": graph,
+            "b on cpu: step": "b on cpu",
+        }
+
+    @pytest.mark.timeout(60)
+    def test_all_instances_choose_alike(self, version: ModelVersion, add_engine: Any, tmp_path: Path) -> None:
+        """The one that comes first measures, the others wait for what it finds: their own noise has no say."""
+        engines = [add_engine("a", run_s=1.0), add_engine("b", run_s=0.5)]
+        chosen: list[str] = []
+
+        def run_instance() -> None:
+            with ArtifactCache(tmp_path / "shared") as cache:
+                compared = LoweringPlan(candidates=tuple(engine.config for engine in engines))
+                proven = select_session(Artifacts(version, Precision.FP32, cache), compared, Requirements())
+                chosen.append(proven.config.engine)
+
+        def slow_build(graph: Path, config: SessionConfig, compiled: Path | None = None) -> Any:
+            time.sleep(0.1)
+            return type(engines[0]).build(engines[0], graph, config, compiled)
+
+        engines[0].build = slow_build
+        threads = [threading.Thread(target=run_instance) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert chosen == ["b"] * 4
+        assert [len(engine.sessions) for engine in engines] == [1, 4]
+
+    def test_a_cache_that_cannot_be_written_costs_a_measurement_at_each_start(
+        self, add_engine: Any, select: Any, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        def read_only(*_: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(ArtifactCache, "_make_folders", read_only)
+        engines = [add_engine("a"), add_engine("b", run_s=0.5)]
+        for _ in range(2):
+            assert select(*engines).config.engine == "b"
+        assert [len(engine.sessions) for engine in engines] == [2, 2]
+        assert [line.partition(":")[0] for line in logged] == [
+            "the choice of an engine is not remembered",
+            "measuring a on cpu, b on cpu at batch 1",
+        ] * 2
+
+    def test_a_read_only_cache_that_holds_the_choice_is_enough(
+        self, add_engine: Any, select: Any, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read_only(*_: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        engines = [add_engine("a"), add_engine("b", run_s=0.5)]
+        select(*engines)
+        cache.close()
+        monkeypatch.setattr(ArtifactCache, "_make_folders", read_only)
+        select(*engines)
+        assert [len(engine.sessions) for engine in engines] == [1, 2]
+
+    def test_zeros_decide_where_there_are_no_samples(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        engines = [add_engine("a"), add_engine("b", run_s=0.5)]
+        compared = LoweringPlan(candidates=tuple(engine.config for engine in engines))
+        proven = select_session(Artifacts(bare, Precision.FP32, cache), compared, Requirements())
+        assert (proven.config.engine, proven.self_test) == ("b", None)

@@ -1,0 +1,148 @@
+"""Comparing candidates: what is timed, which one is chosen, what is kept of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
+
+KEY = {"device": "cpu"}
+FOUND = Measurement(chosen="b", rates={"a": 1.5, "b": 2.0})
+Build = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def build(add_engine: Any) -> Build:
+    """Sessions by name, of engines that take the given seconds for a run."""
+
+    def build(**run_s: float) -> dict[str, Any]:
+        engines = [add_engine(name, run_s=seconds) for name, seconds in run_s.items()]
+        return {engine.name: engine.build(Path("graph"), engine.config) for engine in engines}
+
+    return build
+
+
+def feeds_of(session: Any) -> list[Any]:
+    """What a session is fed with from now on."""
+    fed, run = [], session.run
+    session.run = lambda feeds: (fed.append(feeds["x"]), run(feeds))[1]
+    return fed
+
+
+class TestMeasure:
+    def test_the_fastest_is_chosen_and_rates_are_samples_per_second(self, build: Build, golden: GoldenSamples) -> None:
+        found = measure(build(a=0.5, b=0.25, c=1.0), golden, 8)
+        assert found == Measurement(chosen="b", rates={"a": 16.0, "b": 32.0, "c": 8.0})
+
+    @pytest.mark.parametrize(("seconds", "chosen"), [(1.0, "a"), (1.04, "a"), (1.06, "b"), (0.5, "a")])
+    def test_what_is_hardly_faster_does_not_change_engines(
+        self, build: Build, golden: GoldenSamples, seconds: float, chosen: str
+    ) -> None:
+        assert measure(build(a=seconds, b=1.0), golden, 1).chosen == chosen
+
+    def test_each_runs_several_times_on_the_whole_batch(self, build: Build, golden: GoldenSamples) -> None:
+        sessions = build(a=1.0, b=1.0)
+        measure(sessions, golden, 7)
+        assert [session.batches for session in sessions.values()] == [[7] * 3] * 2
+
+    def test_the_best_run_counts(self, build: Build, golden: GoldenSamples) -> None:
+        sessions = build(a=1.0)
+        engine = sessions["a"].engine
+        seconds = iter([9.0, 0.5, 7.0])
+        run = sessions["a"].run
+
+        def uneven(feeds: Any, outputs: Any = None) -> Any:
+            engine.run_s = next(seconds)
+            return run(feeds, outputs)
+
+        sessions["a"].run = uneven
+        assert measure(sessions, golden, 1).rates == {"a": 2.0}
+
+    @pytest.mark.parametrize("size", [1, 3, 7])
+    def test_the_golden_samples_are_repeated(self, build: Build, golden: GoldenSamples, size: int) -> None:
+        sessions = build(a=1.0)
+        fed = feeds_of(sessions["a"])
+        measure(sessions, golden, size)
+        np.testing.assert_array_equal(fed[0], np.tile(golden.inputs["x"], (3, 1))[:size])
+
+    def test_without_golden_samples_zeros_are_run(self, build: Build) -> None:
+        sessions = build(a=1.0)
+        fed = feeds_of(sessions["a"])
+        assert measure(sessions, None, 5).rates == {"a": 5.0}
+        np.testing.assert_array_equal(fed[0], np.zeros((5, 3), np.float32))
+
+    @pytest.mark.parametrize(
+        "error",
+        [ExecutionError("no such index"), SignatureError("refused", expected="3", got="0")],
+        ids=["run", "feed"],
+    )
+    def test_a_graph_that_does_not_run_on_zeros_cannot_be_timed(self, build: Build, error: Exception) -> None:
+        sessions = build(a=1.0, b=0.5)
+        sessions["b"].engine.run_error = error
+        assert measure(sessions, None, 1) == Measurement(chosen="a", rates={})
+
+    def test_another_failure_is_one(self, build: Build, golden: GoldenSamples) -> None:
+        sessions = build(a=1.0)
+        sessions["a"].engine.run_error = LoweringError("gone", attempts=())
+        with pytest.raises(LoweringError):
+            measure(sessions, golden, 1)
+
+    def test_a_single_one_is_chosen(self, build: Build, golden: GoldenSamples) -> None:
+        assert measure(build(a=2.0), golden, 4) == Measurement(chosen="a", rates={"a": 2.0})
+
+
+class TestKeeping:
+    def test_what_is_kept_is_read_at_the_next_start(self, tmp_path: Path) -> None:
+        with ArtifactCache(tmp_path) as cache, cache.reserve("choice", "m/1", KEY) as entry:
+            assert read_measurement(entry) is None
+            keep_measurement(entry, FOUND)
+            assert read_measurement(entry) == FOUND
+        with ArtifactCache(tmp_path) as cache, cache.reserve("choice", "m/1", KEY) as entry:
+            assert read_measurement(entry) == FOUND
+
+    def test_the_file_keeps_its_name_and_words(self, cache: ArtifactCache) -> None:
+        """Caches that exist hold it."""
+        with cache.reserve("choice", "m/1", KEY) as entry:
+            keep_measurement(entry, FOUND)
+        assert entry.path
+        document = json.loads((entry.path / "measured.json").read_text())
+        assert document == {"chosen": "b", "rates": {"a": 1.5, "b": 2.0}}
+
+    def test_without_a_cache_nothing_is_kept(self) -> None:
+        assert read_measurement(None) is None
+        keep_measurement(None, FOUND)
+
+    def test_a_full_disk_is_no_reason_not_to_serve(
+        self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with cache.reserve("choice", "m/1", KEY) as entry:
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "write_text", full)
+                keep_measurement(entry, FOUND)
+            assert entry.path is None
+        assert len(logged) == 1
+        assert "the choice of an engine is not remembered" in logged[0]
+        assert "is full: No space left on device" in logged[0]
+        assert cache.entries() == []
+
+    def test_other_errors_are_not_hidden(self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("graphkiln_backend.lowering.measurement.encode", fail)
+        with cache.reserve("choice", "m/1", KEY) as entry, pytest.raises(ZeroDivisionError):
+            keep_measurement(entry, FOUND)
