@@ -1,0 +1,181 @@
+"""Checkpoints as they are found: wrapped, prefixed, cut short, of another model, and with code inside."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
+
+
+def classifier(classes: int = 5, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, classes))
+
+
+@pytest.fixture
+def trained() -> dict[str, torch.Tensor]:
+    return classifier(seed=1).state_dict()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "weights.pth"
+
+
+def same(module: nn.Module, state: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
+
+
+class TestWrappers:
+    def loaded(self, content: Any, path: Path) -> nn.Module:
+        torch.save(content, path)
+        module = classifier()
+        load_weights(module, path)
+        return module
+
+    def test_a_plain_state_dict(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+        module = classifier()
+        assert not same(module, trained)
+        assert same(self.loaded(trained, path), trained)
+
+    @pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema"])
+    def test_of_training_checkpoints(self, trained: dict[str, torch.Tensor], path: Path, key: str) -> None:
+        checkpoint = {"epoch": 3, "optimizer": {"lr": 0.1}, key: trained}
+        assert same(self.loaded(checkpoint, path), trained)
+
+    @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "module.model.", "module._orig_mod."])
+    def test_prefixes(self, trained: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
+        """DataParallel, Lightning, torch.compile, and one inside the other."""
+        assert same(self.loaded({f"{prefix}{key}": value for key, value in trained.items()}, path), trained)
+
+    def test_both(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+        wrapped = {"state_dict": {f"module.{key}": value for key, value in trained.items()}}
+        assert same(self.loaded(wrapped, path), trained)
+
+    def test_numbers_beside_the_tensors_are_left_out(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+        assert same(self.loaded({**trained, "epoch": 3, "name": "best"}, path), trained)
+
+    def test_a_prefix_that_the_module_has_itself_stays(self, path: Path) -> None:
+        class Wrapper(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = nn.Linear(2, 2)
+
+        state = Wrapper().state_dict()
+        torch.save(state, path)
+        module = Wrapper()
+        load_weights(module, path)
+        assert same(module, state)
+
+    def test_safetensors(self, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
+        save_file(trained, tmp_path / "w.safetensors")
+        module = classifier()
+        load_weights(module, tmp_path / "w.safetensors")
+        assert same(module, trained)
+
+
+class TestOtherModels:
+    def message(self, state: dict[str, torch.Tensor], path: Path) -> str:
+        torch.save(state, path)
+        module = classifier()
+        before = {key: value.clone() for key, value in module.state_dict().items()}
+        with pytest.raises(ConversionError, match="are of another model") as caught:
+            load_weights(module, path)
+        assert same(module, before), "nothing is loaded in part"
+        return caught.value.message
+
+    def test_missing_and_unknown_keys(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+        trained["head.bias"] = trained.pop("3.bias")
+        assert "1 missing: 3.bias; 1 unknown: head.bias" in self.message(trained, path)
+
+    def test_other_shapes(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+        trained["3.weight"] = torch.zeros(5, 8)
+        assert "1 of another shape: 3.weight [5, 8] instead of [5, 16]" in self.message(trained, path)
+
+    def test_a_long_list_is_cut(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+        surplus = {f"extra.{number}": torch.zeros(1) for number in range(20)}
+        message = self.message({**trained, **surplus}, path)
+        assert "20 unknown: extra.0, " in message
+        assert message.endswith("extra.7 and 12 more")
+
+    def test_an_empty_state(self, path: Path) -> None:
+        assert "9 missing" in self.message({}, path)
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, ("raise SystemExit('code ran')",))
+
+
+class TestFiles:
+    def test_a_missing_one(self, path: Path) -> None:
+        with pytest.raises(ConversionError, match="there are no weights at") as caught:
+            load_weights(classifier(), path)
+        assert ".safetensors" in caught.value.hint
+
+    @pytest.mark.parametrize("wrapped", [True, False])
+    def test_code_is_not_run(self, path: Path, wrapped: bool) -> None:
+        torch.save({"state_dict": Harmful()} if wrapped else Harmful(), path)
+        with pytest.raises(ConversionError, match="it could run code") as caught:
+            load_weights(classifier(), path)
+        assert "torch.save(module.state_dict(), path)" in caught.value.hint
+
+    def test_a_whole_module_is_not_loaded(self, path: Path) -> None:
+        torch.save(classifier(), path)
+        with pytest.raises(ConversionError, match="it could run code"):
+            load_weights(classifier(), path)
+
+    def test_a_plain_pickle_with_code(self, path: Path) -> None:
+        path.write_bytes(pickle.dumps(Harmful()))
+        with pytest.raises(ConversionError, match=r"weights\.pth"):
+            load_weights(classifier(), path)
+
+    @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+    @pytest.mark.parametrize("kept", [0, 10, 200])
+    def test_a_truncated_one(self, trained: dict[str, torch.Tensor], tmp_path: Path, suffix: str, kept: int) -> None:
+        path = tmp_path / f"w{suffix}"
+        if suffix == ".pth":
+            torch.save(trained, path)
+        else:
+            save_file(trained, path)
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(ConversionError, match=rf"w\{suffix}"):
+            load_weights(classifier(), path)
+
+    def test_something_else_than_a_dictionary(self, path: Path) -> None:
+        torch.save([torch.zeros(2)], path)
+        with pytest.raises(ConversionError, match="holds a list, expected a state dict"):
+            load_weights(classifier(), path)
+
+
+class TestClasses:
+    @pytest.mark.parametrize(("classes", "found"), [(5, None), (2, 2), (1000, 1000)])
+    def test_are_those_of_the_last_layer(self, path: Path, classes: int, found: int | None) -> None:
+        torch.save({"state_dict": classifier(classes).state_dict()}, path)
+        assert trained_classes(classifier(), path) == found
+
+    def test_a_convolution_may_be_the_last_layer(self, path: Path) -> None:
+        torch.save(nn.Sequential(nn.Conv2d(3, 7, 1)).state_dict(), path)
+        assert trained_classes(nn.Sequential(nn.Conv2d(3, 5, 1)), path) == 7
+
+    def test_a_layer_of_other_features_tells_nothing(self, path: Path) -> None:
+        torch.save({"3.weight": torch.zeros(7, 99)}, path)
+        assert trained_classes(classifier(), path) is None
+
+    def test_weights_without_that_layer_tell_nothing(self, path: Path) -> None:
+        torch.save({"other.weight": torch.zeros(7, 16)}, path)
+        assert trained_classes(classifier(), path) is None
+
+
+def test_a_download_that_fails_says_what_to_do() -> None:
+    error = not_downloaded("resnet18", OSError("no route to host"))
+    assert "weights of resnet18: no route to host" in error.message
+    assert "--weights FILE" in error.hint
