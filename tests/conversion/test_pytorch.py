@@ -1,0 +1,48 @@
+"""What the export of a PyTorch module gives: names, a dynamic batch, and a graph file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from graphkiln_converters.pytorch import TorchModel, export_graph, freeze, run_module
+from graphkiln_converters.sources.base import InputSpec
+
+
+class Sum(nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": left + right, "difference": left - right}
+
+
+def model(module: nn.Module, *names: str, keywords: bool = False, outputs: tuple[str, ...] = ()) -> TorchModel:
+    inputs = tuple(InputSpec(name=name, shape=(4,)) for name in names)
+    return TorchModel(
+        module=freeze(module), description="a test", libraries=(), inputs=inputs, keywords=keywords, outputs=outputs
+    )
+
+
+@pytest.mark.parametrize("keywords", [True, False])
+def test_names_and_a_dynamic_batch(keywords: bool) -> None:
+    graph = model(Sum(), "left", "right", keywords=keywords).export({}).graph
+    assert [value.name for value in graph.inputs] == ["left", "right"]
+    assert [value.name for value in graph.outputs] == ["sum", "difference"]
+    assert all(value.shape and str(value.shape[0]) == "batch" for value in (*graph.inputs, *graph.outputs))
+
+
+def test_given_names_of_outputs() -> None:
+    graph = model(Sum(), "left", "right", outputs=("first", "second")).export({}).graph
+    assert [value.name for value in graph.outputs] == ["first", "second"]
+
+
+def test_a_graph_file_of_one_input_and_one_output(tmp_path: Path) -> None:
+    module, sample = nn.Linear(4, 2), np.ones(4, "f4")
+    export_graph(module, sample, tmp_path / "m.onnx", output_name="scores")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    samples = np.stack([sample] * 5)
+    (scores,) = session.run(["scores"], {"INPUT_0": samples})
+    np.testing.assert_allclose(scores, run_module(module, samples), rtol=1e-5)

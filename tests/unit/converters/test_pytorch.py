@@ -1,0 +1,175 @@
+"""PyTorch modules as source models: names of outputs, inputs that are rejected, and what an export error says."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir
+import pytest
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters import pytorch
+from graphkiln_converters.pytorch import TorchModel, export_module, freeze, named_outputs, run_module
+from graphkiln_converters.sources.base import InputSpec
+
+ONE, TWO, THREE = (torch.full((2,), float(number)) for number in (1, 2, 3))
+
+
+class Pair(NamedTuple):
+    scores: torch.Tensor
+    features: torch.Tensor | None
+
+
+class Sum(nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": left + right, "difference": left - right}
+
+
+class Refusing(nn.Module):
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        raise ValueError(self.message)
+
+
+def model(module: nn.Module, *names: str, **options: Any) -> TorchModel:
+    inputs = tuple(InputSpec(name=name, shape=(4,)) for name in names)
+    return TorchModel(module=freeze(module), description="a test", libraries=("torch",), inputs=inputs, **options)
+
+
+class TestNamedOutputs:
+    @pytest.mark.parametrize(
+        ("outputs", "names"),
+        [
+            (ONE, ["output"]),
+            ((ONE, TWO), ["output_0", "output_1"]),
+            ([ONE], ["output_0"]),
+            ({"scores": ONE, "features": TWO}, ["scores", "features"]),
+            (OrderedDict(b=ONE, a=TWO), ["b", "a"]),
+            ({0: ONE}, ["0"]),
+            (Pair(ONE, TWO), ["scores", "features"]),
+            ({"heads": (ONE, TWO), "rest": {"last": THREE}}, ["heads_0", "heads_1", "last"]),
+            ((ONE, (TWO, THREE)), ["output_0", "output_1_0", "output_1_1"]),
+        ],
+    )
+    def test_of_every_container(self, outputs: Any, names: list[str]) -> None:
+        found = named_outputs(outputs)
+        assert list(found) == names
+        assert next(iter(found.values())) is ONE
+
+    def test_what_is_none_is_left_out(self) -> None:
+        assert list(named_outputs({"logits": ONE, "loss": None})) == ["logits"]
+        assert list(named_outputs(Pair(ONE, None))) == ["scores"]
+
+    @pytest.mark.parametrize(
+        ("outputs", "kind"), [("text", "str"), ((ONE, 3), "int"), (None, "NoneType"), ([None], "NoneType")]
+    )
+    def test_what_is_no_tensor(self, outputs: Any, kind: str) -> None:
+        with pytest.raises(ConversionError, match=f"returns a {kind}, where tensors were expected"):
+            named_outputs(outputs)
+
+
+class TestRun:
+    FEEDS = {"left": np.ones((3, 4), "f4"), "right": np.full((3, 4), 2, "f4")}  # noqa: RUF012
+
+    @pytest.mark.parametrize("keywords", [True, False])
+    def test_by_position_and_by_name(self, keywords: bool) -> None:
+        outputs = model(Sum(), "left", "right", keywords=keywords).run(self.FEEDS)
+        assert {name: array[0, 0] for name, array in outputs.items()} == {"sum": 3, "difference": -1}
+
+    def test_the_order_is_that_of_the_inputs_not_of_the_feeds(self) -> None:
+        feeds = dict(reversed(self.FEEDS.items()))
+        assert model(Sum(), "left", "right").run(feeds)["difference"][0, 0] == -1
+
+    def test_a_rejected_input_shows_shapes_and_the_first_line(self) -> None:
+        refusing = model(Refusing("four channels only\nand more"), "image")
+        with pytest.raises(
+            ConversionError, match=r"a test rejects an input of image \[3, 4\]: four channels only"
+        ) as caught:
+            refusing.run({"image": np.zeros((3, 4), "f4")})
+        assert "and more" not in caught.value.message
+        assert "--shape" in caught.value.hint
+
+    def test_an_error_without_a_message_is_told_by_its_type(self) -> None:
+        with pytest.raises(ConversionError, match=r"ValueError$|ValueError \("):
+            model(Refusing(""), "image").run({"image": np.zeros((3, 4), "f4")})
+
+    def test_frozen_means_fp32_evaluation_and_no_gradients(self) -> None:
+        module = freeze(nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Dropout(0.9)).train())
+        assert not module.training
+        assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+        assert not any(parameter.requires_grad for parameter in module.parameters())
+
+    def test_a_module_by_itself(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.9)).train()
+        samples = np.ones((3, 4), "f4")
+        np.testing.assert_array_equal(run_module(module, samples), run_module(module, samples))
+        assert run_module(module, samples).shape == (3, 2)
+
+
+class TestExport:
+    def test_nothing_exported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: None)
+        with pytest.raises(ConversionError, match="PyTorch exported nothing for a test"):
+            export_module(Sum(), (), {}, dynamic_shapes=None, input_names=[], output_names=[], description="a test")
+
+    @pytest.mark.parametrize(
+        ("message", "hint"),
+        [
+            ("No ONNX function found for aten.bessel", "basic ones in forward"),
+            ("Operator is not supported", "basic ones in forward"),
+            ("Could not guard on data-dependent expression", "torch.where"),
+            ("something else", "torch.export.export"),
+        ],
+    )
+    def test_the_hint_fits_the_cause(self, monkeypatch: pytest.MonkeyPatch, message: str, hint: str) -> None:
+        def fails(*_: Any, **__: Any) -> None:
+            places = 'File "/home/user/model.py", line 3\n  File "/x/torch/y.py", line 4'
+            raise ValueError("Failed to export") from RuntimeError(f"{message}\n\n  {places}")
+
+        monkeypatch.setattr(torch.onnx, "export", fails)
+        with pytest.raises(ConversionError) as caught:
+            export_module(Sum(), (), {}, dynamic_shapes=None, input_names=[], output_names=[], description="a test")
+        assert caught.value.message == (
+            f'PyTorch cannot export a test: {message} File "/home/user/model.py", line 3 '
+            'File "/home/user/model.py", line 3'
+        )
+        assert hint in caught.value.hint
+
+
+class TestShapes:
+    def test_of_variable_arguments_are_in_a_tuple_of_their_own(self) -> None:
+        class Variable(nn.Module):
+            def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+                return tensors[0]
+
+        assert pytorch._positional(Variable(), ("a", "b")) == (("a", "b"),)
+        assert pytorch._positional(Sum(), ("a", "b")) == ("a", "b")
+
+    @pytest.mark.parametrize("shape", [["batch", 4], [2, 4]])
+    def test_a_size_that_did_not_stay_dynamic_is_told(self, shape: list[str | int]) -> None:
+        image = onnx_ir.Value(name="image", shape=onnx_ir.Shape(shape))
+        graph = onnx_ir.Graph([image], [], nodes=[])
+        exported = onnx_ir.Model(graph, ir_version=10)
+        with pytest.raises(ConversionError, match="takes only 4 in dimension 1 of input 'image'") as caught:
+            pytorch._check_dynamic(exported, {"image": {0: (2, 8)}})
+        assert "--dynamic" in caught.value.hint
+        pytorch._check_dynamic(exported, {"image": {}})
+
+
+def test_a_text_input_cannot_be_synthesized() -> None:
+    text = TorchModel(
+        module=Sum(),
+        description="a test",
+        libraries=(),
+        inputs=(InputSpec(name="words", dtype=DType.BYTES, shape=(1,)),),
+    )
+    with pytest.raises(ConversionError, match="text input 'words'"):
+        text.export({})
