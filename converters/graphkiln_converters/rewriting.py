@@ -1,4 +1,4 @@
-"""Which passes a recipe asks for, and running them."""
+"""Runs the passes that a recipe requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _passes(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
     embedded = recipe.input == "uint8-nhwc"
     if embedded and preprocess is None:
         raise ConversionError(
-            "--input uint8-nhwc: nobody says how an image becomes the input",
+            "--input uint8-nhwc: it is not known how an image becomes the input",
             hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
         )
     at_edge = edge_passes(

@@ -59,7 +59,7 @@ def read_samples(
         path: The file or folder.
         inputs: What to expect, by the names of the saved graph.
         preprocess: How an image becomes the only input.
-        most: How many samples are taken at most, evenly spread.
+        most: Largest number of samples; of more, evenly spread ones are read.
 
     Returns:
         `[samples, ...]` arrays by the names of the saved graph.

@@ -123,7 +123,7 @@ class TestEdges:
         assert (manifest.preprocess.layout, manifest.preprocess.mean) == ("HWC", ())
 
     def test_raw_bytes_need_a_spec(self, run: Convert, small: str) -> None:
-        with pytest.raises(ConversionError, match="nobody says how an image becomes the input"):
+        with pytest.raises(ConversionError, match="it is not known how an image becomes the input"):
             run(small, input="uint8-nhwc")
 
     def test_probabilities_and_the_best(self, run: Convert, small: str) -> None:

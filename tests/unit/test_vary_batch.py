@@ -207,7 +207,7 @@ class TestMixing:
             ("y = CumSum(x, axis)", "works along the batch"),
             ("a = Transpose<perm=[1,0]>(x) y = MatMul(a, x)", "it sums over the batch"),
             ("a = Transpose<perm=[1,0]>(x) y = MatMul(x, a)", "both factors carry the batch"),
-            ("a = Transpose<perm=[1,0]>(x) y = Einsum<equation=\"ij->ji\">(a)", "nobody knows"),
+            ("a = Transpose<perm=[1,0]>(x) y = Einsum<equation=\"ij->ji\">(a)", "is not known"),
         ],
     )  # fmt: skip
     def test_a_node_that_mixes_samples(self, text: str, why: str) -> None:

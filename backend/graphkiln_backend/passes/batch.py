@@ -2,7 +2,7 @@
 
 Which axis carries the batch is followed from the inputs through every node, by the static shapes. Along an axis there
 can be more: a window attention folds its windows into the batch, `[batch * 64, 49, 96]`. What the graph has baked in on
-the way is mended: the shapes of reshapes, the sizes of expansions, and constants that were expanded to the batch. A
+the way is repaired: the shapes of reshapes, the sizes of expansions, and constants that were expanded to the batch. A
 node that would mix samples is an error.
 """
 
@@ -14,14 +14,14 @@ import onnx_ir
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.signature import BATCH
-from graphkiln_backend.passes.batch_following import Carried, ExpandedToBatch, Follower, Value, mark
+from graphkiln_backend.passes.batch_following import BatchAxis, ExpandedToBatch, Follower, Value, name_batch
 from graphkiln_backend.passes.batch_rules import RULES
 from graphkiln_backend.passes.edge import Edge
 
 
 @dataclass(frozen=True, slots=True)
 class VaryBatch:
-    """The pass."""
+    """Lets the batch vary that a graph was saved with."""
 
     @property
     def name(self) -> str:
@@ -44,17 +44,17 @@ class VaryBatch:
         Raises:
             ConversionError: The inputs have no common batch, or a node mixes samples.
         """
-        batch, expanded = saved_batch(model), dict[Value, Carried]()
+        batch, expanded = saved_batch(model), dict[Value, BatchAxis]()
         while True:
             follower = Follower(model, batch, expanded)
             try:
                 _follow(follower)
                 break
             except ExpandedToBatch as found:  # once for each Expand at most
-                expanded[found.value] = found.carried
-        follower.mend()
-        for value, carried in follower.carried.items():
-            mark(value, carried)
+                expanded[found.value] = found.axis
+        follower.repair()
+        for value, axis in follower.axes.items():
+            name_batch(value, axis)
         return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
@@ -66,14 +66,14 @@ class VaryBatch:
 def _follow(follower: Follower) -> None:
     for node in follower.model.graph:
         if node.outputs[0] in follower.expanded:
-            carried = follower.expand_here(node)
+            axis = follower.expand_here(node)
         elif not follower.reaches(node):
             continue
         elif (rule := RULES.get(node.op_type)) is None:
-            raise follower.error(node, "nobody knows how it treats a batch")
+            raise follower.error(node, "how it treats a batch is not known")
         else:
-            carried = rule(follower, node)
-        follower.carried.update(dict.fromkeys(node.outputs, carried))
+            axis = rule(follower, node)
+        follower.axes.update(dict.fromkeys(node.outputs, axis))
 
 
 def _first_dim(value: Value) -> object:
@@ -84,10 +84,10 @@ def _first_dim(value: Value) -> object:
 
 
 def saved_batch(model: onnx_ir.Model) -> int:
-    """The first dimension of all inputs.
+    """The batch size that a graph was saved with: the first dimension of all inputs.
 
     Raises:
-        ConversionError: It varies, or they have not the same one.
+        ConversionError: It varies, or the inputs do not share it.
     """
     sizes = {_first_dim(value) for value in model.graph.inputs}
     (size,) = sizes if len(sizes) == 1 else (None,)

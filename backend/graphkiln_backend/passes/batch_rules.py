@@ -11,65 +11,65 @@ from dataclasses import replace
 
 import onnx_ir
 
-from graphkiln_backend.passes.batch_following import Carried, Follower
+from graphkiln_backend.passes.batch_following import BatchAxis, Follower
 
-Rule = Callable[[Follower, onnx_ir.Node], Carried]
+Rule = Callable[[Follower, onnx_ir.Node], BatchAxis]
 
 
-def _elementwise(follower: Follower, node: onnx_ir.Node) -> Carried:
+def _elementwise(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     values = [value for value in node.inputs if value is not None]
     return follower.broadcast(node, values, max(len(follower.shape(value)) for value in values))
 
 
-def _by_sample(follower: Follower, node: onnx_ir.Node) -> Carried:
+def _by_sample(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """Convolutions, pooling and the like: the batch comes first."""
-    carried = follower.only(node)
-    if carried.axis != 0:
-        raise follower.error(node, f"the batch is axis {carried.axis}, expected 0")
-    return carried
+    batch = follower.data_axis(node)
+    if batch.axis != 0:
+        raise follower.error(node, f"the batch is axis {batch.axis}, expected 0")
+    return batch
 
 
-def _reshape(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = follower.only(node)
+def _reshape(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
     source, target = follower.shape(node.inputs[0]), follower.shape(node.outputs[0])
-    ahead = math.prod(source[: carried.axis]) * carried.before
+    ahead = math.prod(source[: batch.axis]) * batch.before
     places = []
     passed = 1
     for axis, size in enumerate(target):
         if ahead % passed == 0 and size % (ahead // passed * follower.batch) == 0:
             before = ahead // passed
-            places.append(Carried(axis, before, size // (before * follower.batch)))
+            places.append(BatchAxis(axis, before, size // (before * follower.batch)))
         passed *= size
     if not places:
         raise follower.error(node, f"{list(source)} -> {list(target)} tears the batch apart")
     # Where the batch was 1, more than one axis can have it: that of size 1 before those that hold more.
-    place = next((each for each in places if each.before == each.after == 1), places[0])
+    place = next((place for place in places if place.before == place.after == 1), places[0])
     follower.replace_constant(node, 1, [-1 if axis == place.axis else size for axis, size in enumerate(target)])
     return place
 
 
-def _transpose(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = follower.only(node)
+def _transpose(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
     perm = list(node.attributes["perm"].as_ints())
-    return replace(carried, axis=perm.index(carried.axis))
+    return replace(batch, axis=perm.index(batch.axis))
 
 
-def _expand(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = follower.only(node)
+def _expand(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
     target = list(follower.shape(node.outputs[0]))
-    axis = carried.axis + len(target) - len(follower.shape(node.inputs[0]))
+    axis = batch.axis + len(target) - len(follower.shape(node.inputs[0]))
     target[axis] = 1  # as the input has it
     follower.replace_constant(node, 1, target)
-    return replace(carried, axis=axis)
+    return replace(batch, axis=axis)
 
 
-def _together(follower: Follower, node: onnx_ir.Node) -> Carried:
+def _together(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """All inputs carry the batch in the same place, without broadcasting."""
-    (first, *others) = {follower.carried[value] for value in node.inputs if value in follower.carried}
+    (first, *others) = {follower.axes[value] for value in node.inputs if value in follower.axes}
     if others:
         raise follower.error(node, f"its inputs carry the batch in different places: {first}, {others[0]}")
     for index, value in enumerate(node.inputs):
-        if value not in follower.carried:
+        if value not in follower.axes:
             follower.carry(node, index, first)
     return first
 
@@ -77,57 +77,57 @@ def _together(follower: Follower, node: onnx_ir.Node) -> Carried:
 def _along_together(why: str) -> Rule:
     """A rule for nodes that take all inputs together along their axis."""
 
-    def rule(follower: Follower, node: onnx_ir.Node) -> Carried:
-        carried = _together(follower, node)
-        if carried.axis == node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0])):
+    def rule(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+        batch = _together(follower, node)
+        if batch.axis == node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0])):
             raise follower.error(node, why)
-        return carried
+        return batch
 
     return rule
 
 
-def _slice(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = follower.only(node)
+def _slice(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
     rank = len(follower.shape(node.inputs[0]))
     axes = follower.constant(node, 3)
-    if carried.axis in [axis % rank for axis in (range(rank) if axes is None else axes)]:
+    if batch.axis in [axis % rank for axis in (range(rank) if axes is None else axes)]:
         raise follower.error(node, "it takes some samples of the batch")
-    return carried
+    return batch
 
 
-def _unsqueeze(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = follower.only(node)
+def _unsqueeze(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
     rank = len(follower.shape(node.outputs[0]))
     new = {axis % rank for axis in follower.constant(node, 1) or ()}
-    return replace(carried, axis=[axis for axis in range(rank) if axis not in new][carried.axis])
+    return replace(batch, axis=[axis for axis in range(rank) if axis not in new][batch.axis])
 
 
-def _matmul(follower: Follower, node: onnx_ir.Node) -> Carried:
-    a, b = follower.given(node, 0), follower.given(node, 1)
+def _matmul(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    a, b = follower.required(node, 0), follower.required(node, 1)
     ranks = len(follower.shape(a)), len(follower.shape(b))
     rank = max(*ranks, 2)
     if min(ranks) < 2:
         raise follower.error(node, "a vector has no batch")
     for value, contracted in ((a, ranks[0] - 1), (b, ranks[1] - 2)):
-        if value in follower.carried and follower.carried[value].axis == contracted:
+        if value in follower.axes and follower.axes[value].axis == contracted:
             raise follower.error(node, "it sums over the batch")
     for value, own in ((a, ranks[0] - 2), (b, ranks[1] - 1)):
-        if value in follower.carried and follower.carried[value].axis == own:
-            if (b if value is a else a) in follower.carried:
+        if value in follower.axes and follower.axes[value].axis == own:
+            if (b if value is a else a) in follower.axes:
                 raise follower.error(node, "both factors carry the batch, one of them in its rows or columns")
-            return replace(follower.carried[value], axis=rank - 2 if value is a else rank - 1)
+            return replace(follower.axes[value], axis=rank - 2 if value is a else rank - 1)
     return follower.broadcast(node, [a, b], rank)
 
 
 def _along(axis_of: Callable[[Follower, onnx_ir.Node], list[int]]) -> Rule:
     """A rule for nodes that work along some axes and keep the rank."""
 
-    def rule(follower: Follower, node: onnx_ir.Node) -> Carried:
-        carried = follower.only(node)
+    def rule(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+        batch = follower.data_axis(node)
         rank = len(follower.shape(node.inputs[0]))
-        if carried.axis in [axis % rank for axis in axis_of(follower, node)]:
+        if batch.axis in [axis % rank for axis in axis_of(follower, node)]:
             raise follower.error(node, "it works along the batch")
-        return carried
+        return batch
 
     return rule
 
@@ -155,41 +155,41 @@ def _resized_axes(_: Follower, node: onnx_ir.Node) -> list[int]:
     return list(node.attributes["axes"].as_ints())
 
 
-def _reduction(follower: Follower, node: onnx_ir.Node) -> Carried:
-    carried = follower.only(node)
+def _reduction(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
     rank = len(follower.shape(node.inputs[0]))
     given = [node.attributes["axis"].as_int()] if "axis" in node.attributes else follower.constant(node, 1)
     axes = {axis % rank for axis in (given or range(rank))}
-    if carried.axis in axes:
+    if batch.axis in axes:
         raise follower.error(node, "it takes the samples of the batch together")
     if "keepdims" not in node.attributes or node.attributes["keepdims"].as_int():
-        return carried
-    return replace(carried, axis=carried.axis - sum(axis < carried.axis for axis in axes))
+        return batch
+    return replace(batch, axis=batch.axis - sum(axis < batch.axis for axis in axes))
 
 
-def _gather(follower: Follower, node: onnx_ir.Node) -> Carried:
-    data, indices = follower.given(node, 0), follower.given(node, 1)
+def _gather(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    data, indices = follower.required(node, 0), follower.required(node, 1)
     rank, axis = len(follower.shape(data)), node.attributes["axis"].as_int()
     axis %= rank
-    if data in follower.carried and indices in follower.carried:
+    if data in follower.axes and indices in follower.axes:
         raise follower.error(node, "data and indices both carry the batch")
-    if indices in follower.carried:
-        own = follower.carried[indices]
+    if indices in follower.axes:
+        own = follower.axes[indices]
         return replace(own, axis=own.axis + axis)
-    own = follower.carried[data]
+    own = follower.axes[data]
     if own.axis == axis:
         raise follower.error(node, "it picks samples of the batch")
     return own if own.axis < axis else replace(own, axis=own.axis + len(follower.shape(indices)) - 1)
 
 
-def _gather_nd(follower: Follower, node: onnx_ir.Node) -> Carried:
-    data, indices = follower.given(node, 0), follower.given(node, 1)
+def _gather_nd(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    data, indices = follower.required(node, 0), follower.required(node, 1)
     index_shape = follower.shape(indices)
-    if data in follower.carried and indices in follower.carried:
+    if data in follower.axes and indices in follower.axes:
         raise follower.error(node, "data and indices both carry the batch")
-    if indices in follower.carried:
-        return follower.carried[indices]
-    own = follower.carried[data]
+    if indices in follower.axes:
+        return follower.axes[indices]
+    own = follower.axes[data]
     if own.axis < index_shape[-1]:
         raise follower.error(node, "it picks samples of the batch")
     return replace(own, axis=own.axis - index_shape[-1] + len(index_shape) - 1)

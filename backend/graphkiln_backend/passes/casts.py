@@ -14,7 +14,11 @@ LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.D
 
 
 class Casts:
-    """Casts between fp32 and a lower type, each made once."""
+    """Casts between fp32 and a lower type, each made once.
+
+    Attributes:
+        low: The lower element type.
+    """
 
     def __init__(self, model: onnx_ir.Model, target: Precision) -> None:
         self._graph = model.graph
@@ -23,13 +27,13 @@ class Casts:
         self._made: dict[tuple[int, onnx_ir.DataType], onnx_ir.Value] = {}
 
     def lower_inputs(self) -> None:
-        """Gives the graph low inputs."""
+        """Gives the graph's fp32 inputs the lower type."""
         for value in self._graph.inputs:
             if value.dtype == onnx_ir.DataType.FLOAT:
                 value.dtype = self.low
 
     def lower(self, node: onnx_ir.Node) -> None:
-        """Gives a node low inputs and low outputs."""
+        """Gives a node inputs and outputs of the lower type."""
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype == onnx_ir.DataType.FLOAT:
                 node.replace_input_with(index, self._as(value, self.low))
@@ -55,7 +59,7 @@ class Casts:
                 self._graph.outputs[position] = result
 
     def round_output(self, node: onnx_ir.Node, value: onnx_ir.Value) -> None:
-        """Lets a node answer fp32, and rounds its answer for everybody who reads it."""
+        """Lets a node compute an fp32 value, and rounds it for all who read it."""
         value.dtype = onnx_ir.DataType.FLOAT
         uses = list(value.uses())
         rounded = onnx_ir.node("Cast", [value], {"to": self.low})

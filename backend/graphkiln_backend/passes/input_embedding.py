@@ -22,7 +22,7 @@ class EmbedPreprocess:
     """Takes uint8 `[batch, height, width, channels]` pixels instead of normalized `[batch, channels, height, width]`.
 
     Attributes:
-        preprocess: What the graph asks of its client before the pass.
+        preprocess: How an image becomes the input before the pass.
     """
 
     preprocess: Preprocess

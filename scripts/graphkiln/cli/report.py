@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_conversion(folder: Path, manifest: Manifest) -> None:
-    """What `graphkiln convert` made."""
+    """Prints what `graphkiln convert` wrote."""
     console = Console()
     conversion = manifest.conversion
     if conversion:
@@ -42,10 +42,10 @@ def show_conversion(folder: Path, manifest: Manifest) -> None:
 
 
 def show_passes(passes: Iterable[tuple[Pass, str]]) -> None:
-    """All passes and when they run."""
+    """Prints all passes and when they run."""
     table = Table("pass", "what it does", "runs")
-    for each, when in passes:
-        table.add_row(each.name, each.summary, when)
+    for graph_pass, when in passes:
+        table.add_row(graph_pass.name, graph_pass.summary, when)
     Console().print(table)
 
 
