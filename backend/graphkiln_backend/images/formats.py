@@ -15,4 +15,4 @@ def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]
         folder: Where to look, at any depth.
         suffixes: Endings that count, in lower case.
     """
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())

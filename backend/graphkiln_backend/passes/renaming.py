@@ -33,16 +33,18 @@ class Rename:
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Inner values that have one of the new names get another one."""
-        OutputFixPass()(model)
+        input_names = [self.inputs.get(str(value.name), str(value.name)) for value in model.graph.inputs]
+        output_names = [self.outputs.get(str(value.name), str(value.name)) for value in model.graph.outputs]
+        OutputFixPass()(model)  # an input that is an output, too, becomes two values; it renames the input
         at_edge = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
-        taken = {*self.inputs.values(), *self.outputs.values()}
+        taken = {*input_names, *output_names}
         for node in model.graph:
             for value in node.outputs:
                 if id(value) not in at_edge and value.name in taken:
                     value.name = f"{value.name}_inner"
-        for values, names in ((model.graph.inputs, self.inputs), (model.graph.outputs, self.outputs)):
-            for value in values:
-                value.name = names.get(str(value.name), value.name)
+        for values, names in ((model.graph.inputs, input_names), (model.graph.outputs, output_names)):
+            for value, name in zip(values, names, strict=True):
+                value.name = name
         sources = {new: old for old, new in self.inputs.items()}
         return Edge(
             to_graph_feeds=lambda feeds: {self.inputs.get(name, name): array for name, array in feeds.items()},

@@ -1,4 +1,4 @@
-"""Decoding, geometry and normalization of images, against Pillow and torchvision."""
+"""From images in any form to samples: decoding, orientation, geometry and color, beside Pillow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.images import load_sample
+from graphkiln_backend.images.decoding import describe, load_sample, open_image
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -144,3 +144,84 @@ class TestImage:
             whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
         with contextlib.suppress(InvalidInput):
             load_sample(bytes(whole), RAW)
+
+
+class TestForms:
+    """The same image, however it is given."""
+
+    def test_a_path_its_text_bytes_pixels_and_a_pillow_image(self, tmp_path: Path) -> None:
+        image = Image.effect_noise((7, 5), 80).convert("RGB")
+        image.save(tmp_path / "image.png")
+        forms = [tmp_path / "image.png", str(tmp_path / "image.png"), encoded(image), np.asarray(image), image]
+        for form in forms:
+            np.testing.assert_array_equal(load_sample(form, RAW), np.asarray(image))
+
+    def test_pixels_without_channels_are_gray(self) -> None:
+        pixels = np.arange(6, dtype=np.uint8).reshape(2, 3)
+        np.testing.assert_array_equal(load_sample(pixels, RAW), pixels[..., np.newaxis].repeat(3, axis=2))
+
+    def test_of_four_channels_the_last_is_dropped(self) -> None:
+        pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+        np.testing.assert_array_equal(load_sample(pixels, RAW), pixels[..., :3])
+
+    def test_the_image_of_the_caller_is_not_changed(self) -> None:
+        image = Image.effect_noise((9, 6), 80).convert("RGB")
+        before = image.tobytes()
+        load_sample(image, Preprocess(resize=3, crop=(2, 2), color="L", mean=(0.5,), std=(0.1,)))
+        assert (image.tobytes(), image.size, image.mode) == (before, (9, 6), "RGB")
+
+    @pytest.mark.parametrize(
+        ("image", "name"),
+        [
+            ("a/b.png", "a/b.png"),
+            (Path("c.jpg"), "c.jpg"),
+            (b"12345", "5 bytes"),
+            (np.zeros((2, 3, 3), np.uint8), "ndarray(2, 3, 3)"),
+            (Image.new("L", (4, 6)), "Image(4, 6)"),
+        ],
+    )
+    def test_has_a_name_in_messages(self, image: Any, name: str) -> None:
+        assert describe(image) == name
+
+    def test_a_file_that_is_no_image_is_closed(self, tmp_path: Path) -> None:
+        """An open file would be a warning, which is an error in tests."""
+        damaged = encoded(Image.effect_noise((50, 50), 80).convert("RGB"))[:200]
+        (tmp_path / "damaged.png").write_bytes(damaged)
+        with pytest.raises(InvalidInput, match=r"damaged\.png cannot be decoded"):
+            open_image(tmp_path / "damaged.png")
+        (tmp_path / "damaged.png").unlink()
+
+
+class TestGeometry:
+    def test_a_crop_larger_than_the_image_is_padded_with_black(self) -> None:
+        sample = load_sample(
+            Image.new("RGB", (2, 2), (9, 9, 9)), Preprocess(crop=(4, 6), dtype=DType.UINT8, layout="HWC")
+        )
+        assert sample.shape == (4, 6, 3)
+        assert sample[1:3, 2:4].min() == 9
+        assert sample.sum() == 9 * 2 * 2 * 3
+
+    def test_exact_sizes_do_not_keep_the_aspect_ratio(self) -> None:
+        spec = Preprocess(resize=(3, 8), dtype=DType.UINT8, layout="HWC")
+        assert load_sample(Image.new("RGB", (50, 20)), spec).shape == (3, 8, 3)
+
+    def test_orientation_comes_before_the_resize(self) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        upright = load_sample(encoded(Image.new("RGB", (40, 20)), "JPEG", exif=exif), Preprocess(resize=10))
+        assert upright.shape == (3, 20, 10)
+
+    @pytest.mark.parametrize("interpolation", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+    def test_every_filter_is_that_of_pillow(self, interpolation: Any) -> None:
+        image = Image.effect_noise((40, 30), 80).convert("RGB")
+        spec = Preprocess(resize=(9, 11), interpolation=interpolation, dtype=DType.UINT8, layout="HWC")
+        expected = image.resize((11, 9), Image.Resampling[interpolation.upper()])
+        np.testing.assert_array_equal(load_sample(image, spec), np.asarray(expected))
+
+    def test_layouts_hold_the_same_numbers(self) -> None:
+        image = Image.effect_noise((8, 6), 80).convert("RGB")
+        normal = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+        chw, hwc = (load_sample(image, Preprocess(layout=layout, **normal)) for layout in ("CHW", "HWC"))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(chw.transpose(1, 2, 0), hwc)
+        assert chw.flags.c_contiguous
+        assert hwc.flags.c_contiguous

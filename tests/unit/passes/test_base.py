@@ -1,0 +1,158 @@
+"""The loop that runs passes: reports, checks, and whose fault a broken graph is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import compute, draw, graph, operators
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.passes import base
+from graphkiln_backend.passes.base import Rewritten, count, run_passes, weight_bytes
+from graphkiln_backend.passes.edge import Edge
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A pass that does what a test says."""
+
+    act: Callable[[onnx_ir.Model], object] = field(default=lambda _: None)
+    name: str = "planted"
+    summary: str = "what a test says"
+    required: str = ""
+    ensured: str = ""
+    edge: Edge = field(default_factory=Edge)
+
+    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        return self.required
+
+    def __call__(self, model: onnx_ir.Model) -> Edge:
+        self.act(model)
+        return self.edge
+
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        return self.ensured
+
+
+def model() -> onnx_ir.Model:
+    return graph("(float[b,3] x) => (float[b,3] y) { a = Mul(x, w) b = Relu(x) y = Add(a, b) }", w=draw(3))
+
+
+def retype(model: onnx_ir.Model) -> None:
+    model.graph[0].op_type = "Convolve"
+
+
+def reverse(model: onnx_ir.Model) -> None:
+    """The last node first: an order that ONNX does not allow."""
+    last = model.graph[-1]
+    model.graph.remove(last)
+    model.graph.insert_before(model.graph[0], last)
+
+
+def unplug(model: onnx_ir.Model) -> None:
+    """The sum no longer reads the product."""
+    model.graph[-1].replace_input_with(0, model.graph.inputs[0])
+
+
+def test_no_pass_changes_nothing() -> None:
+    assert run_passes(model(), []).reports == ()
+
+
+def test_a_report_counts_nodes_before_and_after() -> None:
+    (report,) = run_passes(model(), [Planted(unplug)]).reports
+    assert (report.name, report.nodes_before, report.nodes_after, report.ran) == ("planted", 3, 2, True)
+    assert report.seconds > 0
+    assert report.note == ""
+
+
+def test_what_nobody_reads_any_more_goes_with_its_weights() -> None:
+    rewritten = model()
+    run_passes(rewritten, [Planted(unplug)])
+    assert operators(rewritten) == ["Relu", "Add"]
+    assert not rewritten.graph.initializers
+
+
+def test_nodes_are_put_in_order_again() -> None:
+    rewritten, x = model(), draw(2, 3)
+    expected = compute(rewritten, x=x)["y"]
+    run_passes(rewritten, [Planted(reverse)])
+    np.testing.assert_allclose(compute(rewritten, x=x)["y"], expected)
+
+
+def test_a_pass_with_nothing_to_do_is_not_called() -> None:
+    edge = Edge(inputs={"x": "z"})
+    rewritten = run_passes(model(), [Planted(retype, required="nothing here", ensured="left", edge=edge)])
+    (report,) = rewritten.reports
+    assert (report.ran, report.note, report.nodes_after) == (False, "nothing here", 3)
+    assert rewritten.edge.inputs == {}
+
+
+def test_what_a_pass_left_is_noted() -> None:
+    (report,) = run_passes(model(), [Planted(ensured="2 stay")]).reports
+    assert (report.ran, report.note) == (True, "2 stay")
+
+
+def test_edges_are_joined_in_order() -> None:
+    first, second = Planted(edge=Edge(outputs={"y": "z"})), Planted(edge=Edge(outputs={"z": "OUTPUT_0"}))
+    assert run_passes(model(), [first, second]).edge.outputs == {"y": "OUTPUT_0"}
+    joined = run_passes(model(), [first]).then(run_passes(model(), [second]))
+    assert joined.edge.outputs == {"y": "OUTPUT_0"}
+    assert len(joined.reports) == 2
+
+
+def test_nothing_rewritten_is_neutral() -> None:
+    rewritten = run_passes(model(), [Planted(edge=Edge(outputs={"y": "z"}))])
+    joined = Rewritten(reports=(), edge=Edge()).then(rewritten)
+    assert joined.reports == rewritten.reports
+    assert joined.edge.outputs == {"y": "z"}
+
+
+class TestFaults:
+    def test_a_graph_that_is_not_valid_is_the_fault_of_its_pass(self) -> None:
+        with pytest.raises(ConversionError, match="the pass 'second' left a graph that is not valid") as caught:
+            run_passes(model(), [Planted(name="first"), Planted(retype, name="second"), Planted(name="third")])
+        assert caught.value.hint == "leave it out (--skip second) and report it"
+
+    def test_an_error_of_a_library_names_the_pass(self) -> None:
+        def fail(_: onnx_ir.Model) -> None:
+            raise KeyError("perm")
+
+        with pytest.raises(ConversionError, match="the pass 'planted' failed: KeyError: 'perm'") as caught:
+            run_passes(model(), [Planted(fail)])
+        assert "--skip planted" in caught.value.hint
+        assert isinstance(caught.value.__cause__, KeyError)
+
+    def test_an_error_of_ours_stays_what_it_is(self) -> None:
+        def refuse(_: onnx_ir.Model) -> None:
+            raise ConversionError("the batch is torn", hint="mend it")
+
+        with pytest.raises(ConversionError, match=r"^the batch is torn") as caught:
+            run_passes(model(), [Planted(refuse)])
+        assert caught.value.hint == "mend it"
+
+    def test_an_output_that_nobody_computes(self) -> None:
+        def cut(model: onnx_ir.Model) -> None:
+            model.graph.outputs[0] = onnx_ir.Value(
+                name="ghost", type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT), shape=onnx_ir.Shape([1])
+            )
+
+        with pytest.raises(ConversionError, match=r"not valid.*ghost"):
+            run_passes(model(), [Planted(cut)])
+
+    def test_graphs_above_the_limit_of_a_message_are_left_to_the_runtime(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(base, "_PROTOBUF_LIMIT", 20)
+        (report,) = run_passes(model(), [Planted(retype)]).reports
+        assert report.ran
+
+
+def test_weights_are_counted_in_bytes() -> None:
+    text = "(float[b,3] x) => (float[b,3] y) { a = Add(x, w) i = Cast<to=1>(n) y = Add(a, i) }"
+    assert weight_bytes(graph(text, w=draw(2, 3), n=np.zeros(3, np.int64))) == 6 * 4 + 3 * 8
+
+
+def test_nodes_are_counted_by_type() -> None:
+    assert [count(model(), op_type) for op_type in ("Add", "Relu", "Conv")] == [1, 1, 0]

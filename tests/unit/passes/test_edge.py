@@ -1,0 +1,271 @@
+"""Edges: identity, composition and inverse, and that numpy and the rewritten graph say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import compute, draw, graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.passes.base import Pass, run_passes
+from graphkiln_backend.passes.edge import Edge
+from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+from graphkiln_backend.passes.layout import Nhwc
+from graphkiln_backend.passes.outputs import PruneOutputs
+from graphkiln_backend.passes.precision import LowerPrecision
+from graphkiln_backend.passes.renaming import Rename
+from graphkiln_backend.passes.scores import Softmax, TopK
+
+SPEC = Preprocess(mean=(0.1, 0.5, 0.9), std=(0.2, 0.3, 0.4))
+
+
+def classifier() -> onnx_ir.Model:
+    """An image in; scores, another vector and a feature map out."""
+    return graph(
+        """(float[b,3,4,4] image) => (float[b,5] scores, float[b,3] means, float[b,2,2,2] features) {
+            pooled = GlobalAveragePool(image)
+            means = Flatten(pooled)
+            scores = MatMul(means, head)
+            features = Conv<strides=[2,2]>(image, kernel)
+        }""",
+        head=draw(3, 5),
+        kernel=draw(2, 3, 2, 2, seed=1),
+    )
+
+
+PASSES: dict[str, list[Pass]] = {
+    "nothing": [],
+    "names": [Rename({"image": "INPUT_0"}, {"scores": "OUTPUT_0", "means": "OUTPUT_1", "features": "OUTPUT_2"})],
+    "swapped names": [Rename({}, {"scores": "means", "means": "scores"})],
+    "layout": [Nhwc(inputs=True, outputs=True)],
+    "layout of outputs": [Nhwc(inputs=False, outputs=True)],
+    "probabilities": [Softmax()],
+    "best": [TopK(2)],
+    "pruned": [PruneOutputs(("features", "scores"))],
+    "pixels": [EmbedPreprocess(SPEC)],
+    "fp16": [LowerPrecision(Precision.FP16, "O1", edges=True)],
+}
+"""By what they change."""
+
+
+def combined(kinds: Sequence[str]) -> list[Pass]:
+    return [graph_pass for kind in kinds for graph_pass in PASSES[kind]]
+
+
+@st.composite
+def sequences(draw_from: st.DrawFn) -> list[Pass]:
+    """Passes as a conversion orders them, each of them there or not."""
+    order = ("pruned", "names", "probabilities", "best", "pixels", "layout of outputs")
+    chosen = combined([kind for kind in order if draw_from(st.booleans())])
+    pruned = any(isinstance(graph_pass, PruneOutputs) for graph_pass in chosen)
+    return [
+        Rename(graph_pass.inputs, {"scores": "OUTPUT_0", "features": "OUTPUT_1"})
+        if pruned and isinstance(graph_pass, Rename)
+        else graph_pass
+        for graph_pass in chosen
+    ]
+
+
+def images(count: int = 3) -> AnyArray:
+    return np.random.default_rng(2).integers(0, 256, (count, 4, 4, 3), np.uint8)
+
+
+def source_feeds(seed: int = 0) -> dict[str, AnyArray]:
+    """Normalized images, so that they are on the grid that pixels can tell."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (3, 4, 4, 3), np.uint8)
+    return {"image": np.stack([SPEC.normalize(image) for image in pixels])}
+
+
+def check_equal(found: dict[str, AnyArray], expected: dict[str, AnyArray], rtol: float = 1e-5) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        np.testing.assert_allclose(found[name], array, rtol=rtol, atol=rtol, err_msg=name)
+
+
+class TestIdentity:
+    def test_changes_nothing(self) -> None:
+        edge, feeds = Edge(), source_feeds()
+        check_equal(edge.to_graph_feeds(feeds), feeds)
+        check_equal(edge.to_source_feeds(feeds), feeds)
+        check_equal(edge.to_graph_outputs(feeds), feeds)
+        check_equal(edge.keep(feeds), feeds)
+        assert edge.to_graph_preprocess(SPEC) == SPEC
+        assert (edge.inputs, edge.outputs, edge.kept, edge.ranking) == ({}, {}, None, None)
+
+    @pytest.mark.parametrize("first", [True, False])
+    @pytest.mark.parametrize("kind", PASSES)
+    def test_is_neutral_on_both_sides(self, kind: str, first: bool) -> None:
+        model = classifier()
+        edge = run_passes(model, PASSES[kind]).edge
+        joined = Edge().then(edge) if first else edge.then(Edge())
+        outputs = compute(classifier(), **source_feeds())
+        check_equal(joined.to_graph_outputs(outputs), edge.to_graph_outputs(outputs))
+        check_equal(joined.to_graph_feeds(source_feeds()), edge.to_graph_feeds(source_feeds()))
+        assert joined.kept == edge.kept
+        assert joined.ranking == edge.ranking
+        assert joined.to_graph_preprocess(SPEC) == edge.to_graph_preprocess(SPEC)
+
+    def test_a_pass_that_had_nothing_to_do_is_one(self) -> None:
+        model = graph("(float[b,3] x) => (float[b,3] y) { y = Softmax(x) }")
+        rewritten = run_passes(model, [Softmax(), Nhwc(inputs=True, outputs=True), EmbedPreprocess(SPEC)])
+        assert [report.ran for report in rewritten.reports] == [False, False, False]
+        feeds = {"x": draw(2, 3)}
+        check_equal(rewritten.edge.to_graph_outputs(feeds), feeds)
+        assert rewritten.edge.to_graph_preprocess(SPEC) == SPEC
+
+
+class TestBesideTheGraph:
+    """The source run through the edge is what the rewritten graph computes."""
+
+    def check(self, passes: Sequence[Pass], rtol: float = 1e-4) -> Edge:
+        model = classifier()
+        edge = run_passes(model, passes).edge
+        feeds = edge.to_graph_feeds(source_feeds())
+        expected = edge.to_graph_outputs(edge.keep(compute(classifier(), **edge.to_source_feeds(feeds))))
+        check_equal(compute(model, **feeds), expected, rtol)
+        assert [value.name for value in model.graph.inputs] == [edge.input_name("image")]
+        return edge
+
+    @pytest.mark.parametrize("kind", [kind for kind in PASSES if kind != "fp16"])
+    def test_each_pass(self, kind: str) -> None:
+        self.check(PASSES[kind])
+
+    def test_lower_types_at_the_edge(self) -> None:
+        self.check(PASSES["fp16"], rtol=2e-2)
+
+    @settings(max_examples=40, deadline=None)
+    @given(sequences())
+    def test_any_of_them_together(self, passes: list[Pass]) -> None:
+        self.check(passes)
+
+    def test_the_same_for_outputs_that_are_pruned_last(self) -> None:
+        """What the pruned ones were computed from is still known by the source's names."""
+        passes: list[Pass] = [*combined(["names", "best"]), PruneOutputs(("OUTPUT_0", "INDEX_0"))]
+        edge = self.check(passes)
+        assert edge.kept == {"scores"}
+        assert edge.ranking == Ranking(scores="OUTPUT_0", indices="INDEX_0")
+
+    def test_indices_alone_need_the_scores(self) -> None:
+        edge = self.check([TopK(2), PruneOutputs(("INDEX_0",))])
+        assert edge.kept == {"scores"}
+        assert edge.ranking is None
+
+    def test_a_pruned_output_takes_its_probabilities_with_it(self) -> None:
+        edge = self.check([Softmax(), TopK(2), PruneOutputs(("features",))])
+        assert edge.kept == {"features"}
+
+
+class TestInverse:
+    @settings(max_examples=40, deadline=None)
+    @given(sequences(), st.integers(0, 1000))
+    def test_feeds_go_to_the_graph_and_come_back(self, passes: list[Pass], seed: int) -> None:
+        edge = run_passes(classifier(), passes).edge
+        check_equal(edge.to_source_feeds(edge.to_graph_feeds(source_feeds(seed))), source_feeds(seed))
+
+    @settings(max_examples=40, deadline=None)
+    @given(sequences(), st.integers(0, 1000))
+    def test_and_the_other_way_round(self, passes: list[Pass], seed: int) -> None:
+        model = classifier()
+        edge = run_passes(model, passes).edge
+        feeds = edge.to_graph_feeds(source_feeds(seed))
+        check_equal(edge.to_graph_feeds(edge.to_source_feeds(feeds)), feeds)
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        st.lists(st.floats(0, 1), min_size=3, max_size=3),
+        st.lists(st.floats(0.05, 2), min_size=3, max_size=3),
+        st.sampled_from(["CHW", "HWC"]),
+    )
+    def test_every_pixel_survives_its_normalization(self, mean: list[float], std: list[float], layout: Any) -> None:
+        spec = Preprocess(mean=tuple(mean), std=tuple(std), layout=layout)
+        dims = "b,3,16,16" if layout == "CHW" else "b,16,16,3"
+        model = graph(f"(float[{dims}] x) => (float[{dims}] y) {{ y = Relu(x) }}")
+        edge = run_passes(model, [EmbedPreprocess(spec)]).edge
+        pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, axis=3)
+        np.testing.assert_array_equal(edge.to_graph_feeds(edge.to_source_feeds({"x": pixels}))["x"], pixels)
+
+    def test_lower_types_come_back_rounded(self) -> None:
+        edge = run_passes(classifier(), PASSES["fp16"]).edge
+        feeds = edge.to_graph_feeds(source_feeds())
+        assert feeds["image"].dtype == np.float16
+        check_equal(edge.to_source_feeds(feeds), source_feeds(), rtol=1e-3)
+
+    def test_what_is_no_pixel_becomes_the_nearest(self) -> None:
+        edge = run_passes(classifier(), PASSES["pixels"]).edge
+        wild = np.full((1, 3, 4, 4), 1e6, np.float32)
+        wild[:, 1] = -1e6
+        pixels = edge.to_graph_feeds({"image": wild})["image"]
+        assert pixels.dtype == np.uint8
+        np.testing.assert_array_equal(pixels[0, 0, 0], [255, 0, 255])
+
+
+class TestNames:
+    def test_the_first_renaming_and_then_the_second(self) -> None:
+        first = Edge(inputs={"a": "b"}, outputs={"y": "z"})
+        edge = first.then(Edge(inputs={"b": "c", "other": "d"}, outputs={"z": "y"}))
+        assert edge.inputs == {"a": "c", "other": "d"}
+        assert edge.outputs == {}, "it ends where it began"
+        assert [edge.input_name(name) for name in ("a", "other", "b")] == ["c", "d", "b"]
+
+    def test_names_that_change_places(self) -> None:
+        swap = Edge(inputs={"a": "b", "b": "a"})
+        assert swap.then(Edge(inputs={"a": "c"})).inputs == {"a": "b", "b": "c"}
+        assert swap.then(swap).inputs == {}
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.permutations("abcd"), max_size=4))
+    def test_any_renamings_one_after_the_other(self, orders: list[list[str]]) -> None:
+        edge, names = Edge(), dict(zip("abcd", "abcd", strict=True))
+        for order in orders:
+            change = dict(zip("abcd", order, strict=True))
+            edge = edge.then(Edge(inputs=change, outputs=change))
+            names = {source: change[name] for source, name in names.items()}
+        assert {name: edge.input_name(name) for name in "abcd"} == names
+        assert {name: edge.output_name(name) for name in "abcd"} == names
+
+    def test_a_ranking_takes_part_in_a_renaming(self) -> None:
+        edge = run_passes(classifier(), [TopK(2), Rename({}, {"scores": "best", "INDEX_0": "classes"})]).edge
+        assert edge.ranking == Ranking(scores="best", indices="classes")
+
+
+class TestPreprocess:
+    def test_what_is_left_for_the_client(self) -> None:
+        spec = replace(SPEC, resize=8, crop=(4, 4), color="BGR")
+        expected = {
+            "pixels": Preprocess(resize=8, crop=(4, 4), color="BGR", layout="HWC", dtype=DType.UINT8),
+            "layout": replace(spec, layout="HWC"),
+            "layout of outputs": spec,
+            "fp16": replace(spec, dtype=DType.FP16),
+            "names": spec,
+            "best": spec,
+        }
+        for kind, left in expected.items():
+            assert run_passes(classifier(), PASSES[kind]).edge.to_graph_preprocess(spec) == left, kind
+
+    def test_raw_bytes_stay_bytes_in_a_lower_type(self) -> None:
+        passes = [EmbedPreprocess(SPEC), LowerPrecision(Precision.FP16, "O1", edges=True)]
+        edge = run_passes(classifier(), passes).edge
+        assert edge.to_graph_preprocess(SPEC).dtype is DType.UINT8
+        feeds = edge.to_graph_feeds(source_feeds())
+        assert feeds["image"].dtype == np.uint8
+        check_equal(edge.to_source_feeds(feeds), source_feeds())
+
+    @pytest.mark.parametrize("kind", ["pixels", "layout", "fp16"])
+    def test_a_client_that_follows_it_feeds_the_graph(self, kind: str) -> None:
+        """Images that are normalized by what is left are the source's feeds, as the graph takes them."""
+        edge = run_passes(classifier(), PASSES[kind]).edge
+        left = edge.to_graph_preprocess(SPEC)
+        made = {"image": np.stack([left.normalize(image) for image in images()])}
+        feeds = {"image": np.stack([SPEC.normalize(image) for image in images()])}
+        check_equal(made, edge.to_graph_feeds(feeds))
