@@ -25,6 +25,7 @@ from graphkiln_backend.triton.environment import Overrides, to_environment
 
 _log = logging.getLogger("graphkiln.server")
 
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
 _ALLOCATOR = {
@@ -85,7 +86,7 @@ class Launch:
             env=self._environment(folder),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before any thread exists
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, which takes no lock
         )
 
     def _mirror_stores(self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str]) -> list[Path] | None:
@@ -165,4 +166,4 @@ def _sizes_regions(flags: TritonFlags) -> bool:
 def _die_with_parent() -> None:
     """In the child: get SIGTERM when the supervisor itself is killed, so that no server outlives it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

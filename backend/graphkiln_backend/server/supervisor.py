@@ -108,7 +108,7 @@ class Supervisor:
     def _give_up_or_restart(self, dead: str) -> int | None:
         now = time.monotonic()
         if len(self._deaths) == _MAX_RESTARTS and now - self._deaths[0] < _RESTARTS_WITHIN_S:
-            _log.error("%s died, the %dth death within %.0f s: giving up", dead, _MAX_RESTARTS + 1, _RESTARTS_WITHIN_S)
+            _log.error("%s died, %d deaths within %.0f s: giving up", dead, _MAX_RESTARTS + 1, _RESTARTS_WITHIN_S)
             return 1
         self._deaths.append(now)
         _log.warning("%s died: restarting the server", dead)

@@ -155,6 +155,16 @@ class TestInitialize:
             TritonPythonModel().initialize(ARGS)
         assert list((tmp_path / "instances").iterdir()) == []
 
+    def test_the_cache_is_closed_where_nothing_can_be_served(
+        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        closed: list[str] = []
+        monkeypatch.setattr(module, "open_cache", lambda: SimpleNamespace(close=lambda: closed.append("cache")))
+        deployment.error = LoweringError("no session works", attempts=())
+        with pytest.raises(TritonModelException):
+            TritonPythonModel().initialize(ARGS)
+        assert closed == ["cache"]
+
     def test_a_bad_configuration_is_one_too(self, deployment: FakeDeployment) -> None:
         config = json.dumps({"name": "m", "max_batch_size": "many"})
         with pytest.raises(TritonModelException, match=r"^m: "):

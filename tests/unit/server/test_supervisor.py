@@ -1,0 +1,377 @@
+"""The supervisor and a tritonserver that serves nothing: exits, stops, dead instances, and nothing left behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from running import free_ports
+from statuses import instance_status
+
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.server import supervisor as module
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.installation import Installation
+from graphkiln_backend.server.launch import Launch
+from graphkiln_backend.server.probe import ModelState
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.supervisor import Supervisor
+
+# Since Python 3.12: the listener's thread is there when the server starts again.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+STATUS = encode(instance_status())
+READY = {"name": "m", "version": "3", "state": "READY"}
+KNOWN = dict.fromkeys(("http-port", "grpc-port", "allow-http", "allow-grpc", "allow-metrics", "reuse-http-port"), True)
+
+
+class Setup:
+    """A supervisor over the fake server, and what came of it."""
+
+    def __init__(self, folder: Path, installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._installation = installation
+        self._monkeypatch = monkeypatch
+        self._starts = folder / "starts"
+        self._store = folder / "store"
+        self._store.mkdir()
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
+        (self.port,) = free_ports(1)
+        self.live: list[list[ModelState]] = []
+        self.seconds = 0.0
+
+    def run(
+        self, *flags: str, on_live: Callable[[int], None] = lambda _: None, launch: type[Launch] = Launch, **told: Any
+    ) -> int:
+        """Runs to the end; `on_live` gets how often the server was live."""
+        self._monkeypatch.setenv("FAKE_TRITON", json.dumps({"starts": str(self._starts), **told}))
+        arguments = [f"--http-port={self.port}", "--allow-grpc=false", "--allow-metrics=false", *flags]
+
+        def live(states: list[ModelState]) -> None:
+            self.live.append(states)
+            on_live(len(self.live))
+
+        supervisor = Supervisor(
+            launch(
+                installation=self._installation,
+                stores=[self._store],
+                flags=TritonFlags.parse(arguments, KNOWN),
+            ),
+            on_live=live,
+        )
+        begun = time.monotonic()
+        try:
+            return supervisor.run()
+        finally:
+            self.seconds = time.monotonic() - begun
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """Process, arguments and environment of every server that was started."""
+        return [json.loads(line) for line in self._starts.read_text().splitlines()] if self._starts.exists() else []
+
+    def check_nothing_is_left(self) -> None:
+        assert list(self.temporary.iterdir()) == []
+        for start in self.starts:
+            prefix = Path(start["environment"]["TMPDIR"]).parent.name
+            assert prefix.startswith("graphkiln-")
+            assert list(Path("/dev/shm").glob(f"{prefix}*")) == []
+            assert not psutil.pid_exists(start["pid"])
+
+
+@pytest.fixture
+def setup(
+    tmp_path: Path, installation: Installation, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> Iterator[Setup]:
+    """Nothing may be left behind by any run."""
+    assert logged == []
+    script = (Path(__file__).parent / "fake_tritonserver.py").read_text()
+    installation.binary.write_text(f"#!{sys.executable} -SE\n{script}")
+    installation.binary.chmod(0o755)
+    monkeypatch.setattr(module, "_SETTLE_S", 0.15)
+    monkeypatch.setattr(module, "_WATCH_S", 0.05)
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    threads = set(threading.enumerate())
+    setup = Setup(tmp_path, installation, monkeypatch)
+    yield setup
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(5)
+    setup.check_nothing_is_left()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert set(threading.enumerate()) == threads
+
+
+def stop(_: int = 1) -> None:
+    """Sends this process, the supervisor's, a signal."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def later(seconds: float, *actions: Callable[[], None]) -> None:
+    """Calls one action after the other, each some seconds after the last, while the supervisor works."""
+
+    def act() -> None:
+        for action in actions:
+            time.sleep(seconds)
+            action()
+
+    threading.Thread(target=act).start()
+
+
+class TestExit:
+    @pytest.mark.parametrize("code", [0, 1, 3])
+    def test_the_servers_code_is_the_supervisors(self, setup: Setup, code: int) -> None:
+        assert setup.run(exit=code) == code
+        assert len(setup.starts) == 1
+        assert setup.live == []
+
+    def test_a_server_that_a_signal_killed_has_the_code_of_a_shell(self, setup: Setup) -> None:
+        assert setup.run(kill=signal.SIGKILL) == 128 + signal.SIGKILL
+
+    def test_an_exit_while_it_serves(self, setup: Setup) -> None:
+        def end(_: int) -> None:
+            os.kill(setup.starts[0]["pid"], signal.SIGTERM)
+
+        assert setup.run(on_live=end, on_sigterm=7) == 7
+
+    def test_the_server_gets_its_command_line_and_environment(self, setup: Setup) -> None:
+        setup.run(exit=0)
+        (start,) = setup.starts
+        assert f"--http-port={setup.port}" in start["arguments"]
+        assert "--reuse-http-port=true" in start["arguments"]
+        assert Path(start["environment"]["TMPDIR"]).parent.parent == setup.temporary
+        assert start["environment"]["GRAPHKILN_RUN_FOLDER"].endswith("/instances")
+
+
+class TestLive:
+    def test_models_are_listed_with_the_status_of_their_instances(self, setup: Setup) -> None:
+        index = [READY, {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no graph"}]
+        assert setup.run(on_live=stop, index=index, instances=[STATUS], on_sigterm=0) == 0
+        ((served, bad),) = setup.live
+        assert (served.model, served.version, served.state) == ("m", "3", "READY")
+        assert served.status is not None
+        assert served.status.engine == "e"
+        assert (bad.state, bad.reason, bad.status) == ("UNAVAILABLE", "no graph", None)
+
+    def test_nothing_is_told_before_the_server_listens(self, setup: Setup) -> None:
+        assert setup.run(on_live=stop, listen_after_s=0.3, on_sigterm=0) == 0
+        assert setup.seconds > 0.3
+        assert len(setup.live) == 1
+
+    def test_without_http_there_is_nothing_to_list(self, setup: Setup) -> None:
+        (port,) = free_ports(1)
+        flags = ("--allow-http=false", "--allow-grpc=true", f"--grpc-port={port}")
+        assert setup.run(*flags, on_live=stop, on_sigterm=0) == 0
+        assert setup.live == [[]]
+
+    def test_a_server_that_does_not_list_its_models_is_served_on(self, setup: Setup, logged: list[str]) -> None:
+        told = {"index": {"error": "restricted"}, "index_status": 403, "instances": [STATUS], "on_sigterm": 0}
+        assert setup.run(on_live=stop, **told) == 0
+        ((state,),) = setup.live
+        assert (state.model, state.version, state.state) == ("m", "3", "READY")
+        assert any("does not list its models" in line and "403" in line for line in logged)
+
+
+class TestStop:
+    def test_a_server_that_ends_by_itself(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(on_live=stop, on_sigterm=0) == 0
+        assert logged[-2:] == ["stopping: finishing the requests in flight", "stopped"]
+
+    def test_a_server_that_ends_with_an_error(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(on_live=stop, on_sigterm=4) == 4
+        assert logged[-1] == "tritonserver ended with code 4"
+
+    def test_an_idle_server_that_waits_for_its_clients_is_ended(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(on_live=stop, index=[READY], instances=[STATUS]) == 0
+        assert logged[-1] == "stopped: nothing was in flight"
+        assert setup.seconds < 5
+
+    def test_a_batch_in_flight_is_waited_for(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(on_live=stop, index=[READY], instances=[STATUS], busy_s=0.6) == 0
+        assert logged[-1] == "stopped: nothing was in flight"
+        assert setup.seconds > 0.6 + 0.15
+
+    def test_a_model_of_another_backend_keeps_no_count_so_tritons_own_wait_decides(self, setup: Setup) -> None:
+        index = [READY, {"name": "other", "version": "1", "state": "READY"}]
+        code = setup.run(on_live=stop, index=index, instances=[STATUS], exit_after_sigterm_s=0.6)
+        assert code == 1
+        assert setup.seconds > 0.6
+
+    def test_a_model_of_another_backend_that_is_not_loaded_does_not_count(
+        self, setup: Setup, logged: list[str]
+    ) -> None:
+        index = [READY, {"name": "other", "version": "1", "state": "UNAVAILABLE"}]
+        assert setup.run(on_live=stop, index=index, instances=[STATUS]) == 0
+        assert logged[-1] == "stopped: nothing was in flight"
+
+    def test_where_models_are_not_listed_tritons_own_wait_decides(self, setup: Setup) -> None:
+        code = setup.run(on_live=stop, index_status=403, instances=[STATUS], exit_after_sigterm_s=0.5)
+        assert code == 1
+        assert setup.seconds > 0.5
+
+    @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+    def test_a_second_signal_ends_at_once(self, setup: Setup, logged: list[str], second: signal.Signals) -> None:
+        def stop_twice(_: int) -> None:
+            stop()
+            later(0.1, lambda: os.kill(os.getpid(), second))
+
+        code = setup.run(on_live=stop_twice, index=[READY], instances=[STATUS], busy_s=50)
+        assert code == 128 + signal.SIGKILL
+        assert logged[-1] == "stopping at once: second signal"
+        assert setup.seconds < 5
+
+    def test_a_server_that_is_still_loading_is_ended(self, setup: Setup) -> None:
+        later(0.3, stop)
+        assert setup.run(listen_after_s=50) == 0
+        assert setup.live == []
+        assert setup.seconds < 5
+
+    def test_a_signal_before_the_start_starts_nothing(self, setup: Setup, logged: list[str]) -> None:
+        class Slow(Launch):
+            def prepare(self, folder: RunFolder) -> list[str]:
+                stop()
+                time.sleep(5)
+                return super().prepare(folder)
+
+        assert setup.run(launch=Slow) == 0
+        assert setup.starts == []
+        assert logged == ["stopped before the server was started"]
+        assert setup.seconds < 5
+
+
+class TestDeadInstance:
+    def test_the_server_is_started_again(self, setup: Setup, logged: list[str]) -> None:
+        def stop_at_third(count: int) -> None:
+            if count == 3:
+                stop()
+
+        code = setup.run(on_live=stop_at_third, index=[READY], instances=[STATUS], die_after_s=0.1, on_sigterm=0)
+        assert code == 0
+        assert len(setup.starts) == 3
+        assert logged[:2] == ["an instance of m version 3 died: restarting the server"] * 2
+
+    def test_a_killed_instance_is_noticed_at_once(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        monkeypatch.setattr(module, "_WATCH_S", 30)
+
+        def kill(count: int) -> None:
+            if count == 2:
+                return stop()
+            (state,) = setup.live[0]
+            assert state.status is not None
+            return later(0.1, lambda: os.kill(state.status.pid, signal.SIGKILL))
+
+        assert setup.run(on_live=kill, index=[READY], instances=[STATUS], on_sigterm=0) == 0
+        assert len(setup.starts) == 2
+        assert logged[0] == "an instance of m version 3 died: restarting the server"
+
+    def test_meanwhile_requests_get_503(self, setup: Setup) -> None:
+        seen: list[int] = []
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                connection = http.client.HTTPConnection("127.0.0.1", setup.port, timeout=2)
+                try:
+                    connection.request("GET", "/v2/health/ready")
+                    seen.append(connection.getresponse().status)
+                except (OSError, http.client.HTTPException):
+                    seen.append(0)
+                connection.close()
+                time.sleep(0.01)
+
+        def act(count: int) -> None:
+            if count == 1:
+                threading.Thread(target=ask).start()
+            else:
+                over.set()
+                stop()
+
+        told = {"index": [READY], "instances": [STATUS], "die_after_s": 0.3, "listen_after_s": 0.2, "on_sigterm": 0}
+        assert setup.run(on_live=act, **told) == 0
+        assert 503 in seen
+        assert seen[0] == 200
+        assert seen.index(503) < len(seen) - 3, "for a moment only"
+
+    def test_where_the_port_cannot_be_shared_it_is_told(self, setup: Setup, logged: list[str]) -> None:
+        def stop_at_second(count: int) -> None:
+            if count == 2:
+                stop()
+
+        told = {"index": [READY], "instances": [STATUS], "die_after_s": 0.2, "reuse_port": False, "on_sigterm": 0}
+        assert setup.run("--reuse-http-port=false", on_live=stop_at_second, **told) == 0
+        assert any("the HTTP port refuses connections" in line for line in logged)
+
+    def test_deaths_without_end_end_the_server(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        self.limit(monkeypatch, restarts=2)
+        assert setup.run(index=[READY], instances=[STATUS], die_after_s=0.05) == 1
+        assert len(setup.starts) == 3
+        assert logged[-1] == "an instance of m version 3 died, 3 deaths within 120 s: giving up"
+
+    def test_deaths_long_ago_do_not_count(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limit(monkeypatch, restarts=1, within_s=0.01)
+
+        def stop_at_fourth(count: int) -> None:
+            if count == 4:
+                stop()
+
+        code = setup.run(on_live=stop_at_fourth, index=[READY], instances=[STATUS], die_after_s=0.1, on_sigterm=0)
+        assert code == 0
+        assert len(setup.starts) == 4
+
+    def test_a_death_while_the_server_loads_counts_too(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limit(monkeypatch, restarts=1)
+        assert setup.run(instances=[STATUS], die_after_s=0.05, listen_after_s=50) == 1
+        assert len(setup.starts) == 2
+        assert setup.live == []
+
+    def test_an_instance_that_is_unloaded_is_not_dead(self, setup: Setup, logged: list[str]) -> None:
+        later(0.6, stop)
+        told = {"index": [READY], "instances": [STATUS, STATUS], "unload_after_s": 0.2, "on_sigterm": 0}
+        assert setup.run(**told) == 0
+        assert len(setup.starts) == 1
+        assert not any("died" in line for line in logged)
+
+    def limit(self, monkeypatch: pytest.MonkeyPatch, *, restarts: int, within_s: float = 120.0) -> None:
+        monkeypatch.setattr(module, "_MAX_RESTARTS", restarts)
+        monkeypatch.setattr(module, "_RESTARTS_WITHIN_S", within_s)
+
+
+def test_an_error_of_the_setup_leaves_nothing(setup: Setup) -> None:
+    class Broken(Launch):
+        def prepare(self, folder: RunFolder) -> list[str]:
+            raise PermissionError(f"no {folder}")
+
+    with pytest.raises(PermissionError):
+        setup.run(launch=Broken)
+    assert setup.starts == []
+
+
+def test_an_error_of_the_listener_of_events_kills_the_server(setup: Setup) -> None:
+    def fail(_: int) -> None:
+        raise RuntimeError("the table cannot be printed")
+
+    with pytest.raises(RuntimeError, match="the table"):
+        setup.run(on_live=fail)
+    assert len(setup.starts) == 1
+
+
+def test_a_program_that_cannot_be_started(setup: Setup, installation: Installation) -> None:
+    shutil.rmtree(installation.binary.parent)
+    with pytest.raises(FileNotFoundError):
+        setup.run()
