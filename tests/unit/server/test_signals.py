@@ -1,0 +1,149 @@
+"""Stop signals: counted, waited for, and interrupting what they may."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.server.signals import Interrupted, StopSignals
+
+
+@pytest.fixture
+def signals() -> Iterator[StopSignals]:
+    with StopSignals() as signals:
+        yield signals
+
+
+def send(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.fixture
+def ended() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has ended, and that nobody has waited for."""
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        yield process
+
+
+def test_signals_are_counted(signals: StopSignals) -> None:
+    assert signals.count == 0
+    send(signal.SIGTERM)
+    send(signal.SIGINT)
+    assert signals.count == 2
+
+
+def test_a_signal_ends_a_wait(signals: StopSignals) -> None:
+    timer = threading.Timer(0.1, send)
+    timer.start()
+    begun = time.monotonic()
+    signals.wait([], 30)
+    assert time.monotonic() - begun < 5
+    assert signals.count == 1
+    timer.join()
+
+
+def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
+    send()
+    send()
+    begun = time.monotonic()
+    signals.wait([], 30)
+    assert time.monotonic() - begun < 5
+    begun = time.monotonic()
+    signals.wait([], 0.1)
+    assert time.monotonic() - begun >= 0.1
+
+
+def test_a_wait_lasts_its_time(signals: StopSignals) -> None:
+    begun = time.monotonic()
+    signals.wait([os.getpid()], 0.1)
+    assert 0.1 <= time.monotonic() - begun < 5
+
+
+def test_the_end_of_any_process_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
+    begun = time.monotonic()
+    signals.wait([os.getpid(), ended.pid], 30)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_process_that_is_gone_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
+    ended.wait()
+    begun = time.monotonic()
+    signals.wait([os.getpid(), ended.pid], 30)
+    assert time.monotonic() - begun < 5
+
+
+def test_waiting_leaves_no_descriptor_open(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
+    before = open_descriptors()
+    signals.wait([os.getpid(), ended.pid], 1)
+    ended.wait()
+    signals.wait([os.getpid(), ended.pid], 1)
+    assert open_descriptors() == before
+
+
+def test_a_signal_interrupts_a_block_that_allows_it(signals: StopSignals) -> None:
+    def work() -> None:
+        with signals.interrupting():
+            send()
+            time.sleep(5)
+
+    begun = time.monotonic()
+    with pytest.raises(Interrupted):
+        work()
+    assert time.monotonic() - begun < 3
+    assert signals.count == 1
+
+
+def test_only_the_first_signal_interrupts(signals: StopSignals) -> None:
+    cleaned: list[str] = []
+
+    def work() -> None:
+        with signals.interrupting():
+            try:
+                send()
+            finally:
+                send()
+                cleaned.append("to the end")
+
+    with pytest.raises(Interrupted):
+        work()
+    assert cleaned == ["to the end"]
+    assert signals.count == 2
+
+
+def test_after_the_block_a_signal_interrupts_nothing(signals: StopSignals) -> None:
+    with signals.interrupting():
+        pass
+    with pytest.raises(ZeroDivisionError), signals.interrupting():
+        _ = 1 / 0
+    send()
+    assert signals.count == 1
+
+
+def test_the_former_handlers_come_back() -> None:
+    received: list[int] = []
+    old = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with StopSignals() as signals:
+            send()
+            assert received == []
+        send()
+        assert signals.count == 1
+        assert received == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGINT) is interrupt
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.signal(signal.SIGTERM, old)
