@@ -32,10 +32,8 @@ class _VerbGroup(TyperGroup):
     The verbs' own help stays rich: the options of `convert` stand in panels.
     """
 
-    def format_help(self, *arguments: Any, **options: Any) -> None:
-        """Formats without rich; the parameters are those of Click, which typer may bring along or not."""
-        self.rich_markup_mode = None
-        super().format_help(*arguments, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "rich_markup_mode": None})
 
 
 app = typer.Typer(
@@ -65,7 +63,7 @@ def main() -> None:
     """Runs the command; a graphkiln error becomes one line on stderr and its exit code."""
     log_to_stderr()
     try:
-        app()
+        app(prog_name="graphkiln")
     except GraphkilnError as error:
         typer.echo(f"graphkiln: {error}", err=True)
         sys.exit(error.exit_code)

@@ -1,0 +1,132 @@
+"""The command as a whole: its verbs, its help, its errors and exit codes, and what its start imports."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from commands import RunVerb
+
+from graphkiln.cli import main as command
+from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerError
+
+VERBS = (
+    "serve", "convert", "verify", "inspect", "explain", "lower", "classify", "infer", "models", "health", "bench",
+    "story", "cache",
+)  # fmt: skip
+
+
+def registered() -> dict[str, str]:
+    """First lines of the verbs' docstrings, by verb."""
+    return {
+        verb.name or verb.callback.__name__: str(verb.callback.__doc__).splitlines()[0]
+        for verb in command.app.registered_commands
+        if verb.callback
+    }
+
+
+class TestHelp:
+    def test_lists_every_verb_in_one_line(self, run: RunVerb) -> None:
+        finished = run("--help")
+        assert finished.code == 0
+        listed = finished.out.partition("Commands:\n")[2].splitlines()
+        assert finished.out.startswith("Usage: graphkiln [OPTIONS] COMMAND")
+        assert [line.split()[0] for line in listed] == list(VERBS)
+        too_long = [line for line in listed if line.endswith("...")]
+        assert not too_long, "the first line of a docstring does not fit the list"
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_of_a_verb_says_what_it_does(self, run: RunVerb, verb: str) -> None:
+        finished = run(verb, "--help")
+        assert finished.code == 0
+        assert registered().get(verb, "List, prune and verify").rstrip(".") in " ".join(finished.out.split())
+        assert max(map(len, finished.out.splitlines())) <= 80
+
+    def test_without_a_verb_is_the_help(self, run: RunVerb) -> None:
+        finished = run()
+        assert "Commands:" in finished.out + finished.err
+
+    def test_imports_neither_rich_nor_what_computes(self) -> None:
+        """`graphkiln --help` answers in under 0.3 s."""
+        program = (
+            "import sys; sys.argv = ['graphkiln', '--help']\n"
+            "from graphkiln.cli.main import main\n"
+            "try: main()\n"
+            "except SystemExit: pass\n"
+            "print(*sys.modules, file=sys.stderr)"
+        )
+        loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+        heavy = {
+            "numpy", "PIL", "torch", "onnx", "onnx_ir", "onnxruntime", "openvino", "psutil", "aiohttp", "grpc",
+            "tritonclient", "rich.markdown", "markdown_it", "pydantic", "jinja2", "sklearn", "graphkiln.story",
+        }  # fmt: skip
+        assert not heavy & set(loaded.split())
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("words", "named"),
+        [
+            (["nonsense"], "nonsense"),
+            (["--nonsense"], "--nonsense"),
+            (["models", "--nonsense"], "--nonsense"),
+            (["models", "extra"], "extra"),
+            (["cache", "nonsense"], "nonsense"),
+            (["bench", "--model", "m", "--duration", "long"], "--duration"),
+        ],
+    )
+    def test_of_the_command_line_are_named(self, run: RunVerb, words: list[str], named: str) -> None:
+        finished = run(*words)
+        assert finished.code == 2
+        assert finished.out == ""
+        assert finished.err.splitlines()[-1].startswith("Error: ")
+        assert named in finished.err.splitlines()[-1]
+
+
+class TestErrors:
+    def raising(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        def fail(**_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(command, "app", fail)
+
+    @pytest.mark.parametrize(
+        ("error", "code", "line"),
+        [
+            (ServerError("busy"), 1, "graphkiln: busy"),
+            (InvalidInput("no image", hint="name one"), 2, "graphkiln: no image"),
+            (GraphkilnError("[red]text[/]"), 1, "graphkiln: [red]text[/]"),
+        ],
+    )
+    def test_of_ours_are_one_line_and_a_code(
+        self, run: RunVerb, monkeypatch: pytest.MonkeyPatch, error: GraphkilnError, code: int, line: str
+    ) -> None:
+        self.raising(monkeypatch, error)
+        finished = run("models")
+        assert finished.code == code == error.exit_code
+        assert finished.out == ""
+        assert finished.err.startswith(line)
+        assert len(finished.err.splitlines()) == 1
+        assert error.hint in finished.err if error.hint else True
+
+    def test_of_others_are_not_hidden(self, run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.raising(monkeypatch, ZeroDivisionError("a bug"))
+        with pytest.raises(ZeroDivisionError):
+            run("models")
+
+    def test_what_packages_log_is_shown(self, run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(command, "app", lambda **_: logging.getLogger("graphkiln.cache").info("built"))
+        assert run("lower").err == "graphkiln: built\n"
+
+
+def test_python_m_is_the_same_command() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "graphkiln.cli", "cache", "list", "--cache", "off"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("graphkiln: the cache is off")

@@ -1,0 +1,201 @@
+"""`graphkiln story`: what reaches the runner, what is printed and written, and mistakes; nothing is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from commands import RunVerb
+from stories import CHAIN, make_judgment, make_observation, story_document
+
+from graphkiln.story import runner as running
+from graphkiln.story.request import Platform, StoryRequest
+from graphkiln.story.runner import Progress
+from graphkiln.story.weights import weights_path
+from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
+
+MODEL = ("--model", "torchvision:resnet18")
+
+
+class FakeRunner:
+    """Takes what the command hands over, and returns a story that nobody measured."""
+
+    made: ClassVar[list[FakeRunner]]
+    document_: ClassVar[dict[str, Any]]
+    proven = True
+    failure: BaseException | None = None
+    reports: Sequence[Progress] = ()
+
+    def __init__(self, request: StoryRequest, platform: Platform, *, resume: bool, report: Any) -> None:
+        self.request, self.platform, self.resume, self.report = request, platform, resume, report
+        self.ran: tuple[float, Sequence[str]] | None = None
+        self.made.append(self)
+
+    def run(self, seconds: float, only: Sequence[str] = ()) -> None:
+        self.ran = seconds, only
+        for progress in self.reports:
+            self.report(progress)
+        if self.failure:
+            raise self.failure
+
+    def document(self) -> dict[str, Any]:
+        return self.document_
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeRunner]:
+    """The runner of the command, a new one for each test."""
+
+    class Runner(FakeRunner):
+        made: ClassVar[list[FakeRunner]] = []
+        document_ = story_document(
+            eager=make_observation(1.0), static=make_observation(1.25), reduced=make_observation(3.0)
+        )
+
+    monkeypatch.setattr(running, "StoryRunner", Runner)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Runner
+
+
+class TestRequest:
+    def test_defaults(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        assert run("story", *MODEL).code == 0
+        (runner,) = fake.made
+        assert runner.request == StoryRequest(
+            source="torchvision:resnet18", image_size=224, weights=None, gradient=False, samples=None
+        )
+        assert runner.ran == (20.0, [])
+        assert not runner.resume
+
+    def test_every_option(self, run: RunVerb, fake: type[FakeRunner], tmp_path: Path) -> None:
+        weights = tmp_path / "w.pth"
+        weights.write_bytes(b"")
+        words = ("--image-size", 64, "--seconds", 3, "--gradient", "--weights", weights, "--samples", tmp_path)
+        run("story", *MODEL, *words, "--preprocess", '{"resize": 64}', "--only", "reduced,,served", "--resume")
+        (runner,) = fake.made
+        assert runner.request == StoryRequest(
+            source="torchvision:resnet18", image_size=64, weights=weights, gradient=True, samples=tmp_path,
+            preprocess={"resize": 64},
+        )  # fmt: skip
+        assert runner.ran == (3.0, ["reduced", "served"])
+        assert runner.resume
+
+    def test_trained_weights_are_found(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        path = weights_path("resnet18", 32)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+        finished = run("story", *MODEL, "--image-size", 32)
+        assert fake.made[0].request.weights == path
+        assert finished.err == ""
+
+    def test_random_weights_are_pointed_out(self, run: RunVerb) -> None:
+        assert "random weights decide nothing" in run("story", *MODEL).err
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--weights", "none.pth"], "there are no weights at none.pth"),
+            (["--preprocess", "{resize}"], "--preprocess is not JSON"),
+            (["--preprocess", "[1]"], "--preprocess must be an object, got [1]"),
+            (["--html", "nowhere/report.html"], "there is no folder nowhere"),
+            (["--image-size", "8"], "--image-size"),
+            (["--seconds", "0"], "--seconds"),
+        ],
+    )
+    def test_mistakes_come_before_any_work(
+        self, run: RunVerb, fake: type[FakeRunner], words: list[str], message: str
+    ) -> None:
+        finished = run("story", *MODEL, *words)
+        assert finished.code == 2
+        assert message in " ".join(finished.err.split())
+        assert fake.made == []
+
+
+class TestOutput:
+    def test_two_tables(self, run: RunVerb) -> None:
+        out = run("story", *MODEL).out
+        assert "img/s" in out
+        assert "all together: 3.0x" in out
+        assert max(map(len, out.splitlines())) <= 80
+
+    def test_json_is_the_document_with_its_keys(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        printed = json.loads(run("story", *MODEL, "--json").out)
+        assert printed == json.loads(json.dumps(fake.document_))
+        assert list(printed) == ["facts", "precision", "steps"]
+        assert list(printed["steps"][0]) == [
+            "key", "step", "title", "switch", "per_second", "p50_ms", "p99_ms", "own", "beside", "cumulative",
+            "source", "cores", "memory_mb", "judgment", "refused", "counts", "commands",
+        ]  # fmt: skip
+        assert list(printed["steps"][0]["judgment"]) == [
+            "passed", "verdict", "error", "limit", "difference", "samples", "same", "interval", "undecided", "right",
+            "gradient_error",
+        ]  # fmt: skip
+
+    def test_a_report_beside_the_tables(self, run: RunVerb, tmp_path: Path) -> None:
+        path = tmp_path / "report.html"
+        finished = run("story", *MODEL, "--html", path)
+        assert path.read_text().startswith("<!DOCTYPE html>")
+        assert f"graphkiln: wrote {path}" in finished.err
+        assert "img/s" in finished.out
+
+    def test_a_report_that_cannot_be_written(self, run: RunVerb, tmp_path: Path) -> None:
+        finished = run("story", *MODEL, "--html", tmp_path)
+        assert finished.code == 1
+        assert f"cannot write {tmp_path}: Is a directory" in finished.err
+        assert "choose another file" in finished.err
+
+    def test_what_happens_is_a_line_each(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        fake.reports = (
+            Progress(activity="opening the model"),
+            Progress(activity="static", done_s=1.0, total_s=9.0),
+            Progress(activity="static", done_s=2.0, total_s=9.0, figure="static: 4.0 images/s"),
+        )
+        lines = run("story", *MODEL).err.splitlines()[1:]
+        assert lines == ["graphkiln: opening the model", "graphkiln: static: 4.0 images/s"]
+
+
+class TestEnd:
+    def test_a_chain_that_is_not_proven(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        fake.proven = False
+        finished = run("story", *MODEL)
+        assert finished.code == 1
+        assert "img/s" in finished.out
+
+    def test_ctrl_c_prints_what_was_measured(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        fake.failure = KeyboardInterrupt()
+        finished = run("story", *MODEL, "--json")
+        assert finished.code == 130
+        assert json.loads(finished.out)["steps"][0]["key"] == CHAIN[0].key
+        assert "with --resume goes on from here" in finished.err
+
+    @pytest.mark.parametrize(
+        ("failure", "message"),
+        [
+            (MeasurementError("the server ended"), "graphkiln: the server ended"),
+            (OSError(28, "No space left on device"), "cannot keep the story in"),
+        ],
+    )
+    def test_an_error_is_one_line_and_no_table(
+        self, run: RunVerb, fake: type[FakeRunner], failure: GraphkilnError | OSError, message: str
+    ) -> None:
+        fake.failure = failure
+        finished = run("story", *MODEL)
+        assert (finished.code, finished.out) == (1, "")
+        assert message in finished.err
+
+    def test_a_full_disk_says_what_to_do(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        fake.failure = OSError(28, "No space left on device")
+        assert "No space left on device" in (err := run("story", *MODEL).err)
+        assert "set XDG_CACHE_HOME to another folder" in err
+
+    def test_judgments_that_failed_are_explained(self, run: RunVerb, fake: type[FakeRunner]) -> None:
+        fake.document_ = story_document(
+            eager=make_observation(1.0),
+            static=make_observation(2.0, passed=False),
+        )
+        fake.document_["steps"][1]["judgment"]["verdict"] = make_judgment().verdict + " by far"
+        out = run("story", *MODEL).out
+        assert "static: does not count: fp32: PASS by far" in " ".join(out.split())
