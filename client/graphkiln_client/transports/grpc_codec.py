@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
-from graphkiln_client.transports.tensors import datatype_of, from_raw, parse_datatype, to_raw
+from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
 _Tensor = SharedTensor | tuple[str, tuple[int, ...]]
 """An input but for its bytes: where it lies in shared memory, or its datatype and shape."""
@@ -150,9 +149,7 @@ _CONTENTS = {
 
 def _from_contents(output: Any) -> AnyArray:
     """A tensor in a message's own numbers, as servers other than Triton send them."""
-    dtype = parse_datatype(output.datatype)
-    try:
-        values = list(getattr(output.contents, _CONTENTS[dtype]))
-        return np.array(values, dtype.numpy).reshape(tuple(output.shape))
-    except (KeyError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"output '{output.name}' is not a {dtype} tensor of {list(output.shape)}") from error
+    if output.datatype not in _CONTENTS:
+        raise ProtocolError(f"output '{output.name}' is of datatype {output.datatype!r}, which has no contents")
+    values = list(getattr(output.contents, _CONTENTS[output.datatype]))
+    return from_values(values, output.datatype, tuple(output.shape))

@@ -15,7 +15,7 @@ from graphkiln_client.transports.base import (
     RequestedOutput,
     SharedTensor,
 )
-from graphkiln_client.transports.tensors import datatype_of, from_raw, parse_datatype, to_raw
+from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
 
 def encode_request(
@@ -114,7 +114,7 @@ def decode_response(body: bytes, header_length: int | None, request: InferReques
         for output in document["outputs"]:
             name, datatype, shape = str(output["name"]), output["datatype"], tuple(map(int, output["shape"]))
             if "data" in output:
-                outputs[name] = _from_json(output["data"], datatype, shape)
+                outputs[name] = from_values(output["data"], datatype, shape)
             elif request.is_shared(name):
                 shared[name] = shape
             else:
@@ -131,19 +131,6 @@ def _slice(body: bytes, offset: int, size: int) -> memoryview:
     if size < 0 or offset + size > len(body):
         raise ProtocolError(f"the response ends after {len(body)} bytes, a tensor in it at {offset + size}")
     return memoryview(body)[offset : offset + size]
-
-
-def _from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> AnyArray:
-    dtype = parse_datatype(datatype)
-    if any(size < 0 for size in shape):
-        raise ProtocolError(f"a tensor of the response has the shape {list(shape)}")
-    try:
-        if dtype is DType.BYTES:
-            texts = np.asarray(data, np.object_).reshape(shape)
-            return np.array([str(text).encode() for text in texts.ravel()], np.object_).reshape(shape)
-        return np.asarray(data, dtype.numpy).reshape(shape)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(f"the JSON data are not a {datatype} tensor of shape {list(shape)}: {error}") from error
 
 
 def parse_json(body: bytes) -> Any:

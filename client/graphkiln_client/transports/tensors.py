@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
@@ -69,13 +70,56 @@ def from_raw(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> 
         ProtocolError: The bytes do not fit the datatype and the shape.
     """
     layout = _layout(datatype)
-    if min(shape, default=0) < 0:
-        raise ProtocolError(f"a tensor of the response has the shape {list(shape)}")
+    _check_shape(shape)
     try:
         flat: AnyArray = np.frombuffer(raw, layout) if layout else deserialize_bytes_tensor(bytes(raw))
         return flat.reshape(shape)
     except Exception as error:
         raise ProtocolError(f"{len(raw)} bytes are not a {datatype} tensor of shape {list(shape)}") from error
+
+
+def from_values(values: Any, datatype: str, shape: tuple[int, ...]) -> AnyArray:
+    """The tensor of plain numbers or strings, as JSON and protobuf hold them.
+
+    Args:
+        values: The elements, flat or nested.
+        datatype: The protocol's name of their type.
+        shape: Shape of the tensor.
+
+    Raises:
+        ProtocolError: The values do not fit the datatype and the shape.
+    """
+    dtype = parse_datatype(datatype)
+    _check_shape(shape)
+    try:
+        if dtype is DType.BYTES:
+            elements = np.asarray(values, np.object_).ravel()
+            encoded = [text if isinstance(text, bytes) else str(text).encode() for text in elements]
+            return np.array(encoded, np.object_).reshape(shape)
+        if dtype.numpy.kind in "iu":
+            return _to_integers(values, dtype.numpy).reshape(shape)
+        return np.asarray(values, dtype.numpy).reshape(shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"the values are not a {datatype} tensor of shape {list(shape)}: {error}") from error
+
+
+def _to_integers(values: Any, dtype: np.dtype[np.generic]) -> AnyArray:
+    """Integers of that type and of the same values: numpy before 2.0 wraps what is out of range."""
+    numbers: Any = np.asarray(values)
+    if numbers.dtype.kind not in "iub":
+        numbers = np.asarray(values, np.object_)  # numpy makes floats of a list with numbers above 2**63
+    limits = np.iinfo(dtype.str)
+    if numbers.size and not limits.min <= numbers.min() <= numbers.max() <= limits.max:
+        raise OverflowError(f"a value is out of the range of {dtype}")
+    integers: AnyArray = numbers.astype(dtype)
+    if not np.array_equal(integers, numbers):
+        raise ValueError("a value is not an integer")
+    return integers
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if min(shape, default=0) < 0:
+        raise ProtocolError(f"a tensor of the response has the shape {list(shape)}")
 
 
 # Cached, because members of an enumeration are found by Python code, at each request anew.

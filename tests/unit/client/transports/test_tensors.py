@@ -1,17 +1,21 @@
-"""The raw representation of tensors."""
+"""The raw representation of tensors, beside tritonclient's."""
 
 from __future__ import annotations
 
 import contextlib
+import struct
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient import utils as triton
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ProtocolError
-from graphkiln_client.transports.tensors import from_raw, to_raw
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, parse_datatype, to_raw
 
 ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -22,6 +26,11 @@ ARRAYS = [
     np.array(7, np.uint8).reshape(()),
     np.arange(4, dtype=np.float16)[::2],
 ]
+NUMBERS = [each for each in DType if each is not DType.BYTES]
+
+
+def expected_texts(array: Any) -> list[bytes]:
+    return [text.encode() if isinstance(text, str) else bytes(text) for text in array.ravel().tolist()]
 
 
 @pytest.mark.parametrize("array", ARRAYS)
@@ -36,3 +45,167 @@ def test_there_and_back(array: np.ndarray) -> None:
 def test_garbage_is_a_protocol_error(raw: bytes, shape: list[int], name: DType) -> None:
     with contextlib.suppress(ProtocolError):
         assert from_raw(raw, name.value, tuple(shape)).ndim == len(shape)
+
+
+class TestNames:
+    @pytest.mark.parametrize("dtype", NUMBERS)
+    def test_are_tritonclients(self, dtype: DType) -> None:
+        array = np.zeros(1, dtype.numpy)
+        if dtype is not DType.BF16:  # which tritonclient calls by no numpy type
+            assert datatype_of("X", array) == triton.np_to_triton_dtype(dtype.numpy)
+        assert parse_datatype(dtype.value) is dtype
+
+    @pytest.mark.parametrize("array", [np.array(["a"]), np.array([b"a"]), np.array([b"a"], object)])
+    def test_strings_of_every_kind_are_bytes(self, array: Any) -> None:
+        assert datatype_of("T", array) == "BYTES"
+
+    @pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]", "longdouble", ">f4", "V4"])
+    def test_what_cannot_be_sent_is_named(self, dtype: str) -> None:
+        with pytest.raises(InvalidInput, match="input 'X' cannot be sent"):
+            datatype_of("X", np.zeros(1, dtype))
+
+    @pytest.mark.parametrize("name", ["", "FP31", "fp32", "TYPE_FP32"])
+    def test_what_no_protocol_has(self, name: str) -> None:
+        with pytest.raises(ProtocolError, match="unknown datatype"):
+            parse_datatype(name)
+        with pytest.raises(ProtocolError, match="unknown datatype"):
+            from_raw(b"", name, (0,))
+
+
+class TestToRaw:
+    @pytest.mark.parametrize("dtype", NUMBERS)
+    @pytest.mark.parametrize("count", [0, 1, 7, 5000])
+    def test_numbers_are_their_memory(self, dtype: DType, count: int) -> None:
+        array = (np.arange(count) % 2).astype(dtype.numpy)
+        assert bytes(to_raw(array)) == array.tobytes()
+
+    def test_bf16_is_the_upper_half_of_fp32(self) -> None:
+        values = [1.0, -2.5, 2.0**100]  # each has a few bits only
+        raw = bytes(to_raw(np.array(values, ml_dtypes.bfloat16)))
+        assert raw == b"".join(struct.pack("<f", value)[2:] for value in values)
+
+    @pytest.mark.parametrize("texts", [[b"a", b"", b"\x00\xff"], ["\u00e4", "b"], [b"x" * 70_000], []])
+    def test_strings_have_lengths_before_them(self, texts: list[Any]) -> None:
+        array = np.array(texts, object)
+        expected = b"".join(struct.pack("<I", len(text)) + text for text in expected_texts(array))
+        assert bytes(to_raw(array)) == expected
+
+    def test_fixed_width_strings_too(self) -> None:
+        assert bytes(to_raw(np.array(["ab", "c"]))) == b"\2\0\0\0ab\1\0\0\0c"
+
+    def test_a_large_array_is_not_copied(self) -> None:
+        array = np.zeros(100_000, np.float32)
+        view = to_raw(array)
+        array[0] = 1.0
+        assert bytes(view[:4]) == struct.pack("<f", 1.0)
+
+    def test_a_small_one_is(self) -> None:
+        array = np.zeros(4, np.float32)
+        raw = to_raw(array)
+        array[0] = 1.0
+        assert bytes(raw) == b"\0" * 16
+
+    @pytest.mark.parametrize("size", [4, 400])
+    def test_order_is_rows_first_whatever_the_memory(self, size: int) -> None:
+        array = np.arange(size * size, dtype=np.int32).reshape(size, size)
+        assert bytes(to_raw(array.T)) == array.T.tobytes(order="C")
+        assert bytes(to_raw(array[::2, ::-1])) == array[::2, ::-1].tobytes(order="C")
+
+
+class TestFromRaw:
+    def test_it_is_a_view_that_cannot_be_written(self) -> None:
+        raw = np.arange(3, dtype=np.float32).tobytes()
+        array = from_raw(raw, "FP32", (3,))
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+    def test_of_a_view_of_a_larger_response(self) -> None:
+        body = memoryview(b"head" + struct.pack("<2f", 1, 2) + b"tail")
+        assert from_raw(body[4:12], "FP32", (2,)).tolist() == [1, 2]
+
+    @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 5)])
+    def test_of_no_elements(self, shape: tuple[int, ...]) -> None:
+        assert from_raw(b"", "FP32", shape).shape == shape
+        assert from_raw(b"", "BYTES", shape).shape == shape
+
+    def test_bf16(self) -> None:
+        array = from_raw(b"\x80\x3f\x20\xc0", "BF16", (2,))
+        assert array.dtype == ml_dtypes.bfloat16
+        assert array.astype(np.float32).tolist() == [1.0, -2.5]
+
+    @pytest.mark.parametrize(
+        ("raw", "datatype", "shape"),
+        [
+            (b"\0" * 7, "FP32", (2,)),
+            (b"\0" * 8, "FP32", (3,)),
+            (b"\0" * 8, "FP32", (1,)),
+            (b"", "FP32", ()),
+            (b"\0" * 4, "FP32", (2**62, 2**62)),
+            (b"\5\0\0\0abc", "BYTES", (1,)),
+            (b"\1\0", "BYTES", (1,)),
+            (b"\1\0\0\0a", "BYTES", (2,)),
+            (b"\xff\xff\xff\xffa", "BYTES", (1,)),
+        ],
+    )
+    def test_bytes_that_do_not_fit(self, raw: bytes, datatype: str, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ProtocolError, match=f"{len(raw)} bytes are not a {datatype} tensor"):
+            from_raw(raw, datatype, shape)
+
+    @pytest.mark.parametrize("shape", [(-1,), (2, -2), (-1, -4)])
+    def test_a_shape_below_zero(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ProtocolError, match="has the shape"):
+            from_raw(b"\0" * 16, "FP32", shape)
+
+
+class TestFromValues:
+    @pytest.mark.parametrize(
+        ("values", "datatype", "expected"),
+        [
+            ([1, 2], "INT8", [1, 2]),
+            ([[1], [2]], "UINT64", [1, 2]),
+            ([2**64 - 1, 0], "UINT64", [2**64 - 1, 0]),
+            ([-(2**63), 2**63 - 1], "INT64", [-(2**63), 2**63 - 1]),
+            ([1.0, 2.0], "INT32", [1, 2]),
+            ([True, False], "BOOL", [True, False]),
+            ([1, 2.5], "FP64", [1, 2.5]),
+            (["a", b"b"], "BYTES", [b"a", b"b"]),
+            ([1, None], "BYTES", [b"1", b"None"]),
+        ],
+    )
+    def test_flat_or_nested(self, values: Any, datatype: str, expected: list[Any]) -> None:
+        array = from_values(values, datatype, (2, 1))
+        assert array.ravel().tolist() == expected
+        assert (array.shape, array.dtype) == ((2, 1), DType(datatype).numpy)
+
+    @pytest.mark.parametrize("datatype", list(DType))
+    def test_no_elements(self, datatype: DType) -> None:
+        assert from_values([], datatype.value, (0, 3)).shape == (0, 3)
+
+    @pytest.mark.parametrize(
+        ("values", "datatype"),
+        [
+            ([256], "UINT8"),
+            ([-1], "UINT8"),
+            ([128], "INT8"),
+            ([-1], "UINT64"),
+            ([2**63], "INT64"),
+            ([2**64], "UINT64"),
+            ([10**30], "INT64"),
+            ([1.5], "INT32"),
+            ([float("nan")], "INT32"),
+            (["5"], "INT32"),
+            ([None], "INT32"),
+            (["x"], "FP32"),
+            ([[1], [2, 3]], "FP32"),
+            ({"a": 1}, "FP32"),
+            ([1, 2], "FP32"),
+            ([], "FP32"),
+        ],
+    )
+    def test_values_that_are_not_the_tensor(self, values: Any, datatype: str) -> None:
+        with pytest.raises(ProtocolError, match=f"not a {datatype} tensor of shape"):
+            from_values(values, datatype, (1,))
+
+    def test_a_shape_below_zero(self) -> None:
+        with pytest.raises(ProtocolError, match="has the shape"):
+            from_values([1.0], "FP32", (-1,))

@@ -1,0 +1,146 @@
+"""URLs, headers and certificate authorities: read, checked, and shown without secrets."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.transports.endpoint import Endpoint
+
+
+def parse(url: str, headers: dict[str, str] | None = None, ca_file: Path | None = None) -> Endpoint:
+    return Endpoint.parse(url, headers or {}, ca_file)
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("localhost:8000", "http://localhost:8000"),
+            ("localhost", "http://localhost:80"),
+            ("http://host", "http://host:80"),
+            ("https://host", "https://host:443"),
+            ("grpc://host", "grpc://host:8001"),
+            ("grpcs://host", "grpcs://host:443"),
+            ("HTTP://Host:1", "http://host:1"),
+            ("http://[::1]:8000", "http://[::1]:8000"),
+            ("http://[fe80::1]", "http://[fe80::1]:80"),
+            ("http://host:8000/", "http://host:8000"),
+            ("https://gateway/triton/a/", "https://gateway:443/triton/a"),
+            ("http://user:pass@host:9", "http://host:9"),
+            ("user@host:9", "http://host:9"),
+        ],
+    )
+    def test_every_form(self, url: str, shown: str) -> None:
+        assert str(parse(url)) == shown
+
+    def test_its_parts(self) -> None:
+        endpoint = parse("https://[::1]:8443/triton")
+        assert (endpoint.scheme, endpoint.host, endpoint.port, endpoint.path) == ("https", "::1", 8443, "/triton")
+        assert endpoint.authority == "[::1]:8443"
+
+    @pytest.mark.parametrize("url", ["ftp://host", "unix:///run/x", "file:///etc/passwd", "http://", "", "://host"])
+    def test_what_cannot_be_reached(self, url: str) -> None:
+        with pytest.raises(InvalidInput, match="unsupported URL") as caught:
+            parse(url)
+        assert "grpcs://HOST:PORT" in caught.value.hint
+
+    @pytest.mark.parametrize("url", ["http://host:port", "http://host:99999", "http://[::1", "http://host:-1"])
+    def test_what_is_no_url(self, url: str) -> None:
+        with pytest.raises(InvalidInput, match="is not a URL"):
+            parse(url)
+
+    @pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "http://me:s3cret@host:port", "x://me:s3cret@"])
+    def test_an_error_shows_no_password(self, url: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            parse(url)
+        assert "s3cret" not in str(caught.value)
+
+    @given(st.text(max_size=40))
+    def test_whatever_it_is_the_error_is_ours(self, url: str) -> None:
+        try:
+            endpoint = parse(url)
+        except InvalidInput:
+            return
+        assert endpoint.host
+        assert 0 < endpoint.port < 65536
+
+    @pytest.mark.parametrize(("scheme", "secure"), [("http", False), ("grpc", False), ("https", True), ("grpcs", True)])
+    def test_which_are_encrypted(self, scheme: str, secure: bool) -> None:
+        assert parse(f"{scheme}://host").is_secure == secure
+
+
+class TestCredentials:
+    @pytest.mark.parametrize(
+        ("userinfo", "plain"),
+        [("me:pass", "me:pass"), ("me", "me:"), ("me:p%40ss%3A", "me:p@ss:"), ("%C3%A4:x", "\u00e4:x"), (":x", ":x")],
+    )
+    def test_of_the_url_become_a_header(self, userinfo: str, plain: str) -> None:
+        header = parse(f"http://{userinfo}@host").headers["Authorization"]
+        assert header.partition(" ")[0] == "Basic"
+        assert base64.b64decode(header.partition(" ")[2]).decode() == plain
+
+    def test_a_header_of_ones_own_is_stronger(self) -> None:
+        endpoint = parse("http://me:pass@host", {"Authorization": "Bearer mine"})
+        assert endpoint.headers == {"Authorization": "Bearer mine"}
+
+    def test_they_are_never_shown(self) -> None:
+        endpoint = parse("http://me:s3cret@host", {"X-Token": "s3cret"})
+        assert "s3cret" not in f"{endpoint} {endpoint!r}"
+        assert base64.b64encode(b"me:s3cret").decode() not in repr(endpoint)
+
+
+class TestHeaders:
+    @pytest.mark.parametrize("name", ["X-Token", "x_token", "A", "X-1"])
+    @pytest.mark.parametrize("value", ["", "a b", "Bearer eyJ.x/y+z==", "~!@#$%^&*()"])
+    def test_good_ones(self, name: str, value: str) -> None:
+        assert parse("http://host", {name: value}).headers == {name: value}
+
+    @pytest.mark.parametrize("name", ["", "X Token", "X:Token", "X\r\nY", "X\u00e4", "--"])
+    def test_what_is_no_name(self, name: str) -> None:
+        with pytest.raises(InvalidInput, match="not a valid header name"):
+            parse("http://host", {name: "x"})
+
+    @pytest.mark.parametrize("value", ["a\r\nX-B: b", "a\nb", "\x00", "\x7f", "\u00e4", "a\tb"])
+    def test_what_cannot_be_sent_is_refused_and_not_shown(self, value: str) -> None:
+        with pytest.raises(InvalidInput, match="header X-Token holds characters that cannot be sent") as caught:
+            parse("http://host", {"X-Token": f"s3cret{value}"})
+        assert "s3cret" not in str(caught.value)
+
+    def test_the_callers_own_are_not_changed(self) -> None:
+        mine = {"X-Token": "x"}
+        parse("http://me:pass@host", mine)
+        assert mine == {"X-Token": "x"}
+
+
+class TestTls:
+    def test_a_plain_connection_has_none(self, tmp_path: Path) -> None:
+        assert parse("http://host", ca_file=tmp_path / "missing").tls() is None
+
+    def test_a_secure_one_verifies_the_server(self) -> None:
+        context = parse("https://host").tls()
+        assert context is not None
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+    def test_authorities_of_ones_own(self, tmp_path: Path) -> None:
+        file = tmp_path / "ca.pem"
+        trustme.CA().cert_pem.write_to_path(str(file))
+        context = parse("grpcs://host", ca_file=file).tls()
+        assert context is not None
+        assert len(context.get_ca_certs()) == 1
+
+    @pytest.mark.parametrize("content", [None, "", "nonsense"])
+    def test_a_file_that_holds_none(self, tmp_path: Path, content: Any) -> None:
+        file = tmp_path / "ca.pem"
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(InvalidInput, match=r"cannot read certificate authorities from .*ca\.pem"):
+            parse("https://host", ca_file=file).tls()
