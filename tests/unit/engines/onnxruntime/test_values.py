@@ -1,0 +1,92 @@
+"""Text and bf16, which ONNX Runtime's numpy binding gets wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import zoo
+
+from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
+from graphkiln_backend.graph.errors import SignatureError
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.array([b"a", "gr\u00f6\u00dfe".encode()], object),
+            np.array(["a", "gr\u00f6\u00dfe"], object),
+            np.array([b"a", "gr\u00f6\u00dfe"], object),
+            np.array([b"a", "gr\u00f6\u00dfe".encode()], "S"),
+        ],
+        ids=["bytes", "text", "both", "fixed"],
+    )
+    def test_bytes_and_text_become_text(self, array: np.ndarray) -> None:
+        found = decode_text("x", array)
+        assert found.dtype == np.object_
+        assert found.tolist() == ["a", "gr\u00f6\u00dfe"]
+
+    @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 1, 2)])
+    def test_the_shape_stays(self, shape: tuple[int, ...]) -> None:
+        assert decode_text("x", np.full(shape, b"ab", object)).shape == shape
+
+    @pytest.mark.parametrize("array", [np.ones(2), np.array(["a"]), np.array([True])])
+    def test_what_holds_no_bytes_is_not_copied(self, array: np.ndarray) -> None:
+        assert decode_text("x", array) is array
+
+    def test_what_is_no_utf8_is_the_callers_error(self) -> None:
+        with pytest.raises(SignatureError, match="input 'words' holds text that cannot be read: expected UTF-8"):
+            decode_text("words", np.array([b"fine", b"\xff\xfe"], object))
+
+    def test_the_callers_array_is_left_alone(self) -> None:
+        array = np.array([b"a"], object)
+        decode_text("x", array)
+        assert array[0] == b"a"
+
+
+class TestBf16:
+    @pytest.fixture
+    def session(self) -> onnxruntime.InferenceSession:
+        model = zoo.identity(("batch", "n"), onnx.TensorProto.BFLOAT16)
+        return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(self, session: onnxruntime.InferenceSession, array: np.ndarray) -> np.ndarray:
+        (found,) = run_ort_values(session, ["y"], {"x": array}, onnxruntime.RunOptions())
+        return found
+
+    def test_every_bit_pattern_comes_back(self, session: onnxruntime.InferenceSession) -> None:
+        """Subnormals, both zeros, infinities and every NaN."""
+        patterns = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+        found = self.run(session, patterns.view(BF16))
+        assert found.dtype == BF16
+        np.testing.assert_array_equal(found.view(np.uint16), patterns)
+
+    @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (3, 0)])
+    def test_sizes(self, session: onnxruntime.InferenceSession, shape: tuple[int, int]) -> None:
+        assert self.run(session, np.ones(shape, BF16)).shape == shape
+
+    def test_a_view_is_taken_as_it_looks(self, session: onnxruntime.InferenceSession) -> None:
+        array = np.arange(12).reshape(3, 4).astype(BF16)
+        np.testing.assert_array_equal(self.run(session, array.T), array.T)
+
+    def test_outputs_outlive_the_runtimes_memory(self, session: onnxruntime.InferenceSession) -> None:
+        first = self.run(session, np.full((64, 64), 3, BF16))
+        for _ in range(5):
+            self.run(session, np.full((64, 64), 7, BF16))
+        assert (first == 3).all()
+
+    def test_other_types_pass_beside_it(self, tmp_path: Path) -> None:
+        nodes = [onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT)]
+        inputs = [zoo.value("x", ("n",), onnx.TensorProto.BFLOAT16)]
+        path = zoo.add(tmp_path, "m", zoo.model(nodes, inputs, [zoo.value("y", ("n",))])) / "model.onnx"
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        found = self.run(session, np.array([1.5, -2], BF16))
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, [1.5, -2])

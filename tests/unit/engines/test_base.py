@@ -1,0 +1,260 @@
+"""The contract of `engines.base`, held by both engines of the CPU alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import zoo
+
+from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig, SessionTuning, Support
+from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import LoweringError, SignatureError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature
+
+Build = Callable[[onnx.ModelProto], Session]
+
+NUMERIC = [dtype for dtype in DType if dtype is not DType.BYTES]
+
+
+def config_of(name: str) -> SessionConfig:
+    return SessionConfig(engine=name, device=CPU, threads=1, spin=False, reason="test")
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(name: str) -> Engine:
+    return load_engine(name)
+
+
+@pytest.fixture
+def build(name: str, engine: Engine, tmp_path: Path) -> Build:
+    def build(model: onnx.ModelProto) -> Session:
+        return engine.build(zoo.add(tmp_path, "m", model) / "model.onnx", config_of(name))
+
+    return build
+
+
+class TestEngine:
+    def test_runs_on_the_cpu_and_says_why_not_elsewhere(self, engine: Engine) -> None:
+        assert engine.probe(CPU) == Support(ok=True)
+        refused = engine.probe(Device.gpu(3))
+        assert not refused.ok
+        assert refused.reason
+
+    def test_identity_is_text_and_depends_on_nothing_else(self, engine: Engine, name: str) -> None:
+        config = config_of(name)
+        first = engine.identity(config)
+        assert first
+        assert all(isinstance(text, str) for pair in first.items() for text in pair)
+        other = replace(config, reason="another", shared_folder=Path("/nowhere"))
+        assert engine.identity(other) == first
+
+    def test_what_it_compiled_runs_without_the_graph(self, engine: Engine, name: str, tmp_path: Path) -> None:
+        graph = zoo.add(tmp_path, "m", zoo.sum_and_difference()) / "model.onnx"
+        (tmp_path / "compiled").mkdir()
+        engine.compile(graph, config_of(name), tmp_path / "compiled")
+        graph.unlink()
+        feeds = {"b": np.full((3, 2), 5, np.float32), "a": np.ones((3, 2), np.float32)}
+        with engine.build(graph, config_of(name), tmp_path / "compiled") as session:
+            found = session.run(feeds)
+        np.testing.assert_array_equal(found["sum"], np.full((3, 2), 6))
+        np.testing.assert_array_equal(found["difference"], np.full((3, 2), 4))
+
+    def test_compiles_into_the_given_folder_alone(self, engine: Engine, name: str, tmp_path: Path) -> None:
+        graph = zoo.add(tmp_path, "m", zoo.scale(("batch", 3))) / "model.onnx"
+        (tmp_path / "compiled").mkdir()
+        before = {path for path in tmp_path.rglob("*") if "compiled" not in path.parts}
+        engine.compile(graph, config_of(name), tmp_path / "compiled")
+        assert {path for path in tmp_path.rglob("*") if "compiled" not in path.parts} == before
+        assert list((tmp_path / "compiled").iterdir())
+
+    @pytest.mark.parametrize("content", [b"", b"nonsense"])
+    def test_what_was_compiled_and_damaged_is_a_lowering_error(
+        self, engine: Engine, name: str, tmp_path: Path, content: bytes
+    ) -> None:
+        graph = zoo.add(tmp_path, "m", zoo.scale(("batch", 3))) / "model.onnx"
+        (tmp_path / "compiled").mkdir()
+        engine.compile(graph, config_of(name), tmp_path / "compiled")
+        for path in (tmp_path / "compiled").iterdir():
+            path.write_bytes(content)
+        with pytest.raises(LoweringError, match="cannot load"):
+            engine.build(graph, config_of(name), tmp_path / "compiled")
+
+    def test_a_missing_graph_is_a_lowering_error(self, engine: Engine, name: str, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match=r"cannot load .*none\.onnx"):
+            engine.build(tmp_path / "none.onnx", config_of(name))
+
+    def test_an_operator_that_does_not_exist_is_a_lowering_error(self, build: Build) -> None:
+        shape = ("batch", 3)
+        nodes = [onnx.helper.make_node("Frobnicate", ["x"], ["y"])]
+        with pytest.raises(LoweringError) as caught:
+            build(zoo.model(nodes, [zoo.value("x", shape)], [zoo.value("y", shape)]))
+        assert "Frobnicate" in str(caught.value)
+
+    def test_outputs_that_are_no_tensors_are_a_lowering_error(self, build: Build) -> None:
+        with pytest.raises(LoweringError):
+            build(zoo.with_sequence_output())
+
+
+class TestSession:
+    @pytest.mark.parametrize("dtype", NUMERIC)
+    def test_every_type_goes_in_and_comes_out(self, build: Build, dtype: DType) -> None:
+        array = np.array([[0, 1, 2], [1, 0, 3]]).astype(dtype.numpy)
+        with build(zoo.identity(("batch", "n"), zoo.DTYPES[dtype])) as session:
+            assert session.signature.inputs[0].dtype is dtype
+            found = session.run({"x": array})["y"]
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array)
+
+    @pytest.mark.parametrize("shape", [(), (0, 3), (1, 3), (5, 3), (3, 0)])
+    def test_every_shape(self, build: Build, shape: tuple[int, ...]) -> None:
+        dims: Any = ("batch", "n") if shape else ()
+        with build(zoo.scale(dims)) as session:
+            found = session.run({"x": np.ones(shape, np.float32)})["y"]
+        np.testing.assert_array_equal(found, np.full(shape, 2, np.float32))
+
+    @pytest.mark.parametrize("requested", [["sum", "difference"], ["difference", "sum"], ["sum"], ["difference"]])
+    def test_outputs_come_in_the_requested_order(self, build: Build, requested: list[str]) -> None:
+        feeds = {"a": np.ones((1, 2), np.float32), "b": np.full((1, 2), 3, np.float32)}
+        with build(zoo.sum_and_difference()) as session:
+            found = session.run(feeds, requested)
+            assert list(session.run(feeds)) == [spec.name for spec in session.signature.outputs]
+        assert list(found) == requested
+        assert {name: array[0, 0] for name, array in found.items()} == {
+            name: {"sum": 4, "difference": 2}[name] for name in requested
+        }
+
+    def test_the_signature_is_the_graphs(self, build: Build) -> None:
+        with build(zoo.sum_and_difference()) as session:
+            signature = session.signature
+        assert [spec.name for spec in signature.inputs] == ["b", "a"]
+        assert [spec.name for spec in signature.outputs] == ["sum", "difference"]
+        assert signature.batchable
+        assert {spec.shape[1] for spec in (*signature.inputs, *signature.outputs)} == {2}
+
+    def test_dimensions_without_a_name_equal_no_other(self, build: Build) -> None:
+        with build(zoo.unnamed()) as session:
+            signature: Signature = session.signature
+            assert signature.inputs[0].shape != signature.inputs[1].shape
+            found = session.run({"x": np.ones(2, np.float32), "z": np.zeros(3, np.float32)})
+        np.testing.assert_array_equal(found["y"], [1, 1, 0, 0, 0])
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(12, dtype=np.float32).reshape(3, 4).T,
+            np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::2],
+            np.arange(12, dtype=np.float32).reshape(4, 3)[::-1],
+        ],
+        ids=["transposed", "every other", "backwards"],
+    )
+    def test_views_are_taken_as_they_look(self, build: Build, array: Any) -> None:
+        with build(zoo.scale(("batch", 3))) as session:
+            np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
+
+    def test_a_read_only_array_is_fed(self, build: Build) -> None:
+        array = np.ones((2, 3), np.float32)
+        array.flags.writeable = False
+        with build(zoo.scale(("batch", 3))) as session:
+            np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
+
+    @pytest.mark.parametrize("model", [zoo.scale(("batch", 3)), zoo.identity(("batch", 3))], ids=["scale", "identity"])
+    def test_feeds_are_not_changed_nor_kept_and_outputs_are_the_callers(
+        self, build: Build, model: onnx.ModelProto
+    ) -> None:
+        array = np.ones((2, 3), np.float32)
+        with build(model) as session:
+            first = session.run({"x": array})["y"]
+            np.testing.assert_array_equal(array, np.ones((2, 3)))
+            expected = first.copy()
+            array[:] = 9
+            session.run({"x": array})
+            np.testing.assert_array_equal(first, expected)
+            assert first.flags.writeable
+        np.testing.assert_array_equal(first, expected)
+
+    @pytest.mark.parametrize(
+        "feeds",
+        [
+            {"x": np.ones((2, 4), np.float32)},
+            {"x": np.ones((2, 3, 1), np.float32)},
+        ],
+        ids=["size", "rank"],
+    )
+    def test_feeds_that_do_not_fit_are_a_signature_error_and_the_session_goes_on(
+        self, build: Build, feeds: dict[str, Any]
+    ) -> None:
+        with build(zoo.scale(("batch", 3))) as session:
+            with pytest.raises(SignatureError) as caught:
+                session.run(feeds)
+            assert "x FP32[" in caught.value.expected
+            np.testing.assert_array_equal(session.run({"x": np.ones((1, 3), np.float32)})["y"], [[2, 2, 2]])
+
+    def test_runs_again_and_again_at_changing_sizes(self, build: Build) -> None:
+        with build(zoo.scale(("batch", "n"))) as session:
+            for rows, columns in ((1, 1), (7, 3), (1, 3), (32, 2), (7, 3)):
+                array = np.full((rows, columns), rows, np.float32)
+                np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
+
+    def test_the_placement_counts_products_by_what_they_compute_in(self, build: Build) -> None:
+        weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+        nodes = [
+            onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
+            onnx.helper.make_node("Relu", ["h"], ["r"]),
+            onnx.helper.make_node("MatMul", ["r", "w"], ["y"]),
+        ]
+        shape = ("batch", 64)
+        model = zoo.model(nodes, [zoo.value("x", shape)], [zoo.value("y", shape)], {"w": weight})
+        with build(model) as session:
+            placement = session.placement({"x": np.ones((2, 64), np.float32)})
+        assert placement.products == {Precision.FP32: 2}
+        assert placement.precision is Precision.FP32
+        assert sum(placement.nodes.values()) >= 2
+        assert not placement.elsewhere
+
+    def test_a_graph_without_products_has_none(self, build: Build) -> None:
+        with build(zoo.scale(("batch", 3))) as session:
+            placement = session.placement({"x": np.ones((2, 3), np.float32)})
+        assert placement.products == {}
+        assert placement.precision == "fp32"
+
+
+class TestTexts:
+    def test_a_configuration_is_told_by_engine_device_and_precision(self) -> None:
+        config = config_of("openvino")
+        assert str(config) == "openvino on cpu"
+        assert str(replace(config, device=Device.gpu(1), precision=Precision.FP16)) == "openvino on gpu:1 in fp16"
+
+    def test_a_placement_tells_nodes_and_products(self) -> None:
+        placement = Placement(
+            nodes={"CPU": 7, "CUDA": 1}, precision=Precision.FP16, products={Precision.FP16: 2, Precision.FP32: 1}
+        )
+        assert str(placement) == "7 nodes on CPU, 1 nodes on CUDA; products: 2 in fp16, 1 in fp32"
+        assert str(Placement(nodes={"CPU": 7}, precision="unknown")) == "7 nodes on CPU; products: none"
+
+    def test_the_text_of_a_tuning_is_that_of_the_caches_keys(self) -> None:
+        """Every entry that ONNX Runtime compiled is found by it: another text makes all of them anew."""
+        assert str(SessionTuning()) == (
+            "SessionTuning(graph_level='all', parallel=False, inter_threads=0, memory_arena=True, "
+            "memory_pattern=True, arena_shrinkage='', config_entries={})"
+        )
+        tuning = SessionTuning(graph_level="basic", parallel=True, config_entries={"session.x": "1"})
+        assert "graph_level='basic', parallel=True" in str(tuning)
+        assert "config_entries={'session.x': '1'}" in str(tuning)
+
+    def test_a_configuration_does_not_change(self) -> None:
+        with pytest.raises(FrozenInstanceError):
+            config_of("openvino").threads = 2
