@@ -63,7 +63,11 @@ class CudaGraphRunner:
     def _bind(self, feeds: Mapping[str, AnyArray], results: Mapping[str, AnyArray]) -> _Capture:
         """Buffers for these shapes; the first run on them is the one that CUDA captures."""
         device = (self._device, self._device_id)
-        inputs = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array, *device) for name, array in feeds.items()}
+        inputs = {
+            # A copy: on the CPU the value would be the caller's array, which later runs then overwrite.
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *device)
+            for name, array in feeds.items()
+        }
         outputs = {
             name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, *device)
             for name, array in results.items()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import zoo
 
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.providers import CPU
@@ -39,3 +40,63 @@ def test_many_shapes_do_not_hold_many_buffers(
         outputs = runner.run({"INPUT_0": np.zeros((rows, 1, 32, 32), np.float32)}, ["OUTPUT_0"])
         assert len(outputs["OUTPUT_0"]) == rows
     assert len(runner._captures) == 2
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> onnxruntime.InferenceSession:
+    """Two inputs and two outputs: their sum and their difference."""
+    graph = zoo.add(tmp_path, "m", zoo.sum_and_difference()) / "model.onnx"
+    return onnxruntime.InferenceSession(str(graph), providers=[CPU])
+
+
+def rows(value: float, count: int = 1) -> np.ndarray:
+    return np.full((count, 2), value, np.float32)
+
+
+def test_the_order_of_feeds_does_not_make_another_capture(pair: onnxruntime.InferenceSession) -> None:
+    runner = CudaGraphRunner(pair, "cpu")
+    for feeds in ({"a": rows(1), "b": rows(5)}, {"b": rows(7), "a": rows(2)}, {"a": rows(0), "b": rows(1)}):
+        found = runner.run(feeds, ["difference", "sum"])
+        assert list(found) == ["difference", "sum"]
+        np.testing.assert_array_equal(found["sum"], feeds["b"] + feeds["a"])
+        np.testing.assert_array_equal(found["difference"], feeds["b"] - feeds["a"])
+    assert len(runner._captures) == 1
+
+
+def test_other_outputs_and_other_shapes_are_other_captures(pair: onnxruntime.InferenceSession) -> None:
+    runner = CudaGraphRunner(pair, "cpu")
+    for _ in range(2):
+        for outputs in (["sum"], ["difference"], ["sum", "difference"], ["difference", "sum"]):
+            for count in (1, 3):
+                found = runner.run({"a": rows(1, count), "b": rows(5, count)}, outputs)
+                assert {name: array[-1, 0] for name, array in found.items()} == {
+                    name: {"sum": 6, "difference": 4}[name] for name in outputs
+                }
+    assert len(runner._captures) == 8
+    ids = {capture.options.get_run_config_entry("gpu_graph_id") for capture in runner._captures.values()}
+    assert ids == {str(number) for number in range(1, 9)}, "CUDA keeps a graph by its number"
+
+
+def test_views_are_replayed_as_they_look(pair: onnxruntime.InferenceSession) -> None:
+    runner = CudaGraphRunner(pair, "cpu")
+    wide = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for _ in range(2):
+        found = runner.run({"a": wide[:, ::2], "b": wide.T[:2].T}, ["sum"])["sum"]
+        np.testing.assert_array_equal(found, wide[:, ::2] + wide[:, :2])
+
+
+def test_a_change_of_the_callers_array_reaches_no_buffer(pair: onnxruntime.InferenceSession) -> None:
+    runner = CudaGraphRunner(pair, "cpu")
+    array = rows(1)
+    runner.run({"a": array, "b": rows(5)}, ["sum"])
+    array[:] = 100
+    found = runner.run({"a": rows(1), "b": rows(5)}, ["sum"])["sum"]
+    np.testing.assert_array_equal(found, rows(6))
+    np.testing.assert_array_equal(array, rows(100))
+
+
+def test_a_run_that_fails_is_not_captured(pair: onnxruntime.InferenceSession) -> None:
+    runner = CudaGraphRunner(pair, "cpu")
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument):
+        runner.run({"a": rows(1)[:, :1], "b": rows(1)}, ["sum"])
+    assert not runner._captures

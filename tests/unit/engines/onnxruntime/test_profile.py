@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA
+from graphkiln_backend.graph.precision import Precision
 
 
-def kernel(name: str, operator: str, provider: str) -> dict[str, object]:
-    arguments = {"op_name": operator, "provider": provider, "input_type_shape": [{"float": [1]}]}
-    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": 1, "args": arguments}
+def kernel(
+    name: str, operator: str, provider: str, types: tuple[str, ...] = ("float",), microseconds: int = 1
+) -> dict[str, object]:
+    arguments = {"op_name": operator, "provider": provider, "input_type_shape": [{name: [1]} for name in types]}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": microseconds, "args": arguments}
 
 
 def test_products_on_the_cpu_are_told_from_shapes_on_the_cpu() -> None:
@@ -26,3 +31,70 @@ def test_products_inside_a_fused_kernel_are_those_of_the_graph_that_ran_nowhere_
     assert found.elsewhere == ("a",)
     nothing = summarize_profile(kernels[1:], "TensorrtExecutionProvider", {"fp16": 5})
     assert nothing.products == {"fp32": 1}
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        (("float", "float"), Precision.FP32),
+        (("float16", "float"), Precision.FP16),
+        (("bfloat16", "float"), Precision.BF16),
+        (("float", "uint8", "int8", "float"), Precision.INT8),
+        (("int8", "float16"), Precision.INT8),
+        (("double",), "fp64"),
+        (("double", "float"), Precision.FP32),
+        (("int64",), "integer"),
+        (("bool", "string"), "integer"),
+        ((), "integer"),
+    ],
+)
+def test_a_kernel_computes_in_the_narrowest_type_that_it_reads(types: tuple[str, ...], expected: object) -> None:
+    found = summarize_profile([kernel("fc", "MatMul", CPU, types)], CPU, {})
+    assert found.products == {expected: 1}
+    assert found.precision == expected
+
+
+def test_the_precision_is_that_of_most_of_the_time_not_of_most_of_the_kernels() -> None:
+    kernels = [
+        kernel("a", "Relu", CPU, ("float",), 5),
+        kernel("b", "Relu", CPU, ("float",), 5),
+        kernel("c", "MatMul", CPU, ("float16",), 500),
+    ]
+    assert summarize_profile(kernels, CPU, {}).precision is Precision.FP16
+
+
+def test_kernels_too_short_to_be_timed_count_by_number() -> None:
+    kernels = [kernel("a", "Relu", CPU, ("double",), 0), *[kernel("b", "Relu", CPU, ("float",), 0)] * 2]
+    assert summarize_profile(kernels, CPU, {}).precision is Precision.FP32
+
+
+def test_other_events_are_no_kernels() -> None:
+    run = kernel("fc", "MatMul", CPU)
+    others = [
+        {"cat": "Session", "name": "model_run", "dur": 9},
+        {"cat": "Node", "name": "fc_fence_before", "dur": 0, "args": run["args"]},
+        {"cat": "Node", "name": "fc_kernel_time", "dur": 9},
+        {"cat": "Api", "name": "x_kernel_time", "dur": 9, "args": {}},
+    ]
+    found = summarize_profile([*others, run], CPU, {})
+    assert (found.nodes, found.products) == ({CPU: 1}, {"fp32": 1})
+
+
+def test_a_kernel_of_an_unknown_provider_is_counted_as_such() -> None:
+    run = kernel("fc", "MatMul", CPU)
+    del run["args"]["provider"]
+    found = summarize_profile([run], CPU, {})
+    assert found.nodes == {"unknown": 1}
+    assert found.elsewhere == ("fc",)
+
+
+def test_an_empty_profile_knows_nothing() -> None:
+    found = summarize_profile([], CPU, {"fp32": 3})
+    assert (found.nodes, found.products, found.precision) == ({}, {}, "unknown")
+
+
+def test_all_products_that_left_a_fused_kernel_leave_none_in_it() -> None:
+    kernels = [kernel("TRTKernel", "TRTKernel", "TensorrtExecutionProvider"), *[kernel("a", "Conv", CUDA)] * 2]
+    found = summarize_profile(kernels, "TensorrtExecutionProvider", {"fp32": 2})
+    assert found.products == {}
+    assert found.elsewhere == ("a", "a")

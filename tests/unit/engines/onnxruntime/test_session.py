@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+import zoo
 
-from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.base import SessionConfig, SessionTuning
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
+from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
+from graphkiln_backend.engines.onnxruntime.providers import CPU as CPU_PROVIDER
+from graphkiln_backend.engines.onnxruntime.session import session_options
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import LoweringError, SignatureError
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
@@ -53,3 +62,198 @@ class TestOnnxRuntime:
 
     def test_does_not_claim_other_devices(self) -> None:
         assert not OnnxRuntimeEngine().probe(Device.gpu(0)).ok
+
+
+def build(tmp_path: Path, model: Any, config: SessionConfig = CONFIG) -> OnnxRuntimeSession:
+    return OnnxRuntimeEngine().build(zoo.add(tmp_path, "m", model) / "model.onnx", config)
+
+
+class TestOptions:
+    def test_a_tuning_reaches_the_runtime(self) -> None:
+        tuning = SessionTuning(
+            graph_level="basic",
+            parallel=True,
+            inter_threads=3,
+            memory_arena=False,
+            memory_pattern=False,
+            config_entries={"session.set_denormal_as_zero": "1"},
+        )
+        options = session_options(replace(CONFIG, threads=5, spin=True, tuning=tuning))
+        assert options.intra_op_num_threads == 5
+        assert options.inter_op_num_threads == 3
+        assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+        assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        assert not options.enable_cpu_mem_arena
+        assert not options.enable_mem_pattern
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+        assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
+
+    def test_threads_sleep_unless_they_may_spin(self) -> None:
+        assert session_options(CONFIG).get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+    @pytest.mark.parametrize(("parallel", "threads"), [(False, 1), (True, 4)])
+    def test_only_parallel_execution_needs_threads_between_operators(self, parallel: bool, threads: int) -> None:
+        options = session_options(replace(CONFIG, threads=4, tuning=SessionTuning(parallel=parallel)))
+        assert options.inter_op_num_threads == threads
+
+    def test_an_arena_may_shrink_after_each_run(self, tmp_path: Path) -> None:
+        config = replace(CONFIG, tuning=SessionTuning(arena_shrinkage="cpu:0"))
+        with build(tmp_path, zoo.scale(("batch", 3)), config) as session:
+            assert session.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[2, 2, 2]]
+
+    def test_an_arena_that_does_not_exist_is_an_error_of_ours(self, tmp_path: Path) -> None:
+        config = replace(CONFIG, tuning=SessionTuning(arena_shrinkage="gpu:7"))
+        with (
+            build(tmp_path, zoo.scale(("batch", 3)), config) as session,
+            pytest.raises((ExecutionError, SignatureError)),
+        ):
+            session.run({"x": np.ones((1, 3), np.float32)})
+
+
+class TestRun:
+    def test_another_type_is_a_signature_error(self, tmp_path: Path) -> None:
+        with (
+            build(tmp_path, zoo.scale(("batch", 3))) as session,
+            pytest.raises(SignatureError, match=r"x FP32\[batch,3\]"),
+        ):
+            session.run({"x": np.ones((1, 3), np.float64)})
+
+    def test_text_goes_through(self, tmp_path: Path) -> None:
+        with build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BYTES"])) as session:
+            found = session.run({"x": np.array([[b"a", "größe"]], object)})["y"]
+        assert found.tolist() == [["a", "größe"]]
+
+    def test_text_that_is_none_is_a_signature_error(self, tmp_path: Path) -> None:
+        with (
+            build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BYTES"])) as session,
+            pytest.raises(SignatureError, match="cannot be read"),
+        ):
+            session.run({"x": np.array([[b"\xff"]], object)})
+
+    def test_an_optional_input_has_the_graphs_default(self, tmp_path: Path) -> None:
+        x = np.zeros(3, np.float32)
+        with build(tmp_path, zoo.with_optional_bias()) as session:
+            assert [spec.name for spec in session.signature.inputs] == ["x"]
+            assert [spec.name for spec in session.signature.optional_inputs] == ["bias"]
+            assert session.run({"x": x})["y"].tolist() == [100, 100, 100]
+            assert session.run({"x": x, "bias": np.array([7], np.float32)})["y"].tolist() == [7, 7, 7]
+
+    def test_a_failure_inside_the_graph_is_an_execution_error_and_the_session_goes_on(self, tmp_path: Path) -> None:
+        with build(tmp_path, zoo.good_and_fragile()) as session:
+            with pytest.raises((ExecutionError, SignatureError), match="out of"):
+                session.run({"x": np.array([[0, 99]])})
+            assert session.run({"x": np.array([[0, 2]])})["fragile"].tolist() == [[0, 2]]
+
+    def test_weights_in_another_file_are_found(self, tmp_path: Path) -> None:
+        folder = zoo.add_external(tmp_path, "m")
+        with OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG) as session:
+            assert session.run({"x": np.zeros((1, 4), np.float32)})["y"].tolist() == [[0, 1, 2, 3]]
+
+    def test_missing_weights_are_a_lowering_error(self, tmp_path: Path) -> None:
+        folder = zoo.add_external(tmp_path, "m")
+        (folder / "weights.bin").unlink()
+        with pytest.raises(LoweringError, match=r"weights\.bin"):
+            OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG)
+
+
+class TestPlacement:
+    FEEDS = {"x": np.ones((1, 3), np.float32)}  # noqa: RUF012
+
+    def test_leaves_no_profile_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        monkeypatch.chdir(tmp_path / "tmp")
+        with build(tmp_path, zoo.scale(("batch", 3))) as session:
+            session.placement(self.FEEDS)
+            with pytest.raises(SignatureError):
+                session.placement({"x": np.ones((1, 4), np.float32)})
+        assert not list((tmp_path / "tmp").iterdir())
+
+    def test_the_session_itself_is_not_profiled(self, tmp_path: Path) -> None:
+        with build(tmp_path, zoo.scale(("batch", 3))) as session:
+            first = session.placement(self.FEEDS)
+            assert session.run(self.FEEDS)["y"].tolist() == [[2, 2, 2]]
+            assert session.placement(self.FEEDS) == first
+            assert not session._session.get_session_options().enable_profiling
+
+
+class Owned(Closeable):
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TestOwned:
+    """What a session owns is closed once: with it, or when there will be none."""
+
+    def test_is_closed_with_the_session(self, tmp_path: Path) -> None:
+        owned, graph = Owned(), zoo.add(tmp_path, "m", zoo.scale((1,))) / "model.onnx"
+        with OnnxRuntimeSession(graph, session_options(CONFIG), [(CPU_PROVIDER, {})], owned=owned):
+            assert not owned.closed
+        assert owned.closed == 1
+
+    @pytest.mark.parametrize("model", [None, zoo.with_sequence_output()], ids=["refused", "not tensors"])
+    def test_is_closed_when_the_graph_is_refused(self, tmp_path: Path, model: Any) -> None:
+        owned, graph = Owned(), tmp_path / "none.onnx"
+        if model:
+            graph = zoo.add(tmp_path, "m", model) / "model.onnx"
+        with pytest.raises(LoweringError):
+            OnnxRuntimeSession(graph, session_options(CONFIG), [(CPU_PROVIDER, {})], owned=owned)
+        assert owned.closed == 1
+
+    def test_is_closed_when_another_provider_took_the_graph(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chosen = ["OtherExecutionProvider", CPU_PROVIDER]
+        monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda _: chosen)
+        owned, graph = Owned(), zoo.add(tmp_path, "m", zoo.scale((1,))) / "model.onnx"
+        with pytest.raises(LoweringError) as caught:
+            OnnxRuntimeSession(graph, session_options(CONFIG), [(CPU_PROVIDER, {})], owned=owned)
+        assert caught.value.attempts == (
+            "requested CPUExecutionProvider, ONNX Runtime chose OtherExecutionProvider, CPUExecutionProvider",
+        )
+        assert owned.closed == 1
+
+
+class TestCudaGraphs:
+    """Which runs are captured, seen on the buffers of the CPU."""
+
+    @pytest.fixture
+    def captured(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+        runs: list[object] = []
+        run = CudaGraphRunner.run
+
+        def on_cpu(self: CudaGraphRunner, *arguments: Any) -> Any:
+            self._device = "cpu"
+            runs.append(self._device_id)
+            return run(self, *arguments)
+
+        monkeypatch.setattr(CudaGraphRunner, "run", on_cpu)
+        return runs
+
+    def session(self, tmp_path: Path, model: Any) -> OnnxRuntimeSession:
+        graph = zoo.add(tmp_path, "m", model) / "model.onnx"
+
+        class Options(dict[str, str]):
+            """The CPU's provider takes no options: the number is for the runner alone."""
+
+        provider = (CPU_PROVIDER, Options(device_id="3"))
+        return OnnxRuntimeSession(graph, session_options(CONFIG), [provider], cuda_graphs=True)
+
+    def test_runs_are_captured_and_profiles_are_not(self, tmp_path: Path, captured: list[object]) -> None:
+        with self.session(tmp_path, zoo.scale(("batch", 3))) as session:
+            for value in (1, 5):
+                array = np.full((2, 3), value, np.float32)
+                np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
+            assert captured == [3, 3]
+            session.placement({"x": np.ones((2, 3), np.float32)})
+        assert captured == [3, 3]
+
+    @pytest.mark.parametrize("dtype", ["BF16", "BYTES"])
+    def test_what_has_no_fixed_buffers_runs_plainly(self, tmp_path: Path, captured: list[object], dtype: str) -> None:
+        array = np.array([["1"]], object) if dtype == "BYTES" else np.ones((1, 1), DType.BF16.numpy)
+        with self.session(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES[dtype])) as session:
+            assert session.run({"x": array})["y"] == array
+        assert captured == []

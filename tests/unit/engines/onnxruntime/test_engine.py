@@ -1,0 +1,150 @@
+"""ONNX Runtime's engine: what it compiles and under which keys, and which sessions it builds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import zoo
+
+from graphkiln_backend.engines.base import SessionConfig, SessionTuning
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
+from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
+from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import LoweringError
+
+CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
+
+
+def large(tmp_path: Path) -> Path:
+    """A product with a weight that is worth a file of its own, and an addition that is folded away."""
+    nodes = [
+        onnx.helper.make_node("Add", ["w", "zero"], ["sum"]),
+        onnx.helper.make_node("MatMul", ["x", "sum"], ["y"]),
+    ]
+    constants = {"w": np.eye(64, dtype=np.float32), "zero": np.zeros((64, 64), np.float32)}
+    shape = ("batch", 64)
+    model = zoo.model(nodes, [zoo.value("x", shape)], [zoo.value("y", shape)], constants)
+    return zoo.add(tmp_path, "m", model) / "model.onnx"
+
+
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+class TestIdentity:
+    def test_is_what_the_keys_of_caches_hold(self) -> None:
+        assert OnnxRuntimeEngine().identity(CONFIG) == {
+            "onnxruntime": onnxruntime.__version__,
+            "tuning": "SessionTuning(graph_level='all', parallel=False, inter_threads=0, memory_arena=True, "
+            "memory_pattern=True, arena_shrinkage='', config_entries={})",
+        }
+
+    def test_threads_do_not_matter_to_an_optimized_graph(self) -> None:
+        assert OnnxRuntimeEngine().identity(replace(CONFIG, threads=8)) == OnnxRuntimeEngine().identity(CONFIG)
+
+    @pytest.mark.parametrize(
+        "config",
+        [replace(CONFIG, device=Device.gpu(0)), replace(CONFIG, tuning=SessionTuning(graph_level="off"))],
+        ids=["gpu", "off"],
+    )
+    def test_what_is_not_optimized_ahead_has_none(self, config: SessionConfig) -> None:
+        assert OnnxRuntimeEngine().identity(config) == {}
+
+
+class TestCompile:
+    def test_writes_the_files_that_caches_hold(self, tmp_path: Path) -> None:
+        folder = tmp_path / "compiled"
+        folder.mkdir()
+        OnnxRuntimeEngine().compile(large(tmp_path), CONFIG, folder)
+        assert {path.name for path in folder.iterdir()} == {"optimised.onnx", "weights.bin"}
+        assert operators(folder / "optimised.onnx") == ["MatMul"]
+        assert (folder / "weights.bin").stat().st_size >= 64 * 64 * 4
+
+    @pytest.mark.parametrize("level", ["all", "extended", "basic"])
+    def test_never_goes_beyond_what_holds_on_every_processor(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any
+    ) -> None:
+        """What ONNX Runtime does after `extended` is made for one processor's caches and instructions."""
+        levels = []
+        monkeypatch.setattr(
+            engine, "save_optimized", lambda _, options, __: levels.append(options.graph_optimization_level)
+        )
+        OnnxRuntimeEngine().compile(tmp_path, replace(CONFIG, tuning=SessionTuning(graph_level=level)), tmp_path)
+        basic, extended = (
+            onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+            onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        )
+        assert levels == [basic if level == "basic" else extended]
+
+    def test_a_folder_that_cannot_be_written_is_a_lowering_error(self, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match="cannot load"):
+            OnnxRuntimeEngine().compile(large(tmp_path), CONFIG, tmp_path / "missing")
+
+    def test_what_it_wrote_is_mapped_from_disk(self, tmp_path: Path) -> None:
+        folder = tmp_path / "compiled"
+        folder.mkdir()
+        graph = large(tmp_path)
+        OnnxRuntimeEngine().compile(graph, CONFIG, folder)
+        as_saved = replace(CONFIG, tuning=SessionTuning(config_entries={"session.disable_prepacking": "1"}))
+        with OnnxRuntimeEngine().build(graph, as_saved, folder) as session:
+            found = session.run({"x": np.ones((2, 64), np.float32)})["y"]
+            assert str(folder / WEIGHTS) in Path("/proc/self/maps").read_text()
+        np.testing.assert_array_equal(found, np.ones((2, 64)))
+
+
+class TestReference:
+    def test_runs_every_node_of_the_file(self, tmp_path: Path) -> None:
+        graph, feeds = large(tmp_path), {"x": np.ones((1, 64), np.float32)}
+        with OnnxRuntimeEngine().build_reference(graph) as plain, OnnxRuntimeEngine().build(graph, CONFIG) as fast:
+            assert sum(plain.placement(feeds).nodes.values()) == 2
+            assert sum(fast.placement(feeds).nodes.values()) == 1
+
+    def test_a_damaged_graph_is_a_lowering_error(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").write_bytes(b"nonsense")
+        with pytest.raises(LoweringError, match="cannot load"):
+            OnnxRuntimeEngine().build_reference(tmp_path / "model.onnx")
+
+
+class TestShared:
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> SessionConfig:
+        (tmp_path / "shared").mkdir()
+        return replace(CONFIG, shared_folder=tmp_path / "shared")
+
+    def test_a_graph_that_triton_cannot_carry_leaves_no_copy_behind(
+        self, tmp_path: Path, config: SessionConfig
+    ) -> None:
+        graph = zoo.add(tmp_path, "m", zoo.with_sequence_output()) / "model.onnx"
+        with pytest.raises(LoweringError, match=r"ONNX Runtime cannot serve .*seq\(tensor\(float\)\)"):
+            OnnxRuntimeEngine().build(graph, config)
+        assert not list((tmp_path / "shared").glob("*/"))
+
+    def test_a_graph_that_is_refused_leaves_no_copy_behind(self, tmp_path: Path, config: SessionConfig) -> None:
+        (tmp_path / "model.onnx").write_bytes(b"nonsense")
+        with pytest.raises(LoweringError, match="cannot load"):
+            OnnxRuntimeEngine().build(tmp_path / "model.onnx", config)
+        graph = large(tmp_path)
+        with OnnxRuntimeEngine().build(graph, config) as session:
+            assert session.run({"x": np.ones((1, 64), np.float32)})["y"].shape == (1, 64)
+        assert not [path for path in (tmp_path / "shared").glob("*/") if path.suffix != ".partial"]
+
+    def test_a_placement_is_read_beside_the_shared_copy(self, tmp_path: Path, config: SessionConfig) -> None:
+        with OnnxRuntimeEngine().build(large(tmp_path), config) as session:
+            assert session.placement({"x": np.ones((1, 64), np.float32)}).products == {"fp32": 1}
+
+
+class TestCudaGraphs:
+    """The option means a GPU's sessions alone."""
+
+    def test_a_cpu_session_does_not_capture(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(CudaGraphRunner, "run", lambda *_: pytest.fail("captured on a CPU"))
+        config = replace(CONFIG, options={"enable_cuda_graph": "1"})
+        with OnnxRuntimeEngine().build(large(tmp_path), config) as session:
+            assert session.run({"x": np.ones((1, 64), np.float32)})["y"].shape == (1, 64)
