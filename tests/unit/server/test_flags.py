@@ -6,9 +6,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from running import free_ports
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 
 KNOWN = {
     **dict.fromkeys(("http-port", "http-address", "grpc-port", "allow-http", "backend-config", "log-file"), True),
@@ -52,3 +53,149 @@ def test_a_port_that_may_be_shared_is_not_checked() -> None:
         TritonFlags.parse([f"--http-port={port}", "--reuse-http-port=true", *others], known).check_ports()
         with pytest.raises(ServerSetupError, match=f"port {port} "):
             TritonFlags.parse([f"--http-port={port}", *others], known).check_ports()
+
+
+ALL = {
+    **KNOWN,
+    **dict.fromkeys(("allow-grpc", "allow-metrics", "grpc-address", "metrics-port", "metrics-address"), True),
+    **dict.fromkeys(("model-store", "reuse-grpc-port", "model-control-mode"), True),
+}
+NO_OTHERS = ["--allow-grpc=false", "--allow-metrics=false"]
+
+
+class TestParse:
+    @pytest.mark.parametrize(
+        ("arguments", "message", "hint"),
+        [
+            (["--http-prt=9"], "neither graphkiln nor tritonserver has a flag '--http-prt'", "'--http-port'"),
+            (["--model-repositry", "a"], "has a flag '--model-repositry'", "'--model-repository'"),
+            (["--zzzzzzzz"], "has a flag '--zzzzzzzz'", "graphkiln serve --help"),
+            (["models"], "unexpected argument 'models'", "--model-store models"),
+            (["-v"], "unexpected argument '-v'", "--model-store -v"),
+            (["--log-file"], "--log-file needs a value", "--log-file=VALUE"),
+            (["--disable-auto-complete-config", "yes"], "unexpected argument 'yes'", "--model-store yes"),
+        ],
+    )
+    def test_a_mistake_is_an_error_with_its_hint(self, arguments: list[str], message: str, hint: str) -> None:
+        with pytest.raises(ServerSetupError) as raised:
+            TritonFlags.parse(arguments, ALL)
+        assert message in raised.value.message
+        assert hint in raised.value.hint
+
+    def test_a_value_may_look_like_a_flag(self) -> None:
+        flags = TritonFlags.parse(["--log-file", "--http-port"], ALL)
+        assert flags.values == {"log-file": "--http-port"}
+
+    def test_a_value_may_be_empty_or_hold_signs_of_equality(self) -> None:
+        flags = TritonFlags.parse(["--log-file=", "--backend-config=a,b==c"], ALL)
+        assert flags.values == {"log-file": "", "backend-config": "a,b==c"}
+
+    def test_a_flag_without_a_value_stands_alone(self) -> None:
+        flags = TritonFlags.parse(["--disable-auto-complete-config", "--http-port", "9"], ALL)
+        assert flags.values == {"disable-auto-complete-config": "", "http-port": "9"}
+        assert flags.arguments == ("--disable-auto-complete-config", "--http-port", "9")
+
+    @pytest.mark.parametrize("arguments", [["--backend-directory", "b"], ["--backend-directory=b"]])
+    def test_the_backend_directory_is_taken_out(self, arguments: list[str]) -> None:
+        flags = TritonFlags.parse([*arguments, "--log-verbose=1"], ALL)
+        assert flags.backends == Path("b")
+        assert flags.arguments == ("--log-verbose=1",)
+
+    def test_both_names_of_a_model_store_are_known(self) -> None:
+        flags = TritonFlags.parse(["--model-store=a", "--model-repository", "b"], ALL)
+        assert flags.stores == (Path("a"), Path("b"))
+
+    def test_no_argument_is_no_flag(self) -> None:
+        flags = TritonFlags.parse([], ALL)
+        assert (flags.arguments, flags.values, flags.stores, flags.backends) == ((), {}, (), None)
+
+    def test_a_flag_given_twice_is_passed_on_twice(self) -> None:
+        typed = ["--backend-config=a,b=c", "--backend-config=d,e=f"]
+        assert TritonFlags.parse(typed, ALL).arguments == tuple(typed)
+
+
+class TestListenAddress:
+    def test_defaults_are_tritons(self) -> None:
+        addresses = TritonFlags.parse([], ALL).listen_addresses()
+        assert [(a.protocol, a.host, a.port) for a in addresses] == [
+            ("HTTP", "0.0.0.0", 8000),
+            ("gRPC", "0.0.0.0", 8001),
+            ("metrics", "0.0.0.0", 8002),
+        ]
+
+    @pytest.mark.parametrize("value", ["false", "0", "off", "False", "no"])
+    def test_a_service_can_be_switched_off(self, value: str) -> None:
+        assert TritonFlags.parse([f"--allow-http={value}"], ALL).listen_address("http") is None
+
+    @pytest.mark.parametrize("value", ["true", "1", "on", "TRUE"])
+    def test_a_service_can_be_switched_on(self, value: str) -> None:
+        assert TritonFlags.parse([f"--allow-http={value}"], ALL).listen_address("http") is not None
+
+    @pytest.mark.parametrize("value", ["web", "", "-1", "0", "65536", "80.0", "8000 "])
+    def test_a_port_that_is_none_is_an_error(self, value: str) -> None:
+        with pytest.raises(ServerSetupError, match="--grpc-port must be a port number") as raised:
+            TritonFlags.parse([f"--grpc-port={value}"], ALL).listen_address("grpc")
+        assert raised.value.hint == "--grpc-port=8001"
+
+    @pytest.mark.parametrize("port", [1, 65535])
+    def test_every_port_is_one(self, port: int) -> None:
+        address = TritonFlags.parse([f"--http-port={port}"], ALL).listen_address("http")
+        assert address is not None
+        assert address.port == port
+
+    def test_metrics_follow_the_http_address_unless_they_have_their_own(self) -> None:
+        flags = TritonFlags.parse(["--http-address=10.0.0.1"], ALL)
+        assert [a.host for a in flags.listen_addresses()] == ["10.0.0.1", "0.0.0.0", "10.0.0.1"]
+        flags = TritonFlags.parse(["--http-address=10.0.0.1", "--metrics-address=10.0.0.2"], ALL)
+        assert [a.host for a in flags.listen_addresses()] == ["10.0.0.1", "0.0.0.0", "10.0.0.2"]
+
+    def test_this_machine_reaches_all_addresses_by_loopback(self) -> None:
+        assert ListenAddress(protocol="HTTP", host="0.0.0.0", port=1).local_address == ("127.0.0.1", 1)
+        assert ListenAddress(protocol="HTTP", host="10.0.0.1", port=1).local_address == ("10.0.0.1", 1)
+
+
+class TestCheckPorts:
+    def test_a_busy_port_is_an_error_with_a_free_one(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            port = holder.getsockname()[1]
+            flags = TritonFlags.parse([f"--http-port={port}", "--http-address=127.0.0.1", *NO_OTHERS], ALL)
+            with pytest.raises(ServerSetupError, match=rf"port {port} \(HTTP\) is in use") as raised:
+                flags.check_ports()
+        suggested = int(raised.value.hint.rpartition("=")[2])
+        assert suggested != port
+        with socket.create_server(("127.0.0.1", suggested)):
+            pass
+
+    def test_every_service_is_checked(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            port = holder.getsockname()[1]
+            arguments = ["--allow-http=false", "--allow-metrics=false", f"--grpc-port={port}"]
+            with pytest.raises(ServerSetupError, match=rf"port {port} \(gRPC\) is in use.*--grpc-port="):
+                TritonFlags.parse([*arguments, "--grpc-address=127.0.0.1"], ALL).check_ports()
+
+    def test_free_ports_stay_free(self) -> None:
+        (port,) = free_ports(1)
+        flags = TritonFlags.parse([f"--http-port={port}", *NO_OTHERS], ALL)
+        flags.check_ports()
+        flags.check_ports()
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+    def test_a_port_whose_last_connection_just_ended_is_free(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)):
+                server.accept()[0].close()  # the side that closes first keeps the port in TIME_WAIT
+        TritonFlags.parse([f"--http-port={port}", "--http-address=127.0.0.1", *NO_OTHERS], ALL).check_ports()
+
+    def test_an_address_of_another_machine_is_an_error(self) -> None:
+        (port,) = free_ports(1)
+        flags = TritonFlags.parse([f"--http-port={port}", "--http-address=192.0.2.1", *NO_OTHERS], ALL)
+        with pytest.raises(ServerSetupError, match=rf"cannot listen on 192.0.2.1:{port} \(HTTP\)") as raised:
+            flags.check_ports()
+        assert "--http-address" in raised.value.hint
+
+    def test_a_service_that_is_switched_off_needs_no_port(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            port = holder.getsockname()[1]
+            TritonFlags.parse(["--allow-http=false", f"--http-port={port}", *NO_OTHERS], ALL).check_ports()

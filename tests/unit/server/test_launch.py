@@ -1,27 +1,278 @@
-"""How tritonserver is started."""
+"""How tritonserver is started: its command line, its environment, its stores, its process."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+import pytest
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.lowering.settings import parse_override
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.server import launch as module
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.launch import command_line
+from graphkiln_backend.server.launch import Launch, command_line
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
+from graphkiln_backend.triton.environment import instances_folder, open_cache, overrides_for, shared_folder
 
-KNOWN = {"log-verbose": True}
+KNOWN = {
+    **dict.fromkeys(("log-verbose", "log-info", "backend-config", "model-control-mode", "load-model"), True),
+    **dict.fromkeys(("reuse-http-port", "cache-directory", "backend-directory", "strict-model-config"), True),
+    **dict.fromkeys(("allow-gpu-metrics", "model-config-name"), True),
+    "disable-auto-complete-config": False,
+}
 MEMORY = SharedMemoryPlan(region_bytes=1 << 20, needed_bytes=0)
 
 
-def test_our_defaults_give_way_to_the_users_flags(installation: Installation) -> None:
+def parse(*arguments: str) -> TritonFlags:
+    return TritonFlags.parse(arguments, KNOWN)
+
+
+@pytest.fixture
+def folder() -> Iterator[RunFolder]:
     with RunFolder() as folder:
-        quiet = command_line(installation, folder, [Path("/s")], TritonFlags.parse([], KNOWN), MEMORY, complete=True)
-        loud = command_line(
-            installation, folder, [], TritonFlags.parse(["--log-verbose=1"], KNOWN), MEMORY, complete=False
+        yield folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, digits: Path) -> Path:
+    """A store with the example model."""
+    shutil.copytree(digits, tmp_path / "store" / "digits")
+    return tmp_path / "store"
+
+
+def make_launch(installation: Installation, *stores: Path, flags: TritonFlags | None = None) -> Launch:
+    return Launch(installation=installation, stores=stores, flags=flags or parse())
+
+
+class TestCommandLine:
+    def line(self, installation: Installation, folder: RunFolder, *arguments: str, complete: bool = True) -> list[str]:
+        return command_line(installation, folder, [Path("/s")], parse(*arguments), MEMORY, complete=complete)
+
+    def test_our_defaults_give_way_to_the_users_flags(self, installation: Installation, folder: RunFolder) -> None:
+        quiet = self.line(installation, folder)
+        loud = self.line(installation, folder, "--log-verbose=1", complete=False)
+        assert "--log-info=false" in quiet
+        assert "--model-repository=/s" in quiet
+        assert "--backend-config=python,shm-default-byte-size=1048576" in quiet
+        assert "--log-info=false" not in loud
+        assert loud[-1] == "--log-verbose=1"
+
+    def test_it_begins_with_the_program(self, installation: Installation, folder: RunFolder) -> None:
+        line = self.line(installation, folder)
+        assert line[0] == str(installation.binary)
+        assert f"--backend-directory={folder.backends}" in line
+        assert f"--cache-directory={installation.caches}" in line
+        assert f"--backend-config=python,shm-region-prefix-name={folder.path.name}-" in line
+
+    def test_every_store_is_named_in_order(self, installation: Installation, folder: RunFolder) -> None:
+        line = command_line(installation, folder, [Path("/b"), Path("/a")], parse(), MEMORY, complete=False)
+        assert [word for word in line if "repository" in word] == ["--model-repository=/b", "--model-repository=/a"]
+
+    def test_the_users_arguments_stand_last_and_as_typed(self, installation: Installation, folder: RunFolder) -> None:
+        typed = ["--backend-config", "a,b=c d", "--log-info=true", "--disable-auto-complete-config"]
+        line = self.line(installation, folder, *typed)
+        assert line[-4:] == typed
+        assert "--log-info=false" not in line
+
+    @pytest.mark.parametrize("complete", [True, False])
+    def test_triton_completes_only_what_is_not_complete(
+        self, installation: Installation, folder: RunFolder, complete: bool
+    ) -> None:
+        line = self.line(installation, folder, complete=complete)
+        assert ("--disable-auto-complete-config" in line) is complete
+
+    @pytest.mark.parametrize("flag", ["reuse-http-port", "cache-directory", "allow-gpu-metrics"])
+    def test_a_flag_of_the_user_stands_once(self, installation: Installation, folder: RunFolder, flag: str) -> None:
+        line = self.line(installation, folder, f"--{flag}=mine")
+        assert [word for word in line if word.startswith(f"--{flag}=")] == [f"--{flag}=mine"]
+
+    def test_the_users_size_of_regions_wins(self, installation: Installation, folder: RunFolder) -> None:
+        mine = "--backend-config=python,shm-default-byte-size=5"
+        line = self.line(installation, folder, mine)
+        assert [word for word in line if "shm-default-byte-size" in word] == [mine]
+
+    @pytest.mark.parametrize("has_gpu", [True, False])
+    def test_what_needs_a_driver_is_switched_off_without_one(
+        self, installation: Installation, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+    ) -> None:
+        monkeypatch.setattr(module, "_NVIDIA_DRIVER", Path("/dev/null" if has_gpu else "/nowhere"))
+        line = self.line(installation, folder)
+        assert ("--allow-gpu-metrics=false" in line) is not has_gpu
+        assert ("--pinned-memory-pool-byte-size=0" in line) is not has_gpu
+
+
+class TestPrepare:
+    def test_stores_are_mirrored_with_complete_configurations(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        (store / "digits" / "config.pbtxt").write_text('backend: "graphkiln" max_batch_size: 4')
+        line = make_launch(installation, store).prepare(folder)
+        mirror = folder.overlay / "0"
+        assert f"--model-repository={mirror}" in line
+        assert "--disable-auto-complete-config" in line
+        config = read_config(mirror / "digits" / "config.pbtxt")
+        assert [tensor.name for tensor in config.input] == ["INPUT_0"]
+        assert (mirror / "digits" / "1").readlink() == store / "digits" / "1"
+        assert (folder.backends / "graphkiln" / "model.py").is_file()
+
+    def test_the_store_itself_is_left_as_it_is(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+        make_launch(installation, store).prepare(folder)
+        assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+
+    @pytest.mark.parametrize(
+        "flag",
+        [
+            "--model-control-mode=poll",
+            "--model-control-mode=explicit",
+            "--load-model=digits",
+            "--model-config-name=other",
+            "--strict-model-config=true",
+            "--disable-auto-complete-config",
+        ],
+    )
+    def test_stores_that_may_change_or_flags_about_configurations_keep_triton_in_charge(
+        self, installation: Installation, folder: RunFolder, store: Path, flag: str
+    ) -> None:
+        line = make_launch(installation, store, flags=parse(flag)).prepare(folder)
+        assert f"--model-repository={store}" in line
+        assert not folder.overlay.exists()
+        assert line.count("--disable-auto-complete-config") == (flag == "--disable-auto-complete-config")
+
+    def test_no_control_is_the_default(self, installation: Installation, folder: RunFolder, store: Path) -> None:
+        line = make_launch(installation, store, flags=parse("--model-control-mode=none")).prepare(folder)
+        assert f"--model-repository={folder.overlay / '0'}" in line
+
+    def test_a_model_of_another_backend_leaves_completion_to_triton(
+        self, installation: Installation, folder: RunFolder, store: Path, logged: list[str]
+    ) -> None:
+        (store / "other").mkdir()
+        (store / "other" / "config.pbtxt").write_text('backend: "tensorflow"')
+        line = make_launch(installation, store).prepare(folder)
+        assert f"--model-repository={store}" in line
+        assert "--disable-auto-complete-config" not in line
+        (message,) = logged
+        assert message.startswith("Triton completes the configurations itself")
+        assert "'other'" in message
+
+    def test_too_little_shared_memory_is_an_error(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "free_shared_memory", lambda: 1 << 19)
+        with pytest.raises(ServerSetupError, match="--shm-size="):
+            make_launch(installation, store).prepare(folder)
+
+    def test_a_store_with_a_space_is_linked(
+        self, installation: Installation, folder: RunFolder, store: Path, tmp_path: Path
+    ) -> None:
+        spaced = store.rename(tmp_path / "a store")
+        flags = parse("--model-control-mode=poll")
+        line = make_launch(installation, spaced, flags=flags).prepare(folder)
+        assert f"--model-repository={folder.path / 'stores' / '0'}" in line
+        assert not any(" " in word for word in line)
+
+    def test_the_users_backends_are_beside_graphkilns(
+        self, installation: Installation, folder: RunFolder, tmp_path: Path
+    ) -> None:
+        (tmp_path / "extra" / "mine").mkdir(parents=True)
+        make_launch(installation, flags=parse(f"--backend-directory={tmp_path / 'extra'}")).prepare(folder)
+        assert (folder.backends / "mine").readlink() == tmp_path / "extra" / "mine"
+
+
+class TestStart:
+    SHOW = "#!/bin/sh\nenv -0 > $TMPDIR/../environment\ncat > $TMPDIR/../stdin\n"
+
+    @pytest.fixture
+    def installation(self, installation: Installation) -> Installation:
+        """A tritonserver that writes down what it was given."""
+        installation.binary.write_text(self.SHOW)
+        installation.binary.chmod(0o755)
+        return installation
+
+    def show(self, launch: Launch, folder: RunFolder) -> dict[str, str]:
+        with launch.start(folder, [str(launch.installation.binary)]) as server:
+            assert server.wait(10) == 0
+        assert (folder.path / "stdin").read_text() == ""
+        pairs = (folder.path / "environment").read_text().rstrip("\0").split("\0")
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def test_stubs_find_their_python_and_libraries(
+        self, installation: Installation, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+        with_libraries = dataclasses.replace(installation, libraries=(Path("/a"), Path("/b")))
+        shown = self.show(make_launch(with_libraries), folder)
+        assert shown["LD_LIBRARY_PATH"] == "/a:/b:/mine"
+        assert shown["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        assert shown["TMPDIR"] == str(folder.temporary)
+
+    def test_the_allocator_keeps_buffers_unless_the_user_says_otherwise(
+        self, installation: Installation, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "7")
+        shown = self.show(make_launch(installation), folder)
+        assert shown["MALLOC_MMAP_THRESHOLD_"] == str(32 << 20)
+        assert shown["MALLOC_TRIM_THRESHOLD_"] == "7"
+
+    def test_instances_read_what_the_command_line_says(
+        self, installation: Installation, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        override = parse_override("precision=bf16")
+        launch = Launch(
+            installation=installation,
+            stores=[],
+            flags=parse(),
+            overrides={"m": [override]},
+            cache=CacheSettings(folder=tmp_path / "cache"),
         )
-    assert "--log-info=false" in quiet
-    assert "--model-repository=/s" in quiet
-    assert "--backend-config=python,shm-default-byte-size=1048576" in quiet
-    assert "--log-info=false" not in loud
-    assert loud[-1] == "--log-verbose=1"
+        for name, value in self.show(launch, folder).items():
+            if name.startswith("GRAPHKILN_"):
+                monkeypatch.setenv(name, value)
+        assert instances_folder() == folder.instances
+        assert shared_folder() == folder.shared
+        assert overrides_for("m") == [override]
+        with open_cache() as cache:
+            assert cache.folder == tmp_path / "cache"
+
+    def test_it_has_a_session_of_its_own(self, installation: Installation, folder: RunFolder) -> None:
+        with make_launch(installation).start(folder, ["/bin/sleep", "60"]) as server:
+            try:
+                assert os.getsid(server.pid) == server.pid != os.getsid(0)
+                assert os.getpgid(server.pid) == server.pid
+            finally:
+                server.kill()
+
+    def test_it_ends_with_its_parent(self, tmp_path: Path) -> None:
+        program = (
+            "import os, subprocess, sys\n"
+            "from graphkiln_backend.server.launch import _die_with_parent\n"
+            "server = subprocess.Popen(['/bin/sleep', '60'], preexec_fn=_die_with_parent)\n"
+            "print(server.pid, flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        ) as parent:
+            assert parent.stdout is not None
+            server = psutil.Process(int(parent.stdout.readline()))
+            parent.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.run_folder import BACKEND_NAMES, RunFolder, backend_names
+from graphkiln_backend.server.shared_memory import SHARED_MEMORY
 
 
 def test_never_holds_a_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,3 +54,169 @@ def test_an_installed_oneflow_backend_keeps_its_seat(installation: Installation,
     with RunFolder() as folder:
         assert "oneflow" not in folder.assemble_backends(installation, tmp_path / "extra")
         assert (folder.backends / "oneflow").resolve() == (tmp_path / "extra" / "oneflow").resolve()
+
+
+def test_everything_is_removed_at_the_end_whatever_lies_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with RunFolder() as folder:
+        assert folder.path.parent == tmp_path
+        for inside in (folder.instances, folder.shared, folder.temporary):
+            (inside / "deep" / "deeper").mkdir(parents=True)
+            (inside / "deep" / "file").write_text("left")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_linked_store_outlives_the_folder(tmp_path: Path) -> None:
+    store = tmp_path / "a store"
+    (store / "m").mkdir(parents=True)
+    with RunFolder() as folder:
+        (link,) = folder.link_stores([store])
+        assert (link / "m").is_dir()
+    assert (store / "m").is_dir()
+
+
+def test_shared_memory_of_a_killed_server_is_removed_and_no_other() -> None:
+    with RunFolder() as folder, RunFolder() as other:
+        mine = [SHARED_MEMORY / f"{folder.shared_memory_prefix}{number}" for number in range(2)]
+        others = SHARED_MEMORY / f"{other.shared_memory_prefix}0"
+        for region in (*mine, others):
+            region.touch()
+        folder.close()
+        assert not any(region.exists() for region in mine)
+        assert others.exists()
+    assert not others.exists()
+
+
+def test_it_is_removed_after_an_error() -> None:
+    path: list[Path] = []
+
+    def fail() -> None:
+        with RunFolder() as folder:
+            path.append(folder.path)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not path[0].exists()
+
+
+def test_closing_twice_is_no_error() -> None:
+    with RunFolder() as folder:
+        folder.close()
+
+
+def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ServerSetupError, match="cannot make a temporary folder") as raised:
+        RunFolder()
+    assert raised.value.hint == "set TMPDIR to a folder that can be written"
+
+
+def test_two_runs_have_folders_of_their_own() -> None:
+    with RunFolder() as first, RunFolder() as second:
+        assert first.path != second.path
+        assert first.shared_memory_prefix != second.shared_memory_prefix
+
+
+class TestBackends:
+    def test_the_python_backend_is_copied_with_the_stub_of_this_python(
+        self, installation: Installation, tmp_path: Path
+    ) -> None:
+        stub = tmp_path / "stubs" / "triton_python_backend_stub"
+        stub.parent.mkdir()
+        stub.write_text("this python's")
+        with RunFolder() as folder:
+            folder.assemble_backends(dataclasses.replace(installation, stub=stub), None)
+            python = folder.backends / "python"
+            assert (python / "triton_python_backend_stub").read_text() == "this python's"
+            assert (python / "libtriton_python.so").is_file()
+            assert not any(path.is_symlink() for path in (python, *python.iterdir()))
+
+    def test_every_name_loads_the_model_class(self, installation: Installation) -> None:
+        with RunFolder() as folder:
+            names = folder.assemble_backends(installation, None)
+            assert names == BACKEND_NAMES
+            for name in names:
+                source = (folder.backends / name / "model.py").read_text()
+                (statement,) = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+                assert statement.module == "graphkiln_backend.triton.model"
+                assert [alias.name for alias in statement.names] == ["TritonPythonModel"]
+                assert find_spec(statement.module) is not None
+
+    def test_an_installed_onnxruntime_backend_is_kept_unless_it_is_to_be_replaced(
+        self, installation: Installation
+    ) -> None:
+        installed = installation.backends / "onnxruntime"
+        installed.mkdir()
+        with RunFolder() as folder:
+            assert "onnxruntime" not in folder.assemble_backends(installation, None)
+            assert (folder.backends / "onnxruntime").readlink() == installed
+        with RunFolder() as folder:
+            assert "onnxruntime" in folder.assemble_backends(installation, None, replace_onnxruntime=True)
+            assert (folder.backends / "onnxruntime" / "model.py").is_file()
+        assert list(installed.iterdir()) == []
+
+    def test_the_users_backends_go_before_the_installations(self, installation: Installation, tmp_path: Path) -> None:
+        for root in (tmp_path / "extra", installation.backends):
+            (root / "custom").mkdir(parents=True)
+        (installation.backends / "another").mkdir()
+        with RunFolder() as folder:
+            folder.assemble_backends(installation, tmp_path / "extra")
+            assert (folder.backends / "custom").readlink() == tmp_path / "extra" / "custom"
+            assert (folder.backends / "another").readlink() == installation.backends / "another"
+
+    def test_a_relative_folder_of_backends_is_linked_by_its_whole_path(
+        self, installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "extra" / "custom").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        with RunFolder() as folder:
+            folder.assemble_backends(installation, Path("extra"))
+            assert (folder.backends / "custom").is_dir()
+
+    def test_a_backend_folder_that_is_none_is_an_error(self, installation: Installation, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        for extra in (tmp_path / "gone", tmp_path / "file"):
+            with RunFolder() as folder, pytest.raises(ServerSetupError, match="is not a folder"):
+                folder.assemble_backends(installation, extra)
+
+    @pytest.mark.parametrize(
+        ("installed", "replace", "names"),
+        [
+            ((), False, {"graphkiln", "onnxruntime", "oneflow"}),
+            (("python", "tensorflow"), False, {"graphkiln", "onnxruntime", "oneflow"}),
+            (("onnxruntime",), False, {"graphkiln", "oneflow"}),
+            (("onnxruntime",), True, {"graphkiln", "onnxruntime", "oneflow"}),
+            (("onnxruntime", "oneflow"), True, {"graphkiln", "onnxruntime"}),
+            (("graphkiln",), False, {"graphkiln", "onnxruntime", "oneflow"}),
+        ],
+    )
+    def test_names_beside_what_is_installed(
+        self, tmp_path: Path, installed: tuple[str, ...], replace: bool, names: set[str]
+    ) -> None:
+        for name in installed:
+            (tmp_path / name).mkdir()
+        assert backend_names([tmp_path], replace_onnxruntime=replace) == names
+
+
+class TestStores:
+    @pytest.mark.parametrize("name", ["with space", "a;b", "$HOME", "quo'te", "ünïcode", "new\nline"])
+    def test_a_name_that_a_shell_would_change_is_linked(self, tmp_path: Path, name: str) -> None:
+        with RunFolder() as folder:
+            (link,) = folder.link_stores([tmp_path / name])
+            assert link == folder.path / "stores" / "0"
+            assert link.readlink() == tmp_path / name
+
+    @pytest.mark.parametrize("name", ["plain", "a-b_c.d", "1,2", "x@y+z%3D", "c:d"])
+    def test_a_plain_name_is_taken_as_it_is(self, tmp_path: Path, name: str) -> None:
+        with RunFolder() as folder:
+            assert folder.link_stores([tmp_path / name]) == [tmp_path / name]
+
+    def test_a_relative_store_is_made_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with RunFolder() as folder:
+            plain, link = folder.link_stores([Path("models"), Path("my models")])
+            assert plain == tmp_path / "models"
+            assert link.readlink() == tmp_path / "my models"

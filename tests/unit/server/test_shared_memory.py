@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server.shared_memory import plan_shared_memory
+from graphkiln_backend.server import shared_memory as module
+from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 
 MB = 1 << 20
 
@@ -36,3 +39,59 @@ def test_too_little_is_an_error_with_the_fix(tmp_path: Path) -> None:
 def test_regions_grow_on_demand_where_memory_is_scarce(tmp_path: Path) -> None:
     planned = plan_shared_memory([make_store(tmp_path, rows=8, instances=2)], free_bytes=30 * MB)
     assert planned.region_bytes == MB
+
+
+def test_no_model_needs_nothing(tmp_path: Path) -> None:
+    assert plan_shared_memory([], free_bytes=MB) == SharedMemoryPlan(region_bytes=MB, needed_bytes=0)
+    (tmp_path / "empty").mkdir()
+    assert plan_shared_memory([tmp_path / "empty"], free_bytes=MB).needed_bytes == 0
+
+
+def test_regions_are_whole_megabytes_with_room_for_messages(tmp_path: Path) -> None:
+    planned = plan_shared_memory([make_store(tmp_path, rows=3, instances=1)], free_bytes=1000 * MB)
+    tensors = 3 * (1000 * 250 * 4 + 4)
+    assert planned.region_bytes % MB == 0
+    assert tensors + MB < planned.region_bytes < 2 * tensors
+
+
+def test_one_size_serves_the_largest_of_several_models(tmp_path: Path) -> None:
+    small, large = make_store(tmp_path / "a", rows=1, instances=1), make_store(tmp_path / "b", rows=8, instances=1)
+    alone = plan_shared_memory([large], free_bytes=1000 * MB)
+    both = plan_shared_memory([small, large], free_bytes=1000 * MB)
+    assert both.region_bytes == alone.region_bytes
+    assert alone.needed_bytes < both.needed_bytes < 2 * alone.needed_bytes
+
+
+def test_the_largest_size_is_given_where_half_of_the_memory_stays_free(tmp_path: Path) -> None:
+    store = make_store(tmp_path, rows=8, instances=2)
+    region = plan_shared_memory([store], free_bytes=1000 * MB).region_bytes
+    assert plan_shared_memory([store], free_bytes=4 * region).region_bytes == region
+    assert plan_shared_memory([store], free_bytes=4 * region - 1).region_bytes == MB
+
+
+def test_exactly_enough_is_enough(tmp_path: Path) -> None:
+    store = make_store(tmp_path, rows=8, instances=2)
+    needed = plan_shared_memory([store], free_bytes=1000 * MB).needed_bytes
+    assert plan_shared_memory([store], free_bytes=needed).needed_bytes == needed
+    with pytest.raises(ServerSetupError) as raised:
+        plan_shared_memory([store], free_bytes=needed - 1)
+    assert raised.value.hint == f"docker run --shm-size={2 * needed >> 20}m, or a smaller max_batch_size"
+
+
+def test_the_suggested_size_is_enough_for_the_plan(tmp_path: Path) -> None:
+    store = make_store(tmp_path, rows=8, instances=2)
+    with pytest.raises(ServerSetupError) as raised:
+        plan_shared_memory([store], free_bytes=0)
+    (size_mb,) = re.findall(r"--shm-size=(\d+)m", raised.value.hint)
+    assert plan_shared_memory([store], free_bytes=int(size_mb) * MB).region_bytes > MB
+
+
+def test_the_free_memory_is_the_kernels_word() -> None:
+    assert 0 < free_shared_memory() <= shutil.disk_usage("/dev/shm").total
+
+
+def test_without_shared_memory_nothing_can_be_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "gone")
+    with pytest.raises(ServerSetupError, match="Triton needs it for tensors") as raised:
+        free_shared_memory()
+    assert raised.value.hint == "mount a tmpfs there"
