@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx_ir
@@ -20,8 +20,10 @@ class Casts:
         low: The lower element type.
     """
 
-    def __init__(self, model: onnx_ir.Model, target: Precision) -> None:
+    def __init__(self, model: onnx_ir.Model, target: Precision, keep: Collection[onnx_ir.Value] = ()) -> None:
+        """Values to keep are of the lower type and stay so."""
         self._graph = model.graph
+        self._keep = keep
         self._target = target
         self.low = LOW_TYPES[target]
         self._made: dict[tuple[int, onnx_ir.DataType], onnx_ir.Value] = {}
@@ -45,13 +47,14 @@ class Casts:
         """Gives a node (and the graphs inside it) fp32 where it would read the low type."""
         for inner in _with_inner(node):
             for index, value in enumerate(inner.inputs):
-                if value is not None and value.dtype == self.low and self._is_outer(value):
+                if value is not None and value.dtype == self.low and self._is_outer(value) and value not in self._keep:
                     inner.replace_input_with(index, self._as(value, onnx_ir.DataType.FLOAT))
 
     def retype_outputs(self, dtype: onnx_ir.DataType) -> None:
         """Gives the graph's floating-point outputs a type; they keep their names."""
         for position, value in enumerate(list(self._graph.outputs)):
-            if value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value.dtype != dtype:
+            is_float = value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value not in self._keep
+            if is_float and value.dtype != dtype:
                 name = value.name
                 value.name = f"{name}_before"
                 result = self._cast(value, dtype)

@@ -88,7 +88,7 @@ class LowerPrecision:
         ShapeInferencePass()(model)
         name_nodes(model)
         chosen = {id(node) for node in model.graph if self._lowers(node)}
-        casts, edge = Casts(model, self.target), self._edge(model)
+        casts, edge = Casts(model, self.target, _values(model, LOW_TYPES[self.target])), self._edge(model)
         if self.edges:
             casts.lower_inputs()
         for node in list(model.graph):
@@ -159,6 +159,13 @@ def matches(node: onnx_ir.Node, patterns: Iterable[str]) -> bool:
     """Whether the name or the type of a node is one of some patterns (`*`, `?`)."""
     words = (str(node.name), node.op_type)
     return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)
+
+
+def _values(model: onnx_ir.Model, dtype: onnx_ir.DataType) -> frozenset[onnx_ir.Value]:
+    """All values of the main graph that have a type."""
+    computed = (value for node in model.graph for value in node.outputs)
+    given = (*model.graph.inputs, *model.graph.initializers.values())
+    return frozenset(value for value in (*given, *computed) if value.dtype == dtype)
 
 
 def _float_names(values: Sequence[onnx_ir.Value]) -> frozenset[str]:

@@ -1,0 +1,105 @@
+"""Raw image bytes go in: cast, normalization and layout inside the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import compute, draw, graph, operators
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+
+CHW = "(float[b,3,4,5] x) => (float[b,3,4,5] y) { y = Relu(x) }"
+HWC = "(float[b,4,5,3] x) => (float[b,4,5,3] y) { y = Relu(x) }"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def pixels(channels: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (2, 4, 5, channels), np.uint8)
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize(
+    "numbers", [{}, {"mean": MEAN}, {"std": STD}, {"mean": MEAN, "std": STD}], ids=["none", "mean", "std", "both"]
+)
+def test_the_graph_normalizes_as_the_client_did(layout: Any, numbers: dict[str, Any]) -> None:
+    spec = Preprocess(layout=layout, **numbers)
+    text = CHW if layout == "CHW" else HWC
+    model = graph(text)
+    run_passes(model, [EmbedPreprocess(spec)])
+    normal = np.stack([spec.normalize(image) for image in pixels()])
+    expected = compute(graph(text), x=normal)["y"]
+    np.testing.assert_allclose(compute(model, x=pixels())["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.tuples(*[st.floats(0, 1)] * 3),
+    st.tuples(*[st.floats(0.01, 2)] * 3),
+    st.integers(0, 1000),
+)
+def test_with_any_numbers(mean: tuple[float, ...], std: tuple[float, ...], seed: int) -> None:
+    spec = Preprocess(mean=mean, std=std)
+    model = graph("(float[b,3,4,5] x) => (float[b,3,4,5] y) { y = Identity(x) }")
+    run_passes(model, [EmbedPreprocess(spec)])
+    images = pixels(seed=seed)
+    expected = np.stack([spec.normalize(image) for image in images])
+    np.testing.assert_allclose(compute(model, x=images)["y"], expected, rtol=1e-4, atol=1e-4 / min(std))
+
+
+def test_one_channel() -> None:
+    spec = Preprocess(color="L", mean=(0.3,), std=(0.2,))
+    model = graph("(float[b,1,4,5] x) => (float[b,1,4,5] y) { y = Identity(x) }")
+    run_passes(model, [EmbedPreprocess(spec)])
+    expected = np.stack([spec.normalize(image) for image in pixels(1)])
+    np.testing.assert_allclose(compute(model, x=pixels(1))["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_input_takes_bytes_of_the_images_shape() -> None:
+    model = graph(CHW)
+    run_passes(model, [EmbedPreprocess(Preprocess())])
+    (value,) = model.graph.inputs
+    assert (value.name, str(value.dtype), str(value.shape)) == ("x", "UINT8", "[b,4,5,3]")
+    assert operators(model) == ["Cast", "Sub", "Div", "Transpose", "Relu"]
+
+
+def test_a_spec_of_the_last_axis_needs_no_transpose() -> None:
+    model = graph(HWC)
+    run_passes(model, [EmbedPreprocess(Preprocess(layout="HWC"))])
+    assert "Transpose" not in operators(model)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[b,3] x) => (float[b,3] y) { y = Relu(x) }",
+        "(int32[b,3,4,5] x) => (int32[b,3,4,5] y) { y = Neg(x) }",
+        "(float[b,3,4,5] x, float[b,3,4,5] z) => (float[b,3,4,5] y) { y = Add(x, z) }",
+    ],
+    ids=["no image", "integers", "two inputs"],
+)
+def test_what_is_no_fp32_image(text: str) -> None:
+    (report,) = run_passes(graph(text), [EmbedPreprocess(Preprocess())]).reports
+    assert (report.ran, report.note) == (False, "the input is no FP32 image")
+
+
+def test_it_is_not_embedded_twice() -> None:
+    reports = run_passes(graph(CHW), [EmbedPreprocess(Preprocess())] * 2).reports
+    assert [report.ran for report in reports] == [True, False]
+
+
+def test_a_graph_that_takes_no_bytes_is_told() -> None:
+    assert EmbedPreprocess(Preprocess()).ensures(graph(CHW)) == "the input does not take bytes"
+
+
+def test_feeds_of_the_source_are_those_of_the_client() -> None:
+    spec = Preprocess(mean=MEAN, std=STD)
+    edge = run_passes(graph(CHW), [EmbedPreprocess(spec)]).edge
+    found = edge.to_source_feeds({"x": pixels()})["x"]
+    np.testing.assert_array_equal(found, np.stack([spec.normalize(image) for image in pixels()]))
+    assert edge.to_graph_feeds({"x": draw(2, 3, 4, 5)})["x"].shape == (2, 4, 5, 3)

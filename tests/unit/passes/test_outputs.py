@@ -1,0 +1,96 @@
+"""Graphs that compute some of their outputs only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import compute, draw, graph, operators
+
+from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.outputs import PruneOutputs, keep_outputs
+
+THREE = """(float[b,3] x) => (float[b,3] scores, float[b,3] loss, float[b,3] features) {
+    features = Relu(x)
+    scores = Mul(features, w)
+    e = Exp(scores)
+    loss = Log(e)
+}"""
+
+
+def three() -> onnx_ir.Model:
+    return graph(THREE, w=draw(3))
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        (("scores",), ["Relu", "Mul"]),
+        (("features",), ["Relu"]),
+        (("loss", "features"), ["Relu", "Mul", "Exp", "Log"]),
+    ],
+)
+def test_what_only_the_others_need_goes(kept: tuple[str, ...], left: list[str]) -> None:
+    model, x = three(), draw(2, 3, seed=1)
+    edge = run_passes(model, [PruneOutputs(kept)]).edge
+    assert operators(model) == left
+    found, expected = compute(model, x=x), edge.to_graph_outputs(compute(three(), x=x))
+    assert list(found) == list(expected), "in the graph's order, not in that of the request"
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert edge.kept == set(kept)
+
+
+def test_weights_of_what_is_dropped_go_as_well() -> None:
+    model = three()
+    run_passes(model, [PruneOutputs(("features",))])
+    assert not model.graph.initializers
+
+
+def test_inputs_that_no_output_needs_stay() -> None:
+    """A client that feeds them must not fail because an output was dropped."""
+    model = graph("(float[b,3] x, float[b,3] z) => (float[b,3] y, float[b,3] w) { y = Relu(x) w = Relu(z) }")
+    run_passes(model, [PruneOutputs(("y",))])
+    assert [value.name for value in model.graph.inputs] == ["x", "z"]
+
+
+def test_all_of_them_is_nothing_to_do() -> None:
+    (report,) = run_passes(three(), [PruneOutputs(("loss", "features", "scores"))]).reports
+    assert (report.ran, report.note) == (False, "all outputs are kept")
+
+
+def test_an_unknown_output_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(ConversionError, match="the graph has no output 'score'") as caught:
+        run_passes(three(), [PruneOutputs(("score",))])
+    assert "'scores'" in caught.value.hint
+
+
+class TestFiles:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        onnx_ir.save(three(), tmp_path / "model.onnx")
+        return tmp_path / "model.onnx"
+
+    def test_a_part_is_written_and_the_share_that_was_dropped_is_told(self, path: Path, tmp_path: Path) -> None:
+        target = tmp_path / "part.onnx"
+        assert keep_outputs(path, ["scores"], target) == 0.5
+        part, x = onnx_ir.load(target), draw(2, 3)
+        np.testing.assert_array_equal(compute(part, x=x)["scores"], compute(three(), x=x)["scores"])
+        assert operators(onnx_ir.load(path)) == operators(three()), "the original is not changed"
+
+    def test_nothing_to_drop(self, path: Path, tmp_path: Path) -> None:
+        assert keep_outputs(path, ["scores", "loss", "features"], tmp_path / "part.onnx") == 0
+
+    def test_what_is_no_graph(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").write_bytes(b"\x00\x01 no graph")
+        with pytest.raises(LoweringError, match=r"cannot read .*model\.onnx"):
+            keep_outputs(tmp_path / "model.onnx", ["y"], tmp_path / "part.onnx")
+        assert not (tmp_path / "part.onnx").exists()
+
+    def test_an_output_that_is_not_there(self, path: Path, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match=r"cannot cut .*has no output 'nothing'"):
+            keep_outputs(path, ["nothing"], tmp_path / "part.onnx")
+        assert not (tmp_path / "part.onnx").exists()

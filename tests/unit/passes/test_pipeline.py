@@ -1,0 +1,143 @@
+"""Which passes a graph goes through, and what they make of it together."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import compute, draw, graph, operators
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.catalog import catalog
+from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
+
+
+def network() -> onnx_ir.Model:
+    """Something for every optimization: a padded convolution with a batch norm, constants, a layer norm, a product."""
+    return graph(
+        """(float[b,3,6,6] image) => (float[b,4] scores, float[b,8] features) {
+            padded = Pad(image, widths, zero)
+            convolved = Conv(padded, kernel)
+            normed = BatchNormalization(convolved, ones, zeros, mean, variance)
+            active = Relu(normed)
+            pooled = GlobalAveragePool(active)
+            flat = Flatten(pooled)
+            m = ReduceMean<keepdims=1>(flat, last)
+            c = Sub(flat, m)
+            q = Mul(c, c)
+            v = ReduceMean<keepdims=1>(q, last)
+            e = Add(v, epsilon)
+            d = Sqrt(e)
+            n = Div(c, d)
+            g = Mul(n, scale)
+            features = Add(g, zeros)
+            offset = Add(half, half)
+            p = MatMul(features, head)
+            scores = Add(p, offset)
+        }""",
+        widths=np.array([0, 0, 1, 1, 0, 0, 1, 1]), zero=np.float32(0), kernel=draw(8, 3, 3, 3), last=np.array([-1]),
+        ones=np.ones(8, np.float32), zeros=np.zeros(8, np.float32), mean=draw(8), variance=np.full(8, 0.5, np.float32),
+        epsilon=np.float32(1e-5), scale=draw(8), head=draw(8, 4), half=np.full(4, 0.5, np.float32),
+    )  # fmt: skip
+
+
+def names(passes: object) -> list[str]:
+    return [graph_pass.name for graph_pass in passes]  # type: ignore[attr-defined]
+
+
+class TestOptimizations:
+    def test_none_changes_a_number(self) -> None:
+        model, image = network(), draw(3, 3, 6, 6, seed=5)
+        expected = compute(model, image=image)
+        rewritten = run_passes(model, OPTIMIZATIONS)
+        found = compute(model, image=image)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+        assert rewritten.edge.to_graph_outputs(expected) == expected
+
+    def test_every_one_had_its_part(self) -> None:
+        model = network()
+        run_passes(model, OPTIMIZATIONS)
+        assert operators(model) == ["Conv", "Relu", "GlobalAveragePool", "Flatten", "LayerNormalization", "Gemm"]
+
+    @pytest.mark.parametrize("skipped", names(OPTIMIZATIONS))
+    def test_each_can_be_left_out(self, skipped: str) -> None:
+        model, image = network(), draw(2, 3, 6, 6)
+        expected = compute(model, image=image)["scores"]
+        rewritten = run_passes(model, without(OPTIMIZATIONS, [skipped]))
+        assert skipped not in [report.name for report in rewritten.reports]
+        np.testing.assert_allclose(compute(model, image=image)["scores"], expected, rtol=1e-4, atol=1e-5)
+
+    def test_the_second_time_there_is_nothing_left(self) -> None:
+        model = network()
+        run_passes(model, OPTIMIZATIONS)
+        before = operators(model)
+        run_passes(model, OPTIMIZATIONS)
+        assert operators(model) == before
+
+
+class TestWithout:
+    def test_keeps_the_order(self) -> None:
+        left = without(OPTIMIZATIONS, ["clean-up", "share-weights"])
+        assert names(left) == [name for name in names(OPTIMIZATIONS) if name not in ("clean-up", "share-weights")]
+
+    def test_an_unknown_name_is_an_error_with_the_nearest(self) -> None:
+        with pytest.raises(ConversionError, match="there is no pass 'cleanup' to skip") as caught:
+            without(OPTIMIZATIONS, ["cleanup"])
+        assert "'clean-up'" in caught.value.hint
+
+
+class TestEdgePasses:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, ["rename"]),
+            ({"keep_names": True}, []),
+            ({"keep_names": True, "softmax": True, "top_k": 2}, ["softmax", "top-k"]),
+            ({"outputs": ("features",)}, ["prune-outputs", "rename"]),
+            ({"preprocess": Preprocess()}, ["rename", "input-uint8-nhwc"]),
+            ({"preprocess": Preprocess(), "nhwc": True}, ["rename", "input-uint8-nhwc", "nhwc"]),
+        ],
+    )
+    def test_are_those_that_were_requested(self, options: dict[str, object], expected: list[str]) -> None:
+        assert names(edge_passes(network(), **options)) == expected  # type: ignore[arg-type]
+
+    def test_outputs_that_are_left_are_counted_from_zero(self) -> None:
+        model = network()
+        edge = run_passes(model, edge_passes(model, outputs=("features",))).edge
+        assert [value.name for value in model.graph.outputs] == ["OUTPUT_0"]
+        assert edge.output_name("features") == "OUTPUT_0"
+        assert edge.input_name("image") == "INPUT_0"
+
+    def test_all_of_them_together(self) -> None:
+        model, image = network(), np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), np.uint8)
+        passes = edge_passes(model, softmax=True, top_k=2, preprocess=Preprocess(std=(2.0, 3.0, 4.0)), nhwc=True)
+        edge = run_passes(model, passes).edge
+        expected = edge.to_graph_outputs(compute(network(), **edge.to_source_feeds({"INPUT_0": image})))
+        found = compute(model, INPUT_0=image)
+        assert list(found) == ["OUTPUT_0", "INDEX_0", "OUTPUT_1"]
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+
+    def test_bytes_are_turned_once(self) -> None:
+        """With embedded preprocessing the input is `[batch, height, width, channels]` already."""
+        model = network()
+        run_passes(model, edge_passes(model, preprocess=Preprocess(), nhwc=True))
+        assert str(model.graph.inputs[0].shape) == "[b,6,6,3]"
+
+
+class TestCatalog:
+    def test_names_every_pass_once(self) -> None:
+        listed = names(graph_pass for graph_pass, _ in catalog())
+        assert len(set(listed)) == len(listed)
+        assert listed[: len(OPTIMIZATIONS)] == names(OPTIMIZATIONS)
+        model = network()
+        requested = edge_passes(model, outputs=("scores",), softmax=True, top_k=1, preprocess=Preprocess(), nhwc=True)
+        assert listed[len(OPTIMIZATIONS) :] == names(requested), "in the order in which they run"
+
+    def test_says_what_each_does_and_when(self) -> None:
+        for graph_pass, when in catalog():
+            assert graph_pass.summary
+            assert when == "always" or "--" in when
