@@ -107,6 +107,11 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
         batch_size = saved_batch(model)
     except ConversionError as error:
         raise ConversionError(f"{folder / GRAPH_TEXT}: {error.message}", hint=error.hint) from error
+    if batch_size < 1:
+        raise ConversionError(
+            f"{folder / GRAPH_TEXT}: the graph was saved with an empty batch",
+            hint="trace the model with one sample or more, then save the graph again",
+        )
     inputs = tuple(_spec(value) for value in model.graph.inputs)
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:

@@ -1,0 +1,142 @@
+"""Which source a location names, and samples that are synthesized for its inputs."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
+from graphkiln_converters.sources import base
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, open_source, synthetic_samples
+
+OPTIONS = SourceOptions(pretrained=True)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, SourceOptions]]:
+    """What sources were opened: module, location, options."""
+    calls: list[tuple[str, str, SourceOptions]] = []
+
+    def import_module(name: str) -> Any:
+        module = ModuleType(name)
+
+        def open_(location: str, options: SourceOptions) -> str:
+            calls.append((name.rpartition(".")[2], location, options))
+            return "the model"
+
+        vars(module)["open_source"] = open_
+        return module
+
+    monkeypatch.setattr(base.importlib, "import_module", import_module)
+    return calls
+
+
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("source", "module", "location"),
+        [
+            ("torchvision:resnet18", "torchvision", "resnet18"),
+            ("timm:vit_tiny.augreg", "timm", "vit_tiny.augreg"),
+            ("huggingface:google/vit", "huggingface", "google/vit"),
+            ("huggingface:C:/models", "huggingface", "C:/models"),
+            ("python:model.py:make", "python_module", "model.py:make"),
+            ("oneflow:saved/cnn", "oneflow_graph", "saved/cnn"),
+            ("oneflow:saved.onnx", "oneflow_graph", "saved.onnx"),
+            ("models/m.onnx", "onnx_file", "models/m.onnx"),
+            ("M.ONNX", "onnx_file", "M.ONNX"),
+            ("C:/models/m.pt2", "exported_program", "C:/models/m.pt2"),
+        ],
+    )
+    def test_name_their_module(
+        self, opened: list[tuple[str, str, SourceOptions]], source: str, module: str, location: str
+    ) -> None:
+        assert str(open_source(source, OPTIONS)) == "the model"
+        assert opened == [(module, location, OPTIONS)]
+
+    @pytest.mark.parametrize(
+        ("source", "hint"),
+        [
+            ("torchvison:resnet18", "did you mean 'torchvision'"),
+            ("hugingface:bert", "did you mean 'huggingface'"),
+            ("onflow:dir", "did you mean 'oneflow'"),
+            (
+                "zzz:model",
+                "known: torchvision:..., timm:..., huggingface:..., python:..., oneflow:..., FILE.pt2, FILE.onnx",
+            ),
+            ("model.pth", "FILE.onnx"),
+            ("", "known: "),
+        ],
+    )
+    def test_an_unknown_one_comes_with_the_nearest(self, source: str, hint: str) -> None:
+        with pytest.raises(ConversionError, match=f"'{source}' is not a source") as caught:
+            open_source(source, OPTIONS)
+        assert hint in caught.value.hint
+
+    @pytest.mark.parametrize("source", ["timm", "python", "oneflow"])
+    def test_a_kind_without_a_location(self, source: str) -> None:
+        with pytest.raises(ConversionError, match=f"'{source}' is not a source"):
+            open_source(source, OPTIONS)
+
+    @pytest.mark.parametrize(
+        ("source", "extra"), [("timm:resnet18", "timm"), ("huggingface:bert", "huggingface"), ("python:m:f", "convert")]
+    )
+    def test_a_library_that_is_not_installed(self, source: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = {"timm": "timm", "huggingface": "huggingface", "python": "python_module"}[source.partition(":")[0]]
+        monkeypatch.setitem(sys.modules, f"graphkiln_converters.sources.{kind}", None)
+        with pytest.raises(EngineUnavailable, match="need a library that is not installed") as caught:
+            open_source(source, OPTIONS)
+        assert f"[{extra}]" in str(caught.value)
+
+
+class TestSamples:
+    IMAGE = InputSpec(name="image", shape=(3, 4, 5))
+    TOKENS = InputSpec(name="tokens", dtype=DType.INT64, shape=(9,), high=100)
+    MASK = InputSpec(name="mask", dtype=DType.INT64, shape=(9,), mask=True)
+
+    def test_types_shapes_and_ranges(self) -> None:
+        feeds = synthetic_samples((self.IMAGE, self.TOKENS), 50, {}, seed=0)
+        assert (feeds["image"].dtype, feeds["image"].shape) == (np.float32, (50, 3, 4, 5))
+        assert (feeds["tokens"].dtype, feeds["tokens"].shape) == (np.int64, (50, 9))
+        assert feeds["tokens"].min() >= 0
+        assert 80 < feeds["tokens"].max() < 100
+        assert abs(float(feeds["image"].mean())) < 0.1
+        assert 0.9 < float(feeds["image"].std()) < 1.1
+
+    @pytest.mark.parametrize("dtype", [DType.FP16, DType.FP64, DType.BF16, DType.INT32, DType.UINT8, DType.BOOL])
+    def test_every_type(self, dtype: DType) -> None:
+        (array,) = synthetic_samples((InputSpec(name="x", dtype=dtype, shape=(2,)),), 3, {}, seed=0).values()
+        assert array.dtype == dtype.numpy
+        assert array.shape == (3, 2)
+
+    def test_the_same_seed_gives_the_same(self) -> None:
+        first, second, other = (synthetic_samples((self.IMAGE, self.TOKENS), 2, {}, seed=seed) for seed in (1, 1, 2))
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, second[name])
+            assert not np.array_equal(array, other[name])
+
+    def test_half_of_the_samples_are_padded(self) -> None:
+        mask = synthetic_samples((self.MASK,), 4, {}, seed=0)["mask"]
+        assert mask.tolist() == [[1] * 9] * 2 + [[1] * 6 + [0] * 3] * 2
+
+    def test_a_mask_always_holds_a_token(self) -> None:
+        for tokens in (1, 2, 3):
+            mask = synthetic_samples((self.MASK,), 2, {"mask": {0: tokens}}, seed=0)["mask"]
+            assert mask.shape == (2, tokens)
+            assert (mask.sum(axis=1) > 0).all()
+
+    def test_sizes_of_dynamic_axes(self) -> None:
+        feeds = synthetic_samples((self.IMAGE, self.TOKENS), 2, {"image": {1: 7, 2: 1}}, seed=0)
+        assert feeds["image"].shape == (2, 3, 7, 1)
+        assert feeds["tokens"].shape == (2, 9)
+
+    def test_text_cannot_be_synthesized(self) -> None:
+        with pytest.raises(ConversionError, match="no samples can be synthesized for the text input 'words'"):
+            synthetic_samples((InputSpec(name="words", dtype=DType.BYTES, shape=(1,)),), 1, {}, seed=0)
+
+    def test_no_samples(self) -> None:
+        assert synthetic_samples((self.IMAGE,), 0, {}, seed=0)["image"].shape == (0, 3, 4, 5)

@@ -1,0 +1,106 @@
+"""Programs of torch.export: what their example inputs say, and programs that cannot be served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.exported_program import open_source
+
+OPTIONS = SourceOptions()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, image: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": image * self.factor, "count": tokens + 1}
+
+
+EXAMPLE = {"image": torch.zeros(2, 3), "tokens": torch.tensor([[1, 7], [2, 3]])}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Saved programs by how they were exported; exporting takes a second each."""
+    folder = tmp_path_factory.mktemp("programs")
+    batch = torch.export.Dim("batch")
+    shapes = {name: {0: batch} for name in EXAMPLE}
+    exports: dict[str, Callable[[], Any]] = {
+        "positional": lambda: torch.export.export(Scaled(), tuple(EXAMPLE.values()), dynamic_shapes=shapes),
+        "keywords": lambda: torch.export.export(Scaled(), (), EXAMPLE, dynamic_shapes=shapes),
+        "mixed": lambda: torch.export.export(
+            Scaled(), (EXAMPLE["image"],), {"tokens": EXAMPLE["tokens"]}, dynamic_shapes=shapes
+        ),
+        "fixed": lambda: torch.export.export(Scaled(), tuple(EXAMPLE.values())),
+    }
+    paths = {}
+    for name, export in exports.items():
+        paths[name] = folder / f"{name}.pt2"
+        torch.export.save(export(), paths[name])
+    return paths
+
+
+@pytest.mark.parametrize("kind", ["positional", "keywords"])
+def test_inputs_are_those_of_the_example(programs: dict[str, Path], kind: str) -> None:
+    model = open_source(str(programs[kind]), OPTIONS)
+    image, tokens = model.inputs
+    assert (image.name, image.dtype, image.shape) == ("image", DType.FP32, (3,))
+    assert (tokens.name, tokens.dtype, tokens.shape, tokens.high) == ("tokens", DType.INT64, (2,), 8)
+    assert model.keywords == (kind == "keywords")
+
+
+@pytest.mark.parametrize("kind", ["positional", "keywords"])
+def test_it_runs_at_any_batch_and_holds_its_weights(programs: dict[str, Path], kind: str) -> None:
+    feeds = {"image": np.ones((5, 3), "f4"), "tokens": np.zeros((5, 2), np.int64)}
+    outputs = open_source(str(programs[kind]), OPTIONS).run(feeds)
+    np.testing.assert_array_equal(outputs["scores"], np.full((5, 3), 3, "f4"))
+    np.testing.assert_array_equal(outputs["count"], np.ones((5, 2)))
+
+
+def test_parameters_are_frozen(programs: dict[str, Path]) -> None:
+    model = open_source(str(programs["positional"]), OPTIONS)
+    assert [parameter.requires_grad for parameter in model.module.parameters()] == [False]
+
+
+class TestErrors:
+    def test_a_fixed_batch(self, programs: dict[str, Path]) -> None:
+        with pytest.raises(ConversionError, match=r"the batch of .*fixed\.pt2 is fixed") as caught:
+            open_source(str(programs["fixed"]), OPTIONS)
+        assert "torch.export.Dim('batch')" in caught.value.hint
+
+    def test_inputs_by_position_and_by_name(self, programs: dict[str, Path]) -> None:
+        with pytest.raises(ConversionError, match="takes positional and keyword inputs"):
+            open_source(str(programs["mixed"]), OPTIONS)
+
+    def test_no_example_inputs(self, programs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        program = torch.export.load(programs["positional"])
+        monkeypatch.setattr(type(program), "example_inputs", None)
+        monkeypatch.setattr(torch.export, "load", lambda _: program)
+        with pytest.raises(ConversionError, match="was saved without example inputs"):
+            open_source(str(programs["positional"]), OPTIONS)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"there is no file .*m\.pt2"):
+            open_source(str(tmp_path / "m.pt2"), OPTIONS)
+
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no program"])
+    def test_a_damaged_file(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "m.pt2").write_bytes(content)
+        with pytest.raises(ConversionError, match=r"m\.pt2 is not a program of torch\.export"):
+            open_source(str(tmp_path / "m.pt2"), OPTIONS)
+
+    def test_weights_of_its_own(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match="holds its own weights"):
+            open_source("m.pt2", SourceOptions(weights=tmp_path / "w.pth"))

@@ -1,0 +1,92 @@
+"""ONNX files as sources: what they take, old opsets, and files that cannot be served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.onnx_file import open_source
+
+OPTIONS = SourceOptions()
+
+
+def write(path: Path, shape: list[str | int], *, opset: int = OPSET, dtype: int = TensorProto.FLOAT) -> Path:
+    """A graph that adds `x` to itself."""
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", dtype, shape)],
+        [helper.make_tensor_value_info("y", dtype, shape)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    return path
+
+
+def test_inputs_are_those_of_the_graph(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", ["n", 3, "height", 5], dtype=TensorProto.INT64)
+    model = open_source(str(path), OPTIONS)
+    (spec,) = model.inputs
+    assert (spec.name, spec.dtype, spec.shape) == ("x", DType.INT64, (3, 8, 5))
+    assert spec.dynamic == {1: (1, 16)}
+    assert model.description == str(path)
+    model.close()
+
+
+@pytest.mark.parametrize("shapes", [{"": (6,)}, {"x": (6,)}])
+def test_a_given_size_of_a_dynamic_axis(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    model = open_source(str(write(tmp_path / "m.onnx", ["n", "tokens"])), SourceOptions(shapes=shapes))
+    assert model.inputs[0].shape == (6,)
+    assert model.inputs[0].dynamic == {0: (1, 12)}
+    model.close()
+
+
+def test_it_runs(tmp_path: Path) -> None:
+    model = open_source(str(write(tmp_path / "m.onnx", ["n", 2])), OPTIONS)
+    np.testing.assert_array_equal(model.run({"x": np.array([[1, 2]], "f4")})["y"], [[2, 4]])
+    model.close()
+
+
+@pytest.mark.parametrize("opset", [13, OPSET])
+def test_an_old_opset_is_converted(tmp_path: Path, opset: int) -> None:
+    model = open_source(str(write(tmp_path / "m.onnx", ["n", 2], opset=opset)), OPTIONS)
+    exported = model.export({})
+    model.close()
+    assert exported.opset_imports[""] == OPSET
+    assert [node.op_type for node in exported.graph] == ["Add"]
+
+
+class TestErrors:
+    def test_a_fixed_batch_shows_all_shapes(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConversionError, match=r"no dynamic batch in every input and output: x FP32\[1,2\], y"
+        ) as caught:
+            open_source(str(write(tmp_path / "m.onnx", [1, 2])), OPTIONS)
+        assert "dynamic first dimension" in caught.value.hint
+
+    def test_weights_of_its_own(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match="holds its own weights"):
+            open_source(str(tmp_path / "m.onnx"), SourceOptions(weights=tmp_path / "w.pth"))
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"there is no file .*m\.onnx"):
+            open_source(str(tmp_path / "m.onnx"), OPTIONS)
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "m.onnx").mkdir()
+        with pytest.raises(ConversionError, match="there is no file"):
+            open_source(str(tmp_path / "m.onnx"), OPTIONS)
+
+    @pytest.mark.parametrize("kept", [0, 20, 60])
+    def test_a_truncated_file(self, tmp_path: Path, kept: int) -> None:
+        path = write(tmp_path / "m.onnx", ["n", 2])
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(ConversionError, match=r"m\.onnx cannot be loaded"):
+            open_source(str(path), OPTIONS)

@@ -1,0 +1,155 @@
+"""Factories of the user's: files and modules, what they return, and how they fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.python_module import open_source
+
+CODE = """
+import torch
+from torch import nn
+
+import a_neighbor
+
+class Doubled(nn.Module):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor, dtype=torch.float64))
+
+    def forward(self, image):
+        return image * self.factor
+
+def make():
+    return Doubled(), torch.zeros(2, 3)
+
+def named():
+    return Doubled(), {"image": torch.zeros(2, 3)}
+
+def alone():
+    return Doubled()
+
+def dropping():
+    return nn.Sequential(nn.Dropout(0.99)).train(), torch.ones(2, 3)
+
+def text():
+    return "a model"
+
+def triple():
+    return Doubled(), torch.zeros(2, 3), "more"
+
+def broken():
+    raise LookupError("no checkpoint at hand")
+
+def leaving():
+    raise KeyError
+
+_private = alone
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "a_neighbor.py").write_text("")
+    path = tmp_path / "a_models_file.py"
+    path.write_text(CODE)
+    before = list(sys.path)
+    yield path
+    sys.path[:] = before
+    for name in ("a_neighbor", "a_models_file"):
+        sys.modules.pop(name, None)
+
+
+OPTIONS = SourceOptions()
+
+
+class TestFactories:
+    @pytest.mark.parametrize("factory", ["make", "named"])
+    def test_a_module_with_an_example(self, file: Path, factory: str) -> None:
+        model = open_source(f"{file}:{factory}", OPTIONS)
+        (spec,) = model.inputs
+        assert (spec.name, spec.shape, spec.dtype) == ("image", (3,), DType.FP32)
+        np.testing.assert_array_equal(model.run({"image": np.ones((4, 3), "f4")})["output"], np.full((4, 3), 2))
+        assert model.description == f"python:{file}:{factory}"
+
+    def test_a_module_with_a_given_shape(self, file: Path) -> None:
+        model = open_source(f"{file}:alone", SourceOptions(shapes={"": (3,)}))
+        assert [(spec.name, spec.shape) for spec in model.inputs] == [("input", (3,))]
+        assert not model.keywords
+
+    def test_shapes_by_name_are_passed_by_name(self, file: Path) -> None:
+        model = open_source(f"{file}:alone", SourceOptions(shapes={"image": (3,)}))
+        assert model.keywords
+        assert model.run({"image": np.ones((1, 3), "f4")})["output"].tolist() == [[2, 2, 2]]
+
+    def test_a_class_is_a_factory(self, file: Path) -> None:
+        assert open_source(f"{file}:Doubled", SourceOptions(shapes={"": (3,)})).inputs
+
+    def test_the_module_is_in_evaluation_mode_and_fp32(self, file: Path) -> None:
+        model = open_source(f"{file}:dropping", OPTIONS)
+        np.testing.assert_array_equal(model.run({"input": np.ones((2, 3), "f4")})["output"], np.ones((2, 3)))
+        assert {p.dtype for p in open_source(f"{file}:make", OPTIONS).module.parameters()} == {torch.float32}
+
+    def test_weights_are_loaded(self, file: Path, tmp_path: Path) -> None:
+        torch.save({"factor": torch.tensor(5.0)}, tmp_path / "w.pth")
+        model = open_source(f"{file}:make", SourceOptions(weights=tmp_path / "w.pth"))
+        assert model.run({"image": np.ones((1, 3), "f4")})["output"][0, 0] == 5
+
+    def test_a_module_on_the_path(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(file.parent))
+        assert open_source("a_models_file:make", OPTIONS).inputs[0].name == "image"
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("factory", "message"),
+        [
+            ("makes", "has no function 'makes'.*did you mean 'make'"),
+            ("NUMBER", "has no function 'NUMBER'"),
+            ("text", "text of .* returns a str, expected a torch.nn.Module"),
+            ("triple", "returns a tuple, expected a torch.nn.Module"),
+            ("broken", "broken of .* fails: LookupError: no checkpoint at hand"),
+            ("leaving", "leaving of .* fails: KeyError"),
+            ("alone", "the shape of alone's input is not known.*--shape 3x224x224"),
+        ],
+    )
+    def test_of_the_factory(self, file: Path, factory: str, message: str) -> None:
+        with pytest.raises(ConversionError, match=message):
+            open_source(f"{file}:{factory}", OPTIONS)
+
+    def test_private_functions_are_not_suggested(self, file: Path) -> None:
+        with pytest.raises(ConversionError) as caught:
+            open_source(f"{file}:privat", OPTIONS)
+        assert "_private" not in caught.value.hint
+
+    @pytest.mark.parametrize("location", ["model.py", "model", ""])
+    def test_no_factory(self, location: str) -> None:
+        with pytest.raises(ConversionError, match=f"'python:{location}' names no factory"):
+            open_source(location, OPTIONS)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"there is no file .*nowhere\.py"):
+            open_source(f"{tmp_path}/nowhere.py:make", OPTIONS)
+
+    def test_no_module(self) -> None:
+        with pytest.raises(ConversionError, match="cannot import not_there: ModuleNotFoundError"):
+            open_source("not_there:make", OPTIONS)
+
+    @pytest.mark.parametrize(
+        ("code", "error"),
+        [("def make(:", "SyntaxError"), ("import not_there", "ModuleNotFoundError"), ("1 / 0", "ZeroDivisionError")],
+    )
+    def test_a_file_that_cannot_be_imported(self, file: Path, code: str, error: str) -> None:
+        file.write_text(code)
+        with pytest.raises(ConversionError, match=f"cannot import .*: {error}"):
+            open_source(f"{file}:make", OPTIONS)

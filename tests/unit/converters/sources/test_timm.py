@@ -1,0 +1,126 @@
+"""The spec of timm's data configuration, and how an architecture is created."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.sources import timm as source
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.timm import list_architectures, open_source, preprocess_from_config
+
+CONFIG: dict[str, Any] = {
+    "input_size": (3, 224, 224),
+    "interpolation": "bicubic",
+    "crop_pct": 0.875,
+    "crop_mode": "center",
+    "mean": (0.5, 0.4, 0.3),
+    "std": (0.1, 0.2, 0.3),
+}
+
+
+class TestSpec:
+    def test_is_resized_to_more_than_the_crop(self) -> None:
+        spec = preprocess_from_config(CONFIG, (3, 224, 224))
+        assert spec is not None
+        assert (spec.resize, spec.crop, spec.interpolation, spec.color) == (256, (224, 224), "bicubic", "RGB")
+        assert (spec.mean, spec.std) == ((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
+
+    @pytest.mark.parametrize(("percent", "resize"), [(1.0, 224), (0.95, 235), (0.9, 248), (0.96, 233)])
+    def test_sizes_are_rounded_down(self, percent: float, resize: int) -> None:
+        spec = preprocess_from_config({**CONFIG, "crop_pct": percent}, (3, 224, 224))
+        assert spec is not None
+        assert spec.resize == resize
+
+    def test_squash_resizes_both_sides(self) -> None:
+        spec = preprocess_from_config({**CONFIG, "crop_mode": "squash"}, (3, 100, 200))
+        assert spec is not None
+        assert (spec.resize, spec.crop) == ((114, 228), (100, 200))
+
+    def test_one_channel_is_gray(self) -> None:
+        spec = preprocess_from_config({**CONFIG, "mean": (0.5,), "std": (0.5,)}, (1, 32, 32))
+        assert spec is not None
+        assert spec.color == "L"
+
+    def test_center_is_the_default(self) -> None:
+        config = {key: value for key, value in CONFIG.items() if key != "crop_mode"}
+        assert preprocess_from_config(config, (3, 64, 64)) is not None
+
+    @pytest.mark.parametrize(
+        ("changes", "shape"),
+        [
+            ({"crop_mode": "border"}, (3, 64, 64)),
+            ({}, (3, 64, 48)),
+            ({"interpolation": "random"}, (3, 64, 64)),
+            ({"interpolation": "lanczos"}, (3, 64, 64)),
+        ],
+    )
+    def test_what_it_cannot_express(self, changes: dict[str, Any], shape: tuple[int, int, int]) -> None:
+        assert preprocess_from_config({**CONFIG, **changes}, shape) is None
+
+
+class TestCreation:
+    @pytest.fixture
+    def created(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+
+        def create_model(name: str, **options: Any) -> nn.Module:
+            calls.append({"name": name, **options})
+            return nn.Linear(2, 2)
+
+        monkeypatch.setattr(source.timm, "create_model", create_model)
+        return calls
+
+    def test_options_are_passed_on(self, created: list[dict[str, Any]]) -> None:
+        source._create("resnet18", SourceOptions(pretrained=True), num_classes=7)
+        assert created == [{"name": "resnet18", "pretrained": True, "exportable": True, "num_classes": 7}]
+
+    def test_feature_maps(self, created: list[dict[str, Any]]) -> None:
+        source._create("resnet18", SourceOptions(features_only=True, out_indices=(1, 3)))
+        assert created[0]["features_only"] is True
+        assert created[0]["out_indices"] == (1, 3)
+
+    @pytest.mark.parametrize("error", [RuntimeError, AttributeError, TypeError, AssertionError, IndexError])
+    def test_options_that_do_not_fit(self, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any, **__: Any) -> nn.Module:
+            raise error("no feature maps")
+
+        monkeypatch.setattr(source.timm, "create_model", fails)
+        with pytest.raises(ConversionError, match="timm cannot create resnet18 with these options: no feature maps"):
+            source._create("resnet18", SourceOptions())
+
+    def test_no_internet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: Any, **__: Any) -> nn.Module:
+            raise OSError("no route to host")
+
+        monkeypatch.setattr(source.timm, "create_model", fails)
+        with pytest.raises(ConversionError, match="cannot download the weights of resnet18") as caught:
+            source._create("resnet18", SourceOptions(pretrained=True))
+        assert "--weights FILE" in caught.value.hint
+
+
+def test_an_unknown_architecture() -> None:
+    with pytest.raises(ConversionError, match=r"timm has no architecture 'resnet19\.a1'") as caught:
+        open_source("resnet19.a1", SourceOptions())
+    assert "did you mean 'resnet1" in caught.value.hint
+
+
+def test_a_small_one() -> None:
+    before = torch.random.get_rng_state()
+    model = open_source("test_resnet", SourceOptions(shapes={"": (3, 64, 64)}))
+    torch.random.set_rng_state(before)
+    assert model.inputs[0].shape == (3, 64, 64)
+    assert len(model.labels) in (0, 1000)
+    assert model.description == "timm:test_resnet"
+    assert not model.module.training
+
+
+def test_patterns() -> None:
+    names = list_architectures("resnet3*")
+    assert "resnet34" in names
+    assert all(name.startswith("resnet3") for name in names)
+    assert list_architectures("nothing_like_it*") == []
