@@ -131,7 +131,7 @@ def replay(
     """
     samples = len(next(iter(golden.inputs.values())))
     singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]
-    alone = {name: np.concatenate([single[name] for single in singles]) for name in golden.graph_outputs}
+    alone = {name: np.concatenate([single[name] for single in singles]) for name in singles[0]}
     prove(golden.graph_outputs, alone, limits, batch_sizes=(1,), ranking=ranking)
     size = max(largest_batch, samples) if all(spec.batchable for spec in session.signature.inputs) else samples
     together = session.run(repeated(golden.inputs, size))

@@ -1,0 +1,332 @@
+"""What a session must show before it may serve: tensors, placement, limits, golden outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.engines.base import Placement, SessionConfig
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError, VerificationError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.acceptance import (
+    Requirements,
+    check_placement,
+    check_signature,
+    limits_of,
+    read_placement,
+    replay,
+)
+from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE
+from graphkiln_backend.repository.version import ModelVersion
+
+CONFIG = SessionConfig(engine="engine", device=CPU, threads=1, spin=False, reason="test")
+
+
+class TestRequirements:
+    def test_by_default_one_sample_and_the_golden_ones(self) -> None:
+        assert (Requirements().largest_batch, Requirements().self_test) == (1, True)
+
+    @pytest.mark.parametrize("sizes", [(1, 4, 32), (32, 1, 4)])
+    def test_the_largest_batch_in_whatever_order(self, sizes: tuple[int, ...]) -> None:
+        assert Requirements(batch_sizes=sizes).largest_batch == 32
+
+
+class TestSignature:
+    @pytest.fixture
+    def promised(self, digits: Path, tmp_path: Path) -> ModelVersion:
+        manifest = Manifest.read(digits / "1" / "manifest.json")
+        return ModelVersion(graph_path=tmp_path, manifest=manifest, golden=None)
+
+    @pytest.fixture
+    def found(self, promised: ModelVersion) -> Signature:
+        assert promised.manifest
+        return promised.manifest.signature
+
+    def test_what_the_manifest_promises_is_accepted(self, promised: ModelVersion, found: Signature) -> None:
+        check_signature(promised, found)
+
+    def test_without_a_manifest_nothing_is_promised(self, bare: ModelVersion, found: Signature) -> None:
+        check_signature(bare, found)
+
+    def test_engines_name_dimensions_as_they_like(self, promised: ModelVersion, found: Signature) -> None:
+        (image,) = found.inputs
+        check_signature(promised, replace(found, inputs=(replace(image, shape=("N", 1, "h", "w")),)))
+
+    @pytest.mark.parametrize(
+        ("side", "change"),
+        [
+            ("inputs", {"name": "image"}),
+            ("inputs", {"dtype": DType.FP16}),
+            ("inputs", {"shape": ("batch", 1, 32)}),
+            ("outputs", {"name": "scores"}),
+            ("outputs", {"dtype": DType.INT64}),
+            ("outputs", {"shape": ()}),
+        ],
+    )
+    def test_other_tensors_are_refused(
+        self, promised: ModelVersion, found: Signature, side: str, change: dict[str, Any]
+    ) -> None:
+        (spec,) = getattr(found, side)
+        other = replace(spec, **change)
+        with pytest.raises(SignatureError, match=f"the manifest's {side} are not the graph's") as caught:
+            check_signature(promised, replace(found, **{side: (other,)}))
+        assert (caught.value.expected, caught.value.got) == (str(spec), str(other))
+
+    def test_so_are_surplus_and_missing_ones(self, promised: ModelVersion, found: Signature) -> None:
+        more = TensorSpec(name="more", dtype=DType.FP32, shape=("batch",))
+        for outputs in ((), (*found.outputs, more)):
+            with pytest.raises(SignatureError, match="outputs"):
+                check_signature(promised, replace(found, outputs=outputs))
+
+    def test_and_another_order(self, bare: ModelVersion, digits: Path) -> None:
+        manifest = Manifest.read(digits / "1" / "manifest.json")
+        specs = tuple(TensorSpec(name=name, dtype=DType.FP32, shape=("batch",)) for name in ("a", "b"))
+        both = replace(manifest.signature, outputs=specs)
+        version = replace(bare, manifest=replace(manifest, signature=both))
+        check_signature(version, both)
+        with pytest.raises(SignatureError, match=r"expected a FP32.*, b FP32.*, got b FP32.*, a FP32"):
+            check_signature(version, replace(both, outputs=specs[::-1]))
+
+
+class TestReadingPlacement:
+    @pytest.fixture
+    def session(self, add_engine: Any) -> Any:
+        engine = add_engine("engine")
+        return engine.build(Path("graph"), engine.config)
+
+    def test_the_golden_samples_are_run(self, session: Any, golden: GoldenSamples) -> None:
+        fed: list[Any] = []
+        session.placement = fed.append
+        read_placement(session, golden)
+        assert fed == [golden.inputs]
+
+    def test_or_one_sample_of_zeros(self, session: Any) -> None:
+        fed: list[Any] = []
+        session.placement = fed.append
+        read_placement(session, None)
+        np.testing.assert_array_equal(fed[0]["x"], np.zeros((1, 3), np.float32))
+
+    @pytest.mark.parametrize("error", [ExecutionError("reshape"), SignatureError("size", expected="3", got="1")])
+    def test_a_graph_that_does_not_run_on_zeros_tells_nothing(self, session: Any, error: Exception) -> None:
+        session.engine.run_error = error
+        assert read_placement(session, None) is None
+
+    def test_one_that_does_not_run_on_its_own_samples_is_broken(self, session: Any, golden: GoldenSamples) -> None:
+        session.engine.run_error = ExecutionError("reshape")
+        with pytest.raises(ExecutionError):
+            read_placement(session, golden)
+
+    def test_other_failures_are_not_hidden(self, session: Any) -> None:
+        session.engine.run_error = LoweringError("gone", attempts=())
+        with pytest.raises(LoweringError):
+            read_placement(session, None)
+
+
+def placed(products: Mapping[Any, int], *elsewhere: str) -> Placement:
+    return Placement(nodes={"CPU": 9}, precision=Precision.FP32, products=products, elsewhere=elsewhere)
+
+
+class TestCheckingPlacement:
+    @pytest.mark.parametrize(
+        ("requested", "computed"),
+        [(precision, precision) for precision in (Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8)],
+    )
+    def test_what_was_requested_and_ran_is_accepted(self, requested: Precision, computed: Precision) -> None:
+        config = replace(CONFIG, precision=requested)
+        assert check_placement(config, placed({computed: 1, Precision.FP32: 5}), Precision.FP32) == ()
+
+    @pytest.mark.parametrize("requested", [Precision.FP16, Precision.BF16, Precision.INT8])
+    def test_what_was_requested_and_did_not_run_is_refused(self, requested: Precision) -> None:
+        config = replace(CONFIG, precision=requested)
+        with pytest.raises(LoweringError, match=f"engine on cpu in {requested}: no product ran in {requested}"):
+            check_placement(config, placed({Precision.FP32: 5}), Precision.FP32)
+        with pytest.raises(LoweringError, match="products: none"):
+            check_placement(config, placed({}), Precision.FP32)
+
+    @pytest.mark.parametrize(
+        ("device", "requested", "hinted"),
+        [
+            (CPU, Precision.FP16, True),
+            (CPU, Precision.BF16, False),
+            (Device.gpu(0), Precision.FP16, False),
+        ],
+    )
+    def test_who_wants_fp16_on_a_cpu_is_told_of_bf16(
+        self, device: Device, requested: Precision, *, hinted: bool
+    ) -> None:
+        with pytest.raises(LoweringError) as caught:
+            check_placement(
+                replace(CONFIG, device=device, precision=requested), placed({Precision.FP32: 5}), Precision.FP32
+            )
+        assert ("bf16 is the precision that pays" in caught.value.hint) == hinted
+
+    @pytest.mark.parametrize("requested", [None, Precision.FP32])
+    def test_products_that_ran_elsewhere_are_refused_and_some_are_named(self, requested: Precision | None) -> None:
+        names = [f"conv{number}" for number in range(5)]
+        with pytest.raises(
+            LoweringError, match=r"5 products ran elsewhere.*the first: conv0, conv1, conv2 \("
+        ) as caught:
+            check_placement(replace(CONFIG, precision=requested), placed({Precision.FP32: 5}, *names), Precision.FP32)
+        assert "choose another engine" in caught.value.hint
+
+    def test_what_cannot_be_read_back_is_refused_only_where_something_was_requested(self) -> None:
+        assert check_placement(CONFIG, None, Precision.FP32) == ()
+        with pytest.raises(LoweringError, match=r"cannot be read back.*graphkiln convert FILE\.onnx"):
+            check_placement(replace(CONFIG, precision=Precision.FP32), None, Precision.FP32)
+
+    @pytest.mark.parametrize("saved", [Precision.FP16, Precision.BF16])
+    def test_half_precision_that_is_computed_in_fp32_is_said(self, saved: Precision) -> None:
+        (note,) = check_placement(CONFIG, placed({Precision.FP32: 5}), saved)
+        assert note.startswith(f"saved in {saved}, computed in fp32 (9 nodes on CPU; products: 5 in fp32)")
+
+    @pytest.mark.parametrize(
+        ("saved", "products"),
+        [
+            (Precision.FP16, {Precision.FP16: 5}),
+            (Precision.FP16, {}),
+            (Precision.FP32, {Precision.BF16: 5}),
+            (Precision.INT8, {Precision.FP32: 5}),
+        ],
+    )
+    def test_there_is_nothing_to_say_otherwise(self, saved: Precision, products: dict[Any, int]) -> None:
+        assert check_placement(CONFIG, placed(products), saved) == ()
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("saved", "requested", "relative_l2"),
+        [
+            (Precision.FP32, None, OTHER_ENGINE.relative_l2),
+            (Precision.FP32, Precision.FP32, OTHER_ENGINE.relative_l2),
+            (Precision.FP32, Precision.FP16, FP16.relative_l2),
+            (Precision.FP32, Precision.BF16, BF16.relative_l2),
+            (Precision.FP16, None, FP16.relative_l2),
+            (Precision.FP16, Precision.FP16, FP16.relative_l2),
+            (Precision.BF16, None, 0.05),
+            (Precision.BF16, Precision.BF16, 0.05),
+            (Precision.INT8, None, 0.05),
+            (Precision.INT8, Precision.INT8, 0.05),
+        ],
+    )
+    def test_are_tight_where_nothing_is_lowered(
+        self, saved: Precision, requested: Precision | None, relative_l2: float
+    ) -> None:
+        assert limits_of(saved, replace(CONFIG, precision=requested)).relative_l2 == relative_l2
+
+    def test_a_saved_int8_graph_is_not_given_the_room_of_its_conversion(self) -> None:
+        assert limits_of(Precision.INT8, CONFIG).relative_l2 < INT8.relative_l2
+
+    def test_tf32_has_the_room_of_another_engine(self) -> None:
+        config = replace(CONFIG, precision=Precision.TF32)
+        assert limits_of(Precision.FP32, config).relative_l2 == OTHER_ENGINE.relative_l2
+
+    @pytest.mark.parametrize(
+        ("saved", "requested", "name"),
+        [
+            (Precision.FP32, None, "fp32 on engine"),
+            (Precision.FP32, Precision.BF16, "bf16 on engine"),
+            (Precision.INT8, None, "int8 on engine"),
+        ],
+    )
+    def test_the_verdict_names_what_ran(self, saved: Precision, requested: Precision | None, name: str) -> None:
+        assert limits_of(saved, replace(CONFIG, precision=requested)).name == name
+
+
+LIMITS = limits_of(Precision.FP32, CONFIG)
+
+
+class TestReplay:
+    @pytest.fixture
+    def session(self, add_engine: Any) -> Any:
+        engine = add_engine("engine")
+        return engine.build(Path("graph"), engine.config)
+
+    def test_samples_run_one_by_one_and_in_the_largest_batch(self, session: Any, golden: GoldenSamples) -> None:
+        verification = replay(session, golden, LIMITS, 8)
+        assert session.batches == [1, 1, 1, 8]
+        assert (verification.samples, verification.batch_sizes) == (8, (1, 8))
+        assert verification.verdict.startswith("fp32 on engine: error 0 of signal")
+
+    def test_a_batch_smaller_than_the_samples_grows_to_hold_them(self, session: Any, golden: GoldenSamples) -> None:
+        assert replay(session, golden, LIMITS, 1).batch_sizes == (1, 3)
+        assert session.batches == [1, 1, 1, 3]
+
+    def test_a_first_dimension_that_does_not_vary_is_not_stretched(
+        self, add_engine: Any, golden: GoldenSamples
+    ) -> None:
+        fixed = Signature(
+            inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=(3, 3)),),
+            outputs=(TensorSpec(name="y", dtype=DType.FP32, shape=(3, 3)),),
+        )
+        engine = add_engine("fixed", signature=fixed)
+        session = engine.build(Path("graph"), engine.config)
+        replay(session, golden, LIMITS, 8)
+        assert session.batches[-1] == 3
+
+    @pytest.mark.parametrize(("factor", "passes"), [(2.0001, True), (2.001, False), (-2.0, False), (np.nan, False)])
+    def test_outputs_must_be_those_of_the_saved_graph(
+        self, session: Any, golden: GoldenSamples, factor: float, *, passes: bool
+    ) -> None:
+        session.engine.factor = factor
+        if passes:
+            replay(session, golden, LIMITS, 4)
+        else:
+            with pytest.raises(VerificationError, match="the outputs changed"):
+                replay(session, golden, LIMITS, 4)
+
+    @pytest.mark.parametrize("wrong", [1, 8])
+    def test_at_every_size(self, session: Any, golden: GoldenSamples, wrong: int) -> None:
+        run = session.run
+
+        def sometimes(feeds: Any, outputs: Any = None) -> Any:
+            session.engine.factor = 3.0 if len(feeds["x"]) == wrong else 2.0
+            return run(feeds, outputs)
+
+        session.run = sometimes
+        with pytest.raises(VerificationError):
+            replay(session, golden, LIMITS, 8)
+
+    def test_samples_that_are_mixed_up_in_a_batch_are_noticed(self, session: Any, golden: GoldenSamples) -> None:
+        run = session.run
+        session.run = lambda feeds: {"y": run(feeds)["y"][::-1]}
+        with pytest.raises(VerificationError):
+            replay(session, golden, LIMITS, 4)
+
+    def test_a_missing_output_is_noticed(self, session: Any, golden: GoldenSamples) -> None:
+        more = replace(golden, graph_outputs={**golden.graph_outputs, "z": golden.graph_outputs["y"]})
+        with pytest.raises(VerificationError, match="z"):
+            replay(session, more, LIMITS, 4)
+
+    def test_a_graph_that_ranks_its_classes_may_swap_equal_ones(self, add_engine: Any) -> None:
+        """Two classes of the same score: which one comes first is no difference."""
+        ranking = Ranking(scores="s", indices="i")
+        scores = np.array([[0.5, 0.25, 0.25], [0.9, 0.1, 0.0]], np.float32)
+        indices = np.array([[0, 1, 2], [3, 1, 0]], np.int64)
+        other = np.array([[0, 2, 1], [3, 1, 0]], np.int64)
+        golden = GoldenSamples(
+            inputs={"x": np.arange(6, dtype=np.float32).reshape(2, 3)},
+            source_outputs={},
+            graph_outputs={"s": scores, "i": indices},
+        )
+        engine = add_engine("ranks")
+        session = engine.build(Path("graph"), engine.config)
+
+        def run(feeds: Any) -> Any:
+            rows = (feeds["x"][:, 0] // 3).astype(int)
+            return {"s": scores[rows], "i": other[rows]}
+
+        session.run = run
+        replay(session, golden, LIMITS, 2, ranking)
+        with pytest.raises(VerificationError):
+            replay(session, golden, LIMITS, 2)
