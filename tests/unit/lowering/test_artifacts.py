@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
+from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import zoo
-from lowered import BF16, ORT, OV, has_bf16, lower_version
+from lowered import BF16, ORT, OV, artifacts_of, has_bf16, lower_version
 from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.errors import (
+    CacheError,
+    ConversionError,
+    EngineUnavailable,
+    LoweringError,
+    RepositoryError,
+)
+from graphkiln_backend.graph.manifest import Manifest, sha256_of
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.repository.onnx_file import read_precision
+from graphkiln_backend.repository.version import ModelVersion, read_version
 
 
 class TestLoweredGraph:
@@ -129,3 +144,215 @@ class TestCompiled:
         with ArtifactCache(tmp_path / "c", lasting=False) as cache:
             lower_version(digits / "1", OV, cache).session.close()
         assert logged == []
+
+
+def key_of(cache: ArtifactCache, kind: str) -> dict[str, str]:
+    (key,) = [stored.entry.key for stored in cache.entries() if stored.entry.kind == kind]
+    return key
+
+
+class TestKeys:
+    """What artifacts depend on, with an engine that compiles what the test says."""
+
+    def test_a_bare_graph_is_named_by_its_content(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        engine = add_engine("engine", facts={"engine": "1.0"})
+        Artifacts(bare, Precision.FP32, cache).prepare_compiled(engine, engine.config)
+        key = key_of(cache, "engine")
+        assert key == {"graph": sha256_of(bare.graph_path), "engine": "1.0", "device": hardware.identity(CPU)}
+
+    def test_every_file_beside_it_may_hold_weights(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        folder = bare.graph_path.parent
+        (folder / "below").mkdir()
+        (folder / "below" / "w.bin").write_bytes(b"weights")
+        (folder / "labels.txt").write_bytes(b"cat")
+        engine = add_engine("engine", facts={"engine": "1.0"})
+        Artifacts(bare, Precision.FP32, cache).prepare_compiled(engine, engine.config)
+        key = key_of(cache, "engine")
+        assert key["weights below/w.bin"] == sha256_of(folder / "below" / "w.bin")
+        assert key["weights labels.txt"] == sha256_of(folder / "labels.txt")
+
+    def test_a_manifest_knows_graph_and_weights_without_reading_them(
+        self, add_engine: Any, bare: ModelVersion, digits: Path, cache: ArtifactCache
+    ) -> None:
+        manifest = replace(Manifest.read(digits / "1" / "manifest.json"), sha256="abc", weights={"w.bin": "def"})
+        engine = add_engine("engine", facts={"engine": "1.0"})
+        artifacts = Artifacts(replace(bare, manifest=manifest), Precision.FP32, cache)
+        artifacts.prepare_compiled(engine, engine.config)
+        key = key_of(cache, "engine")
+        assert (key["graph"], key["weights w.bin"]) == ("abc", "def")
+
+    def test_a_lowered_graph_depends_on_what_lowered_it(self, digits: Path, cache: ArtifactCache) -> None:
+        artifacts = artifacts_of(digits / "1", cache)
+        path = artifacts.prepare_graph(replace(ORT, precision=Precision.FP16))
+        assert path.name == "fp16-model.onnx"
+        assert key_of(cache, "graph") == {
+            "graph": sha256_of(digits / "1" / "model.onnx"),
+            "precision": "fp16",
+            "amp": "O2",
+            "graphkiln": version_of("graphkiln"),
+            "onnx-ir": version_of("onnx-ir"),
+            "onnxscript": version_of("onnxscript"),
+        }
+
+    def test_entries_say_which_model_they_are_for(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        engine = add_engine("engine", facts={"engine": "1.0"})
+        Artifacts(bare, Precision.FP32, cache).prepare_compiled(engine, engine.config)
+        assert [(stored.entry.kind, stored.entry.model) for stored in cache.entries()] == [("engine", "m/1")]
+
+    @pytest.mark.parametrize("precision", [None, Precision.FP32, Precision.TF32, Precision.INT8])
+    def test_other_precisions_run_the_saved_graph(
+        self, digits: Path, cache: ArtifactCache, precision: Precision | None
+    ) -> None:
+        artifacts = artifacts_of(digits / "1", cache)
+        assert artifacts.prepare_graph(replace(ORT, precision=precision)) == digits / "1" / "model.onnx"
+        assert cache.entries() == []
+
+    @pytest.mark.parametrize("saved", [Precision.FP16, Precision.BF16])
+    def test_what_was_saved_so_is_not_lowered_again(
+        self, bare: ModelVersion, cache: ArtifactCache, saved: Precision
+    ) -> None:
+        artifacts = Artifacts(bare, saved, cache)
+        assert artifacts.prepare_graph(replace(ORT, precision=saved)) == bare.graph_path
+
+
+class TestKeeping:
+    def test_an_engine_that_compiles_nothing_starts_from_the_graph(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        engine = add_engine("engine")
+        artifacts = Artifacts(bare, Precision.FP32, cache)
+        assert artifacts.prepare_compiled(engine, engine.config) is None
+        session: Any = artifacts.build_session(engine, engine.config)
+        assert session.compiled is None
+        assert engine.graphs == [bare.graph_path]
+        assert cache.entries() == []
+
+    def test_a_cache_that_vanishes_holds_lowered_graphs_for_the_instances(self, digits: Path, tmp_path: Path) -> None:
+        config = replace(ORT, precision=Precision.FP16)
+        with ArtifactCache(tmp_path / "c", lasting=False) as cache:
+            path = artifacts_of(digits / "1", cache).prepare_graph(config)
+            assert path.is_relative_to(tmp_path / "c")
+            assert artifacts_of(digits / "1", cache).prepare_compiled(OnnxRuntimeEngine(), config) is None
+
+    def test_an_engine_that_refuses_the_graph_leaves_nothing(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise LoweringError("refused", attempts=())
+
+        engine = add_engine("engine", facts={"engine": "1.0"})
+        engine.compile = refuse
+        with pytest.raises(LoweringError, match="refused"):
+            Artifacts(bare, Precision.FP32, cache).build_session(engine, engine.config)
+        assert cache.entries() == []
+
+    def test_a_graph_that_is_replaced_while_it_is_lowered_is_not_kept(
+        self, digits: Path, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "1"
+        folder.mkdir()
+        graph = Path(shutil.copy(digits / "1" / "model.onnx", folder))
+        artifacts = artifacts_of(folder, cache)
+        monkeypatch.setattr(
+            "graphkiln_backend.passes.base.run_passes", lambda *_: graph.write_bytes(graph.read_bytes() + b" ")
+        )
+        with pytest.raises(LoweringError, match=r"model\.onnx was replaced while it was lowered or served"):
+            artifacts.prepare_graph(replace(ORT, precision=Precision.FP16))
+        assert cache.entries() == []
+
+    def test_the_same_file_is_unchanged(self, bare: ModelVersion, cache: ArtifactCache) -> None:
+        artifacts = Artifacts(bare, Precision.FP32, cache)
+        artifacts.check_unchanged()
+        bare.graph_path.with_name("other").write_bytes(b"other")
+        artifacts.check_unchanged()
+        os.utime(bare.graph_path, (1, 1))
+        with pytest.raises(LoweringError):
+            artifacts.check_unchanged()
+
+
+class TestReservingAChoice:
+    def test_names_candidates_and_conditions(self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache) -> None:
+        engines = [add_engine("a", facts={"release": "1"}), add_engine("b")]
+        artifacts = Artifacts(bare, Precision.FP32, cache)
+        with artifacts.reserve_choice([engine.config for engine in engines], {"batch": "8"}) as reservation:
+            assert reservation
+            with reservation.write():
+                pass
+        graph = sha256_of(bare.graph_path)
+        assert key_of(cache, "choice") == {
+            "batch": "8",
+            "device": hardware.identity(CPU),
+            "a on cpu: graph": graph,
+            "a on cpu: release": "1",
+            "a on cpu: step": "a on cpu",
+            "b on cpu: graph": graph,
+            "b on cpu: step": "b on cpu",
+        }
+
+    def test_why_a_candidate_stands_there_does_not_matter(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache, tmp_path: Path
+    ) -> None:
+        engine = add_engine("a")
+        paths = []
+        for config in (engine.config, replace(engine.config, reason="other", shared_folder=tmp_path)):
+            artifacts = Artifacts(bare, Precision.FP32, cache)
+            with artifacts.reserve_choice([config], {}) as reservation:
+                assert reservation
+                if reservation.path is None:
+                    with reservation.write():
+                        pass
+                paths.append(reservation.path)
+        assert paths[0] == paths[1]
+
+    def test_a_cache_that_cannot_be_written_is_said_and_none(
+        self, add_engine: Any, bare: ModelVersion, tmp_path: Path, logged: list[str]
+    ) -> None:
+        (tmp_path / "file").write_text("not a folder")
+        with ArtifactCache(tmp_path / "file") as cache:
+            artifacts = Artifacts(bare, Precision.FP32, cache)
+            with artifacts.reserve_choice([add_engine("a").config], {}) as reservation:
+                assert reservation is None
+        assert len(logged) == 1
+        assert "the choice of an engine is not remembered" in logged[0]
+        assert "cannot be written" in logged[0]
+
+    def test_errors_of_the_block_pass_through(self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache) -> None:
+        artifacts = Artifacts(bare, Precision.FP32, cache)
+        with (
+            pytest.raises(CacheError, match="mine"),
+            artifacts.reserve_choice([add_engine("a").config], {}),
+        ):
+            raise CacheError("mine")
+
+    def test_an_engine_that_is_not_installed_cannot_be_compared(
+        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
+    ) -> None:
+        config = replace(add_engine("a").config, engine="nonesuch")
+        artifacts = Artifacts(bare, Precision.FP32, cache)
+        with pytest.raises(EngineUnavailable), artifacts.reserve_choice([config], {}):
+            pass
+
+
+class TestSavedPrecision:
+    def test_the_manifest_knows(self, digits: Path) -> None:
+        assert saved_precision(read_version(digits / "1")) is Precision.FP32
+
+    @pytest.mark.parametrize("precision", [Precision.FP16, Precision.FP32])
+    def test_else_the_graph_tells(
+        self, digits: Path, tmp_path: Path, cache: ArtifactCache, precision: Precision
+    ) -> None:
+        graph = artifacts_of(digits / "1", cache).prepare_graph(replace(ORT, precision=precision))
+        (tmp_path / "1").mkdir()
+        shutil.copy(graph, tmp_path / "1" / "model.onnx")
+        assert saved_precision(read_version(tmp_path / "1")) is precision
+
+    def test_a_damaged_graph_is_an_error_of_the_repository(self, bare: ModelVersion) -> None:
+        bare.graph_path.write_bytes(b"\xff" * 20)
+        with pytest.raises(RepositoryError):
+            saved_precision(bare)

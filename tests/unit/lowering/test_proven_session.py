@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from lowered import BF16, ORT, OV, add_unrunnable, bf16_only, cpu, has_bf16, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import Placement
+from graphkiln_backend.engines.base import Placement, Support
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoSession
-from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import EngineUnavailable, ExecutionError, GraphkilnError, LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.plan import plan
+from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
 from graphkiln_backend.lowering.settings import Settings
-from graphkiln_backend.repository.version import read_version
+from graphkiln_backend.repository.version import ModelVersion, read_version
 
 
 @pytest.fixture
 def version_folder(digits: Path, tmp_path: Path) -> Path:
     return shutil.copytree(digits / "1", tmp_path / "1")
+
+
+TWO_OUTPUTS = Signature(
+    inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 3)),),
+    outputs=tuple(TensorSpec(name=name, dtype=DType.FP32, shape=("batch", 3)) for name in ("y", "z")),
+)
 
 
 def placed(**facts: object) -> object:
@@ -155,3 +167,115 @@ class TestSelfTest:
         lowered.session.close()
         assert lowered.self_test is None
         assert lowered.notes == ("self_test: off: the golden samples were not replayed",)
+
+
+class TestBuilding:
+    """With engines that do what the test says."""
+
+    @pytest.fixture
+    def build(self, version: ModelVersion, cache: ArtifactCache) -> Callable[..., ProvenSession]:
+        def build(engine: Any, version: ModelVersion = version, **requirements: Any) -> ProvenSession:
+            artifacts = Artifacts(version, Precision.FP32, cache)
+            return build_proven_session(artifacts, engine.config, Requirements(**requirements))
+
+        return build
+
+    def test_it_is_proven_then_warmed_up(self, add_engine: Any, build: Any) -> None:
+        engine = add_engine("engine")
+        proven = build(engine, batch_sizes=(1, 4))
+        assert proven.session is engine.sessions[0]
+        assert proven.config == engine.config
+        assert proven.self_test.batch_sizes == (1, 4)
+        replayed, warmed = [1, 1, 1, 4], [1, 1, 4]
+        assert engine.sessions[0].batches == [*replayed, *warmed]
+        assert (proven.notes, proven.fallbacks, proven.slower) == ((), (), ())
+        assert proven.warmup_s >= 0
+
+    def test_an_engine_that_cannot_run_here_builds_nothing(self, add_engine: Any, build: Any) -> None:
+        engine = add_engine("engine", support=Support(ok=False, reason="there is no GPU"))
+        with pytest.raises(EngineUnavailable, match="there is no GPU"):
+            build(engine)
+        assert engine.sessions == []
+
+    def test_an_engine_that_nobody_knows(self, add_engine: Any, build: Any) -> None:
+        engine = add_engine("engine")
+        engine.name = "nonesuch"
+        with pytest.raises(EngineUnavailable, match="unknown engine 'nonesuch'"):
+            build(engine)
+
+    @pytest.mark.parametrize("fault", ["signature", "placement", "outputs", "run"])
+    def test_a_session_that_fails_its_proof_is_closed(
+        self, add_engine: Any, build: Any, version: ModelVersion, digits: Path, fault: str
+    ) -> None:
+        engine = add_engine("engine")
+        match fault:
+            case "signature":
+                version = replace(version, manifest=Manifest.read(digits / "1" / "manifest.json"))
+            case "placement":
+                engine.placement = replace(engine.placement, elsewhere=("conv",))
+            case "outputs":
+                engine.factor = 3.0
+            case "run":
+                engine.run_error = ExecutionError("no memory")
+        with pytest.raises(GraphkilnError):
+            build(engine, version)
+        assert [session.closed for session in engine.sessions] == [1]
+
+    def test_an_interrupted_one_is_closed_too(
+        self, add_engine: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*_: object, **__: object) -> str:
+            raise KeyboardInterrupt
+
+        engine = add_engine("engine")
+        monkeypatch.setattr("graphkiln_backend.lowering.proven_session.warm_up", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build(engine)
+        assert engine.sessions[0].closed == 1
+
+    def test_a_part_that_cannot_be_prepared_closes_the_whole(
+        self, add_engine: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object, **__: object) -> object:
+            raise MemoryError
+
+        engine = add_engine("engine", signature=TWO_OUTPUTS)
+        monkeypatch.setattr("graphkiln_backend.lowering.proven_session.SubsetSession", fail)
+        with pytest.raises(MemoryError):
+            build(engine, self_test=False)
+        assert engine.sessions[0].closed == 1
+
+    def test_several_outputs_may_be_requested_alone(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
+        engine = add_engine("engine", signature=TWO_OUTPUTS)
+        with build(engine, bare).session as session:
+            assert isinstance(session, SubsetSession)
+            assert session.signature == TWO_OUTPUTS
+        assert engine.sessions[0].closed == 1
+
+    def test_without_golden_samples_it_is_warmed_up_with_zeros(
+        self, add_engine: Any, build: Any, bare: ModelVersion
+    ) -> None:
+        engine = add_engine("engine")
+        proven = build(engine, bare, batch_sizes=(1, 2))
+        assert (proven.self_test, proven.notes) == (None, ())
+        assert engine.sessions[0].batches == [1, 1, 2, 2]
+
+    def test_zeros_that_fail_are_noted(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
+        proven = build(add_engine("engine", run_error=ExecutionError("no such index")), bare)
+        assert proven.notes == ("synthetic inputs at batch 1 fail: no such index",)
+        assert proven.placement is None
+
+    def test_notes_come_in_order(self, add_engine: Any, version: ModelVersion, cache: ArtifactCache) -> None:
+        artifacts = Artifacts(version, Precision.FP16, cache)
+        proven = build_proven_session(artifacts, add_engine("engine").config, Requirements(self_test=False))
+        first, second = proven.notes
+        assert first.startswith("saved in fp16, computed in fp32")
+        assert second == "self_test: off: the golden samples were not replayed"
+
+    def test_the_engine_starts_from_what_it_compiled(self, add_engine: Any, build: Any, cache: ArtifactCache) -> None:
+        engine = add_engine("engine", facts={"release": "1"})
+        build(engine)
+        build(engine)
+        (stored,) = cache.entries()
+        assert [session.compiled for session in engine.sessions] == [stored.path] * 2
+        assert (stored.path / "blob").read_bytes() == b"engine on cpu graph"
