@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
@@ -107,9 +106,8 @@ class Artifacts:
         """
         key = {**conditions, "device": hardware.identity(configs[0].device)}
         for config in configs:
-            settings = str(replace(config, reason="", shared_folder=None))
             # "step" is what a configuration was called when the first caches were filled.
-            parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": settings}
+            parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
             key |= {f"{config}: {name}": value for name, value in parts.items()}
         with ExitStack() as held:
             reservation = None
