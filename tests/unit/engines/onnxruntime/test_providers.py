@@ -9,8 +9,9 @@ import onnxruntime
 import pytest
 
 from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, select_provider
+from graphkiln_backend.engines.hardware import Gpu
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, providers
+from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
 from graphkiln_backend.graph.device import CPU as ON_CPU
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.precision import Precision
@@ -49,3 +50,33 @@ class TestProvider:
         support = OnnxRuntimeEngine().probe(Device.gpu(0))
         assert not support.ok
         assert "pip install 'graphkiln[gpu]'" in support.reason
+
+    def test_only_what_is_requested_is_set(self) -> None:
+        config = replace(CONFIG, device=Device.gpu(0), layout="nchw", conv_search="")
+        assert set(select_provider(config)[1]) == {"device_id", "use_tf32"}
+
+    @pytest.mark.parametrize("precision", [None, *set(Precision) - {Precision.TF32}])
+    def test_every_other_precision_leaves_tf32_off(self, precision: Precision | None) -> None:
+        """CUDA's own default is on: fp32 would silently have ten bits."""
+        assert select_provider(replace(CONFIG, precision=precision))[1]["use_tf32"] == "0"
+
+    def test_each_call_gives_options_of_its_own(self) -> None:
+        select_provider(CONFIG)[1]["device_id"] = "9"
+        assert select_provider(CONFIG)[1]["device_id"] == "1"
+
+
+class TestProbe:
+    def test_a_gpu_that_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+        monkeypatch.setattr(providers, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
+        assert OnnxRuntimeEngine().probe(Device.gpu(1)).ok
+
+    def test_a_gpu_that_is_not_there_names_those_that_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+        monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ())
+        support = OnnxRuntimeEngine().probe(Device.gpu(1))
+        assert not support.ok
+        assert "there is no GPU 1 here; GPUs: none" in support.reason
+
+    def test_the_missing_provider_is_named(self) -> None:
+        assert "has no NonesuchExecutionProvider" in probe_gpu("NonesuchExecutionProvider", Device.gpu(0)).reason

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -102,3 +104,71 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(graph: Path, tmp_path:
     config = dataclasses.replace(ALONE, shared_folder=tmp_path / "missing")
     with pytest.raises(LoweringError, match="make room in the temporary folder"):
         OnnxRuntimeEngine().build(graph, config)
+
+
+def write(path: Path) -> None:
+    path.write_bytes(b"graph")
+
+
+def test_a_process_that_dies_holds_nothing(graph: Path, tmp_path: Path) -> None:
+    """Its lock ends with it: the next one that closes the copy removes it."""
+    program = (
+        "import os, pathlib, sys\n"
+        "from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights\n"
+        "folder, graph = map(pathlib.Path, sys.argv[1:])\n"
+        "SharedWeights(folder, graph, '', lambda path: path.write_bytes(b'graph'))\n"
+        "os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path), str(graph)], check=False)
+    assert list(tmp_path.glob("*/graph.onnx")), "what a dead process wrote is there for the next one"
+    with SharedWeights(tmp_path, graph, "", lambda _: pytest.fail("was there already")):
+        pass
+    assert not list(tmp_path.glob("*/graph.onnx"))
+
+
+def test_a_copy_in_use_by_another_process_stays(graph: Path, tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys\n"
+        "from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights\n"
+        "folder, graph = map(pathlib.Path, sys.argv[1:])\n"
+        "with SharedWeights(folder, graph, '', lambda path: path.write_bytes(b'graph')):\n"
+        "    print('open', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), str(graph)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "open\n"
+        shared = SharedWeights(tmp_path, graph, "", lambda _: pytest.fail("was there already"))
+        shared.close()
+        assert shared.path.exists()
+        process.communicate("")
+    assert not shared.path.exists()
+
+
+def test_the_save_that_fails_leaves_the_lock_to_others(graph: Path, tmp_path: Path) -> None:
+    def refuse(_: Path) -> None:
+        raise LoweringError("no", attempts=())
+
+    for _ in range(2):
+        with pytest.raises(LoweringError):
+            SharedWeights(tmp_path, graph, "", refuse)
+    with SharedWeights(tmp_path, graph, "", write) as shared:
+        assert shared.path.read_bytes() == b"graph"
+
+
+def test_a_file_beside_the_graph_makes_a_new_copy(graph: Path, tmp_path: Path) -> None:
+    with SharedWeights(tmp_path, graph, "", write) as before:
+        (graph.parent / "weights").mkdir()
+        (graph.parent / "weights" / "w.bin").write_bytes(b"1")
+        with SharedWeights(tmp_path, graph, "", write) as after:
+            assert after.path != before.path
+
+
+def test_a_link_to_the_folder_is_the_same_graph(graph: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(graph.parent)
+    with (
+        SharedWeights(tmp_path, graph, "", write) as direct,
+        SharedWeights(tmp_path, tmp_path / "link" / "model.onnx", "", write) as linked,
+    ):
+        assert linked.path == direct.path

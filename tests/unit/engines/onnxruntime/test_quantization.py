@@ -1,0 +1,210 @@
+"""Quantization of small graphs: what becomes integer, how far it is off, and what it prints and logs."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import zoo
+from onnxruntime.quantization import qdq_quantizer
+
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime.quantization import (
+    Coverage,
+    Quantization,
+    _CalibrationReader,
+    _silenced,
+    count_integer_products,
+    quantize,
+)
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import LoweringError
+
+SAMPLES = {"x": np.random.default_rng(0).normal(size=(32, 3, 8, 8)).astype(np.float32)}
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    """Two convolutions with biases, a mean and a product."""
+    generator = np.random.default_rng(1)
+    constants = {
+        "w1": generator.normal(size=(8, 3, 3, 3)) / 5,
+        "b1": generator.normal(size=8),
+        "w2": generator.normal(size=(8, 8, 3, 3)) / 8,
+        "b2": generator.normal(size=8),
+        "w3": generator.normal(size=(8, 4)),
+    }
+    node = onnx.helper.make_node
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c1"], name="conv1", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"], name="relu1"),
+        node("Conv", ["r1", "w2", "b2"], ["c2"], name="conv2", pads=[1, 1, 1, 1]),
+        node("Relu", ["c2"], ["r2"], name="relu2"),
+        node("GlobalAveragePool", ["r2"], ["p"], name="pool"),
+        node("Flatten", ["p"], ["f"], name="flatten"),
+        node("MatMul", ["f", "w3"], ["y"], name="fc"),
+    ]
+    floats = {name: array.astype(np.float32) for name, array in constants.items()}
+    model = zoo.model(nodes, [zoo.value("x", ("batch", 3, 8, 8))], [zoo.value("y", ("batch", 4))], floats)
+    return zoo.add(tmp_path, "m", model) / "model.onnx"
+
+
+def answers(graph: Path) -> AnyArray:
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        return session.run({"x": SAMPLES["x"][:8]})["y"]
+
+
+class TestQuantize:
+    @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
+    def test_products_become_integer_and_outputs_stay_near(self, graph: Path, tmp_path: Path, method: Any) -> None:
+        coverage = quantize(graph, SAMPLES, Quantization(method=method), tmp_path / "int8.onnx")
+        assert str(coverage) == "3/3 products in int8"
+        expected, found = answers(graph), answers(tmp_path / "int8.onnx")
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert 0 < error < 0.1
+
+    def test_excluded_nodes_stay_float(self, graph: Path, tmp_path: Path) -> None:
+        settings = Quantization(exclude=("conv1", "fc"))
+        coverage = quantize(graph, SAMPLES, settings, tmp_path / "int8.onnx")
+        assert coverage == Coverage(integer=1, products=3)
+
+    @pytest.mark.parametrize(("quantize_bias", "expected"), [(True, 2), (False, 0)])
+    def test_biases_become_int32_where_they_should(
+        self, graph: Path, tmp_path: Path, quantize_bias: bool, expected: int
+    ) -> None:
+        quantize(graph, SAMPLES, Quantization(quantize_bias=quantize_bias), tmp_path / "int8.onnx")
+        tensors = onnx.load(tmp_path / "int8.onnx").graph.initializer
+        biases = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.INT32 and tensor.dims == [8]]
+        assert len([tensor for tensor in biases if "zero_point" not in tensor.name]) == expected
+
+    def test_weights_are_quantized_per_channel(self, graph: Path, tmp_path: Path) -> None:
+        quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
+        scales = {tensor.name: tensor.dims for tensor in onnx.load(tmp_path / "int8.onnx").graph.initializer}
+        assert scales["w1_scale"] == [8]
+
+    def test_the_graph_itself_is_not_changed(self, graph: Path, tmp_path: Path) -> None:
+        before = graph.read_bytes()
+        quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
+        assert graph.read_bytes() == before
+
+    def test_nothing_is_left_in_the_folder_of_temporary_files(
+        self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+        quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
+        assert not list((tmp_path / "tmp").iterdir())
+
+    @pytest.mark.parametrize(
+        "samples",
+        [{"z": SAMPLES["x"]}, {"x": SAMPLES["x"][:, :2]}, {"x": SAMPLES["x"].astype(np.float64)}],
+        ids=["name", "shape", "dtype"],
+    )
+    def test_samples_that_do_not_fit_are_a_lowering_error(
+        self, graph: Path, tmp_path: Path, samples: dict[str, AnyArray]
+    ) -> None:
+        with pytest.raises(LoweringError, match="cannot quantize"):
+            quantize(graph, samples, Quantization(), tmp_path / "int8.onnx")
+
+    def test_a_damaged_graph_is_a_lowering_error_that_names_the_cause(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").write_bytes(b"nonsense")
+        with pytest.raises(LoweringError) as caught:
+            quantize(tmp_path / "model.onnx", SAMPLES, Quantization(), tmp_path / "int8.onnx")
+        assert ": " in caught.value.attempts[0]
+
+    def test_a_target_that_cannot_be_written_is_a_lowering_error(self, graph: Path, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match="FileNotFoundError"):
+            quantize(graph, SAMPLES, Quantization(), tmp_path / "missing" / "int8.onnx")
+
+
+class TestCoverage:
+    def test_a_float_graph_has_none(self, graph: Path) -> None:
+        assert count_integer_products(graph) == Coverage(integer=0, products=3)
+
+    def test_a_graph_without_products_has_nothing_to_count(self, tmp_path: Path) -> None:
+        graph = zoo.add(tmp_path, "scale", zoo.scale(("batch", 3))) / "model.onnx"
+        assert str(count_integer_products(graph)) == "0/0 products in int8"
+
+
+class TestCalibrationReader:
+    SAMPLES = {"x": np.arange(10), "z": np.arange(10) * 2}  # noqa: RUF012
+
+    def batches(self, size: int, *selected: int) -> list[list[int]]:
+        reader = _CalibrationReader(self.SAMPLES, size)
+        if selected:
+            reader.set_range(*selected)
+        found = []
+        while batch := reader.get_next():
+            np.testing.assert_array_equal(batch["z"], batch["x"] * 2)
+            found.append(batch["x"].tolist())
+        assert reader.get_next() is None
+        return found
+
+    def test_gives_whole_batches(self) -> None:
+        assert self.batches(3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+        assert self.batches(5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+    def test_fewer_samples_than_a_batch_are_one(self) -> None:
+        assert self.batches(64) == [list(range(10))]
+
+    def test_a_range_selects_batches(self) -> None:
+        assert self.batches(2, 1, 3) == [[2, 3], [4, 5]]
+        assert len(_CalibrationReader(self.SAMPLES, 2)) == 5
+
+
+class TestSilence:
+    def test_the_root_logger_is_not_ours_to_change(
+        self, graph: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        root = logging.getLogger()
+        before = root.level, root.handlers[:], root.filters[:]
+        quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
+        assert (root.level, root.handlers, root.filters) == before
+        assert not caplog.records
+
+    def test_the_modules_of_the_quantizer_are_put_back(self, graph: Path, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError):
+            quantize(graph, {"z": SAMPLES["x"]}, Quantization(), tmp_path / "int8.onnx")
+        assert qdq_quantizer.logging is logging
+        assert logging.getLogger("onnxruntime.quantization").level == logging.NOTSET
+
+    def test_its_chatter_goes_nowhere_and_its_warnings_to_its_own_logger(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO), _silenced():
+            qdq_quantizer.logging.info("a line for every tensor")
+            qdq_quantizer.logging.warning("something to know")
+            assert qdq_quantizer.logging.WARNING == logging.WARNING
+            logging.getLogger("somebody.else").info("not the quantizer's")
+        assert caplog.record_tuples == [
+            ("onnxruntime.quantization", logging.WARNING, "something to know"),
+            ("somebody.else", logging.INFO, "not the quantizer's"),
+        ]
+
+    def test_stdout_is_left_to_whoever_prints_there(
+        self, graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        quantize(graph, SAMPLES, Quantization(method="percentile"), tmp_path / "int8.onnx")
+        print("ours")
+        assert capsys.readouterr().out == "ours\n"
+
+    def test_a_program_without_any_logging_prints_nothing(self, graph: Path, tmp_path: Path) -> None:
+        """Where the root logger has no handler, a line logged to it would add one that writes to stderr."""
+        program = (
+            "import logging, sys, numpy, pathlib\n"
+            "from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize\n"
+            "logging.getLogger().setLevel(logging.INFO)\n"
+            "samples = {'x': numpy.ones((8, 3, 8, 8), numpy.float32)}\n"
+            "quantize(pathlib.Path(sys.argv[1]), samples, Quantization(), pathlib.Path(sys.argv[2]))\n"
+            "assert not logging.getLogger().handlers\n"
+        )
+        command = [sys.executable, "-c", program, str(graph), str(tmp_path / "int8.onnx")]
+        finished = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert (finished.stdout, finished.stderr) == ("", "")
