@@ -181,7 +181,7 @@ def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
 def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
         return openvino.Core().import_model(blob.read_bytes(), _DEVICE, _options(config))
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
         raise LoweringError(f"OpenVINO cannot load {blob}, which it compiled itself", attempts=(str(error),)) from error
 
 

@@ -32,3 +32,24 @@ class TestCores:
     def test_the_affinity_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {5})
         assert cores.usable_cores() == 1
+
+    @pytest.mark.parametrize("quota", ["-1\n", None])
+    def test_older_files_without_a_quota_limit_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str | None
+    ) -> None:
+        if quota:
+            (tmp_path / "cpu.cfs_quota_us").write_text(quota)
+            (tmp_path / "cpu.cfs_period_us").write_text("100000\n")
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "none")
+        monkeypatch.setattr(cores, "_CGROUP_V1", tmp_path)
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(7)))
+        assert cores.usable_cores() == 7
+
+    @pytest.mark.parametrize(("quota", "expected"), [("100001 100000", 2), ("1000 100000", 1), ("300000 50000", 6)])
+    def test_a_part_of_a_core_counts_as_one(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int
+    ) -> None:
+        (tmp_path / "cpu.max").write_text(quota)
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
+        assert cores.usable_cores() == expected

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 
 
@@ -41,3 +42,80 @@ class TestGpus:
         assert hardware.gpus() == ()
         with pytest.raises(EngineUnavailable, match="GPUs: none"):
             hardware.identity(Device.gpu(0))
+
+    def test_come_in_the_drivers_order(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\necho 'B, 8.0, 1'\necho 'A, 9.0, 1'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert [gpu.name for gpu in hardware.gpus()] == ["B", "A"]
+        with pytest.raises(EngineUnavailable, match=r"GPUs: gpu:0 \(B\), gpu:1 \(A\)"):
+            hardware.gpu(Device.gpu(2))
+
+    def test_lines_that_are_no_gpu_are_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\necho 'No devices were found'\necho\necho 'A, 9.0, 1'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert [str(gpu) for gpu in hardware.gpus()] == ["A, compute capability 9.0, driver 1"]
+
+    def test_the_driver_is_asked_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/calls\necho 'A, 9.0, 1'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        for _ in range(3):
+            hardware.gpu(Device.gpu(0))
+        assert (tmp_path / "calls").read_text() == "x\n"
+
+
+INTEL = """processor\t: 0
+model name\t: Intel(R) Xeon(R) Platinum 8480+
+flags\t\t: fpu avx512f amx_tile
+
+processor\t: 1
+model name\t: Intel(R) Xeon(R) Platinum 8480+
+flags\t\t: fpu avx512f amx_tile
+"""
+ARM = """processor\t: 0
+BogoMIPS\t: 50.00
+Features\t: fp asimd bf16
+"""
+
+
+class TestCpu:
+    @pytest.fixture(autouse=True)
+    def _forget(self) -> Iterator[None]:
+        hardware._cpu.cache_clear()
+        yield
+        hardware._cpu.cache_clear()
+
+    def identity(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
+        (tmp_path / "cpuinfo").write_text(text)
+        monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "cpuinfo")
+        hardware._cpu.cache_clear()
+        return hardware.identity(CPU)
+
+    def test_is_its_model_and_its_instruction_sets(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = self.identity(tmp_path, monkeypatch, INTEL)
+        digest = hashlib.sha256(b"amx_tile avx512f fpu").hexdigest()[:16]
+        assert found == f"Intel(R) Xeon(R) Platinum 8480+, instruction sets {digest}"
+
+    def test_the_order_of_flags_does_not_matter(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        other = INTEL.replace("fpu avx512f amx_tile", "amx_tile fpu avx512f")
+        assert self.identity(tmp_path, monkeypatch, INTEL) == self.identity(tmp_path, monkeypatch, other)
+
+    def test_a_processor_without_an_instruction_set_is_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Code that was compiled with AMX would end a process on a machine without it."""
+        other = INTEL.replace(" amx_tile", "")
+        assert self.identity(tmp_path, monkeypatch, INTEL) != self.identity(tmp_path, monkeypatch, other)
+
+    def test_arm_calls_them_features(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = self.identity(tmp_path, monkeypatch, ARM)
+        assert found.endswith(hashlib.sha256(b"asimd bf16 fp").hexdigest()[:16])
+        assert not found.startswith(",")
+
+    def test_this_machine_has_one(self) -> None:
+        assert hardware.identity(CPU) == hardware.identity(CPU) != ""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
+import openvino
 import pytest
+import zoo
 from lowered import cpu, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.openvino import OpenVinoEngine
+from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession, _options
 from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.errors import LoweringError, SignatureError
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.proof.comparison import prove
@@ -96,3 +104,128 @@ def test_a_wrong_input_is_a_signature_error(digits: Path) -> None:
 
 def test_does_not_claim_other_devices() -> None:
     assert not OpenVinoEngine().probe(Device.gpu(0)).ok
+
+
+def build(tmp_path: Path, model: onnx.ModelProto, **changes: object) -> OpenVinoSession:
+    config = dataclasses.replace(CONFIG, **changes)
+    return OpenVinoEngine().build(zoo.add(tmp_path, "m", model) / "model.onnx", config)
+
+
+class TestIdentity:
+    def test_is_what_the_keys_of_caches_hold(self) -> None:
+        config = dataclasses.replace(CONFIG, threads=3, streams=2, options={"device_type": "CPU"})
+        assert OpenVinoEngine().identity(config) == {
+            "openvino": openvino.__version__,
+            "options": "[('ENABLE_CPU_PINNING', False), ('INFERENCE_NUM_THREADS', 3), "
+            "('INFERENCE_PRECISION_HINT', 'f32'), ('NUM_STREAMS', '2')]",
+        }
+
+    @pytest.mark.parametrize("changes", [{"threads": 2}, {"streams": 2}, {"options": {"cache_dir": "/c"}}])
+    def test_what_a_compiled_model_depends_on_makes_another_key(self, changes: dict[str, object]) -> None:
+        other = dataclasses.replace(CONFIG, **changes)
+        assert OpenVinoEngine().identity(other) != OpenVinoEngine().identity(CONFIG)
+
+
+class TestOptions:
+    def test_every_property_is_read_back(self, digits: Path) -> None:
+        config = dataclasses.replace(CONFIG, threads=2, streams=2)
+        with OpenVinoEngine().build(digits / "1" / "model.onnx", config) as session:
+            found = {name: session._compiled.get_property(name) for name in _options(config)}
+        assert found == {
+            "INFERENCE_PRECISION_HINT": openvino.Type.f32,
+            "INFERENCE_NUM_THREADS": 2,
+            "NUM_STREAMS": 2,
+            "ENABLE_CPU_PINNING": False,
+        }
+
+    def test_the_users_cache_folder_is_used(self, tmp_path: Path) -> None:
+        folder = tmp_path / "cache"
+        with build(tmp_path, zoo.scale(("batch", 3)), options={"cache_dir": str(folder)}):
+            assert list(folder.glob("*.blob"))
+
+    def test_bf16_is_never_computed_in_where_the_graph_is_fp32(self, tmp_path: Path) -> None:
+        """The default of processors with AVX512-BF16 or AMX: a sum that bf16 would round away is kept."""
+        nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])]
+        values = np.full((64, 64), 1 + 2**-12, np.float32)
+        model = zoo.model(nodes, [zoo.value("x", ("n", 64))], [zoo.value("y", ("n", 64))], {"w": values})
+        with build(tmp_path, model) as session:
+            found = session.run({"x": np.eye(64, dtype=np.float32)})["y"]
+            assert session.placement({"x": np.eye(64, dtype=np.float32)}).products == {Precision.FP32: 1}
+        np.testing.assert_array_equal(found, values)
+
+
+class TestStreams:
+    @pytest.mark.parametrize("rows", [0, 1, 2, 5])
+    @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16, DType.INT64])
+    def test_rows_come_back_in_their_order(self, tmp_path: Path, rows: int, dtype: DType) -> None:
+        array = np.arange(rows * 3).reshape(rows, 3).astype(dtype.numpy)
+        with build(tmp_path, zoo.identity(("batch", 3), zoo.DTYPES[dtype]), streams=4) as session:
+            found = session.run({"x": array})["y"]
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array)
+
+    def test_several_inputs_and_outputs_are_split_alike(self, tmp_path: Path) -> None:
+        a, b = (np.random.default_rng(seed).normal(size=(7, 2)).astype(np.float32) for seed in (0, 1))
+        with build(tmp_path, zoo.sum_and_difference(), streams=3) as session:
+            found = session.run({"a": a, "b": b}, ["difference", "sum"])
+        assert list(found) == ["difference", "sum"]
+        np.testing.assert_array_equal(found["difference"], b - a)
+        np.testing.assert_array_equal(found["sum"], b + a)
+
+    @pytest.mark.parametrize("shape", [(4, 3), ()], ids=["fixed", "scalar"])
+    def test_a_graph_without_a_batch_is_not_split(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
+        with build(tmp_path, zoo.scale(shape), streams=3) as session:
+            assert len(session._requests) == 1
+            np.testing.assert_array_equal(session.run({"x": np.ones(shape, np.float32)})["y"], np.full(shape, 2.0))
+
+    def test_a_part_that_fails_waits_for_the_others_and_the_session_goes_on(self, tmp_path: Path) -> None:
+        with build(tmp_path, zoo.scale(("batch", 3)), streams=2) as session:
+            with pytest.raises(SignatureError):
+                session.run({"x": np.ones((4, 5), np.float32)})
+            found = session.run({"x": np.ones((4, 3), np.float32)})["y"]
+        np.testing.assert_array_equal(found, np.full((4, 3), 2.0))
+
+
+class TestBf16:
+    def test_goes_in_and_comes_out(self, tmp_path: Path) -> None:
+        array = np.array([[1.5, -2, 2**-126, 3e38]]).astype(DType.BF16.numpy)
+        with build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BF16"])) as session:
+            found: AnyArray = session.run({"x": array})["y"]
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found.view(np.uint16), array.view(np.uint16))
+
+
+class TestRefusals:
+    def test_text_is_a_lowering_error(self, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError):
+            build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BYTES"]))
+
+    def test_a_missing_input_is_a_signature_error(self, tmp_path: Path) -> None:
+        with (
+            build(tmp_path, zoo.sum_and_difference(), streams=1) as session,
+            pytest.raises((SignatureError, ExecutionError)),
+        ):
+            session.run({"c": np.ones((1, 2), np.float32)})
+
+    def test_a_compiled_model_of_another_kind_is_told_as_ours(self, tmp_path: Path) -> None:
+        (tmp_path / "model.blob").write_bytes(b"nonsense")
+        with pytest.raises(LoweringError, match=r"OpenVINO cannot load .*model\.blob, which it compiled itself"):
+            OpenVinoEngine().build(tmp_path / "model.onnx", CONFIG, tmp_path)
+
+    def test_a_compiled_model_that_is_gone(self, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match="cannot load"):
+            OpenVinoEngine().build(tmp_path / "model.onnx", CONFIG, tmp_path)
+
+
+def test_a_build_prints_nothing(digits: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from graphkiln_backend.engines.base import SessionConfig\n"
+        "from graphkiln_backend.engines.openvino import OpenVinoEngine\n"
+        "from graphkiln_backend.graph.device import CPU\n"
+        "config = SessionConfig(engine='openvino', device=CPU, threads=1, spin=False, reason='test')\n"
+        "OpenVinoEngine().build(pathlib.Path(sys.argv[1]), config).close()\n"
+    )
+    command = [sys.executable, "-c", program, str(digits / "1" / "model.onnx")]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
+    assert (finished.stdout, finished.stderr) == ("", "")
