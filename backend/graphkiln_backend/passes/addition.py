@@ -66,7 +66,7 @@ class AddIntoProducer:
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites `Conv + constant` and `MatMul + constant`."""
         rules = (
-            _ConvAdd.rule(),  # type: ignore[no-untyped-call]
+            *_ConvAdd.rule().commute(),  # type: ignore[no-untyped-call]
             transpose_ab_matmul_add_to_gemm_rule,
             transpose_a_matmul_add_to_gemm_rule,
             transpose_b_matmul_add_to_gemm_rule,

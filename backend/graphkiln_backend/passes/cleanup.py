@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx_ir
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass, OutputFixPass
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common
 
@@ -41,10 +41,20 @@ class CleanUp:
             common.dropout_zero_rule,
         )
         RewritePass(rules)(model)
-        IdentityEliminationPass()(model)
+        _eliminate_identities(model)
         CommonSubexpressionEliminationPass()(model)
         return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         """Nothing."""
         return ""
+
+
+def _eliminate_identities(model: onnx_ir.Model) -> None:
+    """Outputs keep their names, also two of one value: the elimination would give both the same."""
+    names = [value.name for value in model.graph.outputs]
+    IdentityEliminationPass()(model)
+    if [value.name for value in model.graph.outputs] != names:
+        OutputFixPass()(model)
+        for value, name in zip(model.graph.outputs, names, strict=True):
+            value.name = name

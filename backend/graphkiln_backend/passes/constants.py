@@ -10,6 +10,8 @@ from onnxscript import optimizer
 
 from graphkiln_backend.passes.edge import Edge
 
+_MOST_ELEMENTS = 2**20
+
 
 @dataclass(frozen=True)
 class FoldConstants:
@@ -23,9 +25,11 @@ class FoldConstants:
         return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Folds; results above 1 MB are left to be computed, they would only swell the file."""
+        """Folds; results of more than 2^20 elements are left to be computed, they would only swell the file."""
         InlinePass()(model)
-        optimizer.fold_constants(model, onnx_shape_inference=True, input_size_limit=2**20, output_size_limit=2**20)
+        optimizer.fold_constants(
+            model, onnx_shape_inference=True, input_size_limit=_MOST_ELEMENTS, output_size_limit=_MOST_ELEMENTS
+        )
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         return Edge()
 

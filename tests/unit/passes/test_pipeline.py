@@ -70,6 +70,14 @@ class TestOptimizations:
         assert skipped not in [report.name for report in rewritten.reports]
         np.testing.assert_allclose(compute(model, image=image)["scores"], expected, rtol=1e-4, atol=1e-5)
 
+    def test_two_outputs_of_one_value_stay_two(self) -> None:
+        text = "(float[b,3] x) => (float[b,3] y, float[b,3] z) { y = Relu(x) z = Identity(y) }"
+        model, x = graph(text), draw(2, 3)
+        edge = run_passes(model, (*OPTIMIZATIONS, *edge_passes(model))).edge
+        found = compute(model, INPUT_0=x)
+        assert list(found) == ["OUTPUT_0", "OUTPUT_1"] == [edge.output_name(name) for name in ("y", "z")]
+        np.testing.assert_array_equal(found["OUTPUT_0"], found["OUTPUT_1"])
+
     def test_the_second_time_there_is_nothing_left(self) -> None:
         model = network()
         run_passes(model, OPTIMIZATIONS)
