@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from graphkiln.story.judgment import Judgment
 from graphkiln.story.request import Platform, StoryRequest
 from graphkiln.story.results import Observation, Record, Round, build_document
 from graphkiln.story.variants import Variant
+from graphkiln.story.workloads.base import Predictions, Predictor
 from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import ConversionError, MeasurementError
 
 ON_CPU = Platform(device=CPU, batch=8)
 ON_GPU = Platform(device=Device.gpu(), batch=64)
@@ -56,3 +65,51 @@ def story_document(**observations: Observation) -> dict[str, Any]:
         facts={"model": "m", "image size": 64, "machine": "here", "date": "today", "weights": "w"}, seen=observations
     )
     return build_document(CHAIN, record, {variant.key: ("graphkiln bench",) for variant in CHAIN})
+
+
+class OpeningFailed(Exception):
+    """What a library of somebody else raises."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FakeWorkload:
+    """Work that another process can open, and that computes nothing: the score of a JPEG is its length.
+
+    Attributes:
+        fault: When it fails, and how.
+        callers: Concurrent callers.
+        pause_s: How long one image takes.
+    """
+
+    fault: str = ""
+    callers: int = 1
+    pause_s: float = 0.001
+
+    @contextmanager
+    def open(self) -> Iterator[Predictor]:
+        """See `Workload`."""
+        match self.fault:
+            case "open":
+                raise OpeningFailed("no such library")
+            case "open, ours":
+                raise ConversionError("no such model", hint="name another")
+            case "dies":
+                os._exit(3)
+        yield Predictor(
+            run_one=self._run_one,
+            predict=self._predict,
+            callers=self.callers,
+            parameter_gradients=lambda jpeg: (np.arange(float(len(jpeg))), 0.25),
+        )
+
+    def _run_one(self, jpeg: bytes) -> None:
+        time.sleep(self.pause_s)
+        if self.fault == "run_one":
+            raise MeasurementError(f"cannot run {jpeg!r}")
+
+    def _predict(self, jpegs: Sequence[bytes]) -> Predictions:
+        if self.fault == "predict":
+            raise ZeroDivisionError("a bug")
+        if self.fault == "dies later":
+            os._exit(4)
+        return Predictions(scores=np.array([[float(len(jpeg)), 0.0] for jpeg in jpegs]))

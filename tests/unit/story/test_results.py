@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from stories import CHAIN, make_observation, story_request
+from stories import CHAIN, make_judgment, make_observation
 
-from graphkiln.story.results import Observation, Record, build_rows
+from graphkiln.story.results import Observation, Record, Round, build_document, build_rows
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.precision import Precision
 
@@ -80,17 +81,110 @@ class TestRecord:
         with pytest.raises(MeasurementError, match=r"cannot resume .*start anew, without --resume"):
             Record.read(tmp_path / "record.json")
 
-    def test_other_requests_have_other_folders(self, tmp_path: Path) -> None:
-        weights = tmp_path / "w.pth"
-        weights.write_bytes(b"1")
-        different = [
-            story_request(),
-            story_request(image_size=32),
-            story_request(gradient=True),
-            story_request(source="timm:resnet18"),
-            story_request(weights=weights),
-            story_request(samples=tmp_path),
-            story_request(preprocess={"resize": 1}),
-        ]
-        assert len({each.folder for each in different}) == len(different)
-        assert story_request().folder == story_request().folder
+    def test_its_keys_are_those_of_older_stories(self, tmp_path: Path) -> None:
+        """`--resume` goes on with a record that an older graphkiln wrote."""
+        older = {
+            "facts": {"model": "m"},
+            "derivative": "output:image",
+            "precision": "bf16",
+            "seen": {
+                "eager": {
+                    "refused": "",
+                    "judgment": {
+                        "passed": True, "verdict": "PASS", "error": 0.0, "limit": 0.0001, "difference": 0.0,
+                        "samples": 2, "same": 2, "interval": [0.3, 1.0], "undecided": "", "right": None,
+                        "gradient_error": None,
+                    },
+                    "rounds": [
+                        {"number": 0, "per_second": 2.0, "latencies_ms": [1.0], "cores": 1.0, "memory_mb": 9.0}
+                    ],
+                }
+            },
+        }  # fmt: skip
+        (tmp_path / "record.json").write_text(json.dumps(older))
+        record = Record.read(tmp_path / "record.json")
+        assert record.precision is Precision.BF16
+        assert record.observation("eager").rounds[0].per_second == 2.0
+        record.write(tmp_path / "again.json")
+        assert json.loads((tmp_path / "again.json").read_text()) == older
+
+    def test_one_of_an_unknown_precision(self, tmp_path: Path) -> None:
+        (tmp_path / "record.json").write_text('{"facts": {}, "precision": "fp8"}')
+        with pytest.raises(MeasurementError, match=r"cannot resume from .*precision"):
+            Record.read(tmp_path / "record.json")
+
+    def test_a_missing_one(self, tmp_path: Path) -> None:
+        with pytest.raises(MeasurementError, match=r"No such file.*without --resume"):
+            Record.read(tmp_path / "record.json")
+
+    def test_a_write_that_fails_leaves_the_old_one(self, tmp_path: Path) -> None:
+        Record(facts={"model": "m"}).write(tmp_path / "record.json")
+        with pytest.raises(TypeError):
+            Record(facts={"model": object()}).write(tmp_path / "record.json")
+        assert Record.read(tmp_path / "record.json").facts == {"model": "m"}
+
+
+class TestObservation:
+    def test_passes_only_when_it_was_judged(self) -> None:
+        assert not Observation().passed
+        assert Observation(judgment=make_judgment()).passed
+        assert not Observation(judgment=make_judgment(passed=False)).passed
+
+    def test_what_was_never_observed_is_empty(self) -> None:
+        assert Record(facts={}).observation("eager") == Observation()
+
+
+class TestRows:
+    def test_medians_of_rounds(self) -> None:
+        rounds = tuple(
+            Round(number=n, per_second=rate, latencies_ms=(ms,), cores=cores, memory_mb=mb)
+            for n, (rate, ms, cores, mb) in enumerate([(1, 10, 1, 100), (9, 20, 3, 300), (4, 30, 2, 200)])
+        )
+        record = Record(facts={}, seen={"eager": Observation(judgment=make_judgment(), rounds=rounds)})
+        row = build_rows(CHAIN, record)[0]
+        assert (row.per_second, row.cores, row.memory_mb) == (4, 2, 200)
+        assert (row.p50_ms, row.p99_ms) == (20, pytest.approx(29.8))
+        assert (row.own, row.cumulative) == (None, 1)
+
+    def test_rounds_that_the_baseline_lacks_do_not_count(self) -> None:
+        """After Ctrl-C one variant may have a round more than the other."""
+        record = Record(facts={}, seen={"eager": make_observation(1, 2), "static": make_observation(2, 6, 100)})
+        assert build_rows(CHAIN, record)[1].own == pytest.approx(2.5)
+
+    def test_without_a_common_round_there_is_no_factor(self) -> None:
+        late = Observation(
+            judgment=make_judgment(),
+            rounds=(Round(number=4, per_second=9, latencies_ms=(1,), cores=1, memory_mb=1),),
+        )
+        record = Record(facts={}, seen={"eager": make_observation(1), "static": late})
+        row = build_rows(CHAIN, record)[1]
+        assert (row.per_second, row.own, row.cumulative) == (9, None, None)
+
+    def test_what_was_not_measured_is_empty(self) -> None:
+        row = build_rows(CHAIN, Record(facts={}, seen={"static": Observation(judgment=make_judgment())}))[1]
+        assert (row.per_second, row.p50_ms, row.own, row.cores, row.counts) == (None, None, None, None, False)
+        assert row.judgment is not None
+
+    def test_a_measurement_that_was_not_judged_does_not_count(self) -> None:
+        unjudged = Observation(rounds=make_observation(3).rounds)
+        row = build_rows(CHAIN, Record(facts={}, seen={"eager": make_observation(1), "static": unjudged}))[1]
+        assert (row.counts, row.own) == (False, None)
+
+    def test_a_baseline_of_a_baseline(self) -> None:
+        """Two that do not count are both passed over."""
+        record = Record(
+            facts={},
+            seen={
+                "eager": make_observation(1),
+                "static": make_observation(5, passed=False),
+                "reduced": Observation(refused="no"),
+                "int8": make_observation(8),
+            },
+        )
+        assert (build_rows(CHAIN, record)[3].beside, build_rows(CHAIN, record)[3].own) == ("eager", 8)
+
+    def test_commands_stand_beside_their_row(self) -> None:
+        document = build_document(CHAIN, Record(facts={"model": "m"}), {v.key: (v.key, "again") for v in CHAIN})
+        assert [step["commands"] for step in document["steps"]] == [[v.key, "again"] for v in CHAIN]
+        assert (document["facts"], document["precision"]) == ({"model": "m"}, None)
+        json.dumps(document)

@@ -1,26 +1,130 @@
-"""The process of a variant, and its faults."""
+"""The process of a variant: calls, faults, and what is measured of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
+import time
+from collections.abc import Iterator
 
+import numpy as np
 import psutil
 import pytest
-from stories import JPEGS
+from stories import JPEGS, FakeWorkload
 
-from graphkiln.story.worker import Worker
-from graphkiln.story.workloads.session import SessionWorkload
-from graphkiln_backend.graph.device import CPU
+from graphkiln.story import worker as module
+from graphkiln.story.worker import ResourceMeter, Worker
 from graphkiln_backend.graph.errors import MeasurementError
-from graphkiln_backend.repository.version import read_version
 
 
-def test_a_process_that_is_killed_is_told_by_its_step(digits: Path) -> None:
-    spec = read_version(digits / "1").manifest
-    assert spec is not None
-    assert spec.preprocess is not None
-    workload = SessionWorkload(graph=digits / "1" / "model.onnx", preprocess=spec.preprocess, device=CPU)
-    with Worker(workload, "2: reduced") as worker:
-        psutil.Process(worker.pid).kill()
-        with pytest.raises(MeasurementError, match=r"process of '2: reduced' ended with code -9 .*--resume"):
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """One process for all tests that leave it as it is."""
+    with Worker(FakeWorkload(callers=2), "fake") as worker:
+        yield worker
+
+
+class TestCalls:
+    def test_predictions_come_back(self, worker: Worker) -> None:
+        assert worker.predict(JPEGS).scores.tolist() == [[3, 0], [3, 0], [5, 0]]
+
+    def test_gradients_and_their_noise(self, worker: Worker) -> None:
+        gradients, noise = worker.parameter_gradients(b"four")
+        np.testing.assert_array_equal(gradients, [0, 1, 2, 3])
+        assert noise == 0.25
+
+    def test_measures_there_with_its_own_callers(self, worker: Worker) -> None:
+        throughput = worker.measure(JPEGS, 0.1)
+        assert 1 <= throughput.images <= 2 * 0.1 / 0.001 + 2
+        assert throughput.seconds >= 0.1
+        assert min(throughput.latencies_ms) >= 1
+
+    def test_is_another_process_that_ctrl_c_does_not_reach(self, worker: Worker) -> None:
+        assert worker.pid != os.getpid()
+        os.kill(worker.pid, signal.SIGINT)
+        assert len(worker.predict(JPEGS).scores) == 3
+
+
+class TestFaults:
+    def test_of_a_library_when_it_opens_is_told_in_full(self) -> None:
+        with pytest.raises(MeasurementError, match=r"Traceback[\s\S]*OpeningFailed: no such library"):
+            Worker(FakeWorkload(fault="open"), "fake")
+
+    def test_of_ours_when_it_opens_is_one_line(self) -> None:
+        with pytest.raises(MeasurementError) as raised:
+            Worker(FakeWorkload(fault="open, ours"), "fake")
+        assert str(raised.value).startswith("no such model")
+        assert "name another" in str(raised.value)
+        assert "Traceback" not in str(raised.value)
+
+    def test_a_process_that_ends_while_it_opens(self) -> None:
+        with pytest.raises(MeasurementError, match=r"the process of '1: static' ended with code 3 .*--resume"):
+            Worker(FakeWorkload(fault="dies"), "1: static")
+
+    def test_a_process_that_ends_during_a_call(self) -> None:
+        with (
+            Worker(FakeWorkload(fault="dies later"), "fake") as worker,
+            pytest.raises(MeasurementError, match="ended with code 4"),
+        ):
             worker.predict(JPEGS)
+
+    def test_a_process_that_is_killed_is_told_by_its_step(self) -> None:
+        with Worker(FakeWorkload(), "2: reduced") as worker:
+            psutil.Process(worker.pid).kill()
+            with pytest.raises(MeasurementError, match=r"process of '2: reduced' ended with code -9 .*--resume"):
+                worker.predict(JPEGS)
+
+    def test_of_a_call_leaves_the_process_alive(self) -> None:
+        with Worker(FakeWorkload(fault="predict"), "fake") as worker:
+            with pytest.raises(MeasurementError, match="ZeroDivisionError: a bug"):
+                worker.predict(JPEGS)
+            assert worker.parameter_gradients(b"12")[0].tolist() == [0, 1]
+
+    def test_of_an_image_ends_the_measurement(self) -> None:
+        with (
+            Worker(FakeWorkload(fault="run_one"), "fake") as worker,
+            pytest.raises(MeasurementError, match=r"cannot run b'one'"),
+        ):
+            worker.measure((b"one",), 60)
+
+
+class TestEnd:
+    def test_the_process_is_gone(self) -> None:
+        with Worker(FakeWorkload(), "fake") as worker:
+            process = psutil.Process(worker.pid)
+        assert not process.is_running()
+
+    def test_one_that_hangs_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        worker = Worker(FakeWorkload(), "fake")
+        process = psutil.Process(worker.pid)
+        process.suspend()
+        monkeypatch.setattr(module, "_EXIT_S", 0.2)
+        worker.close()
+        assert not process.is_running()
+
+    def test_a_call_after_the_end_is_an_error_not_a_hang(self) -> None:
+        worker = Worker(FakeWorkload(), "fake")
+        worker.close()
+        with pytest.raises((MeasurementError, OSError)):
+            worker.predict(JPEGS)
+
+
+class TestResourceMeter:
+    def test_processor_time_grows_with_work(self) -> None:
+        meter = ResourceMeter(os.getpid())
+        before = meter.cpu_s()
+        begun = time.process_time()
+        while time.process_time() - begun < 0.05:
+            sum(range(10_000))
+        assert meter.cpu_s() - before == pytest.approx(0.05, abs=0.04)
+
+    def test_memory_of_a_process_and_its_children(self, worker: Worker) -> None:
+        alone = ResourceMeter(worker.pid).memory_mb()
+        together = ResourceMeter(os.getpid()).memory_mb()
+        assert 5 < alone < together
+
+    def test_a_process_that_ended_counts_nothing(self) -> None:
+        with Worker(FakeWorkload(), "fake") as worker:
+            meter = ResourceMeter(worker.pid)
+            assert meter.cpu_s() > 0
+        assert (meter.cpu_s(), meter.memory_mb()) == (0, 0)

@@ -1,0 +1,55 @@
+"""Handwritten digits as JPEGs: the same split every time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from graphkiln.story.digits import CLASSES, Digits, digit_image, split_digits
+
+
+@pytest.fixture(scope="module")
+def split() -> tuple[Digits, Digits]:
+    return split_digits()
+
+
+def test_a_quarter_is_held_out(split: tuple[Digits, Digits]) -> None:
+    training, held_out = split
+    assert (len(training.jpegs), len(held_out.jpegs)) == (1347, 450)
+    assert not set(training.jpegs) & set(held_out.jpegs)
+
+
+def test_every_class_has_its_share_of_both(split: tuple[Digits, Digits]) -> None:
+    for digits in split:
+        shares = np.bincount(digits.targets) / len(digits.targets)
+        assert len(shares) == len(CLASSES) == 10
+        assert shares.min() > 0.09
+        assert digits.targets.dtype == np.int64
+
+
+def test_the_split_never_changes(split: tuple[Digits, Digits]) -> None:
+    """Weights that were trained on one part must not be judged on it later."""
+    digest = hashlib.sha256(np.concatenate([part.targets for part in split]).tobytes()).hexdigest()[:16]
+    assert digest == "15a1a392c214df31"
+
+
+def test_images_are_what_a_user_would_send(split: tuple[Digits, Digits]) -> None:
+    image = Image.open(io.BytesIO(split[1].jpegs[0]))
+    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (256, 256))
+
+
+def test_the_first_keep_their_classes(split: tuple[Digits, Digits]) -> None:
+    first = split[1].first(7)
+    assert first.jpegs == split[1].jpegs[:7]
+    assert first.targets.tolist() == split[1].targets[:7].tolist()
+    assert len(split[1].first(10_000).jpegs) == 450
+
+
+def test_an_image_has_the_full_range_of_grays() -> None:
+    image = digit_image(np.array([[0.0, 16.0], [8.0, 16.0]]), 2)
+    assert np.asarray(image).tolist() == [[0, 255], [128, 255]]
+    assert digit_image(np.zeros((8, 8)), 64).size == (64, 64)
