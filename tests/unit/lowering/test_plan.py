@@ -209,6 +209,16 @@ def test_the_reasons_of_auto_come_from_the_graph_then_the_settings_then_the_mach
     )
 
 
+@pytest.mark.parametrize(("device", "computed"), [("cpu", "fp32"), ("gpu:0", "fp16")])
+def test_a_graph_saved_in_fp16_is_computed_in_fp32_on_a_cpu_alone(device: str, computed: str) -> None:
+    def probe(_: str, __: Device) -> Support:
+        return Support(ok=False, reason="not installed")
+
+    bare = dataclasses.replace(resources(device), probe=probe)
+    with pytest.raises(LoweringError, match=f"no engine can serve this graph in {computed}"):
+        plan(Settings(engine="auto"), bare, saved=Precision.FP16)
+
+
 def test_one_stream_is_what_every_engine_does() -> None:
     assert engines(plan(Settings(streams=1), resources())) == ["onnxruntime"]
 

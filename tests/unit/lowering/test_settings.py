@@ -77,7 +77,10 @@ def test_what_only_a_gpu_has() -> None:
     assert (settings.layout, settings.conv_search) == ("nhwc", "heuristic")
 
 
-@pytest.mark.parametrize(("number", "search"), [("0", "exhaustive"), ("1", "heuristic"), ("2", "default")])
+@pytest.mark.parametrize(
+    ("number", "search"),
+    [("0", "exhaustive"), ("1", "heuristic"), ("2", "default"), ("EXHAUSTIVE", "exhaustive")],
+)
 def test_the_convolution_search_of_the_c_backend(number: str, search: str) -> None:
     assert read(config({"cudnn_conv_algo_search": number}), gpu=True).conv_search == search
     on_cpu = read(config({"cudnn_conv_algo_search": number}))
@@ -298,6 +301,12 @@ class TestAccelerators:
     def test_parameters_go_before_options_of_the_same_name(self) -> None:
         settings = read(accelerators("gpu", "cuda", {"gpu_mem_limit": "5"}, gpu_mem_limit="9"), gpu=True)
         assert settings.options == {"onnxruntime": {"gpu_mem_limit": "5"}}
+
+
+@pytest.mark.parametrize(("key", "value"), [("conv_search", "EXHAUSTIVE"), ("cudnn_conv_algo_search", "3")])
+def test_a_search_that_cudnn_does_not_have(key: str, value: str) -> None:
+    with pytest.raises(RepositoryError, match=rf"parameters\.{key} must be exhaustive, heuristic, default"):
+        read(config({key: value}), gpu=True)
 
 
 class TestCpu:

@@ -47,7 +47,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, b_second=f"{__name__}:SecondImporter", a_first=f"{__name__}:FirstImporter")
+    install(monkeypatch, z=f"{__name__}:FirstImporter", a=f"{__name__}:SecondImporter")
 
 
 class TestLoading:
@@ -57,7 +57,7 @@ class TestLoading:
 
     @pytest.mark.usefixtures("both")
     def test_come_by_the_name_of_their_entry_point(self) -> None:
-        assert [importer.kind for importer in load_importers()] == ["first", "second"]
+        assert [importer.kind for importer in load_importers()] == ["second", "first"]
 
     def test_one_that_cannot_be_imported_spares_the_others(
         self, monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -89,7 +89,7 @@ class TestFinding:
             (tmp_path / kind).mkdir()
         found = find_foreign_graph(tmp_path)
         assert found
-        assert found.importer.kind == "first"
+        assert found.importer.kind == "second"
 
 
 @pytest.mark.usefixtures("both")
