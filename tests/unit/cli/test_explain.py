@@ -1,0 +1,126 @@
+"""`graphkiln explain`: settings with their origins, every choice, and what really ran."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import zoo
+from lowered import add_unrunnable
+from typer.testing import CliRunner, Result
+
+from graphkiln.cli.main import app
+from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.lowering.deployment import Deployment
+
+
+@pytest.fixture
+def model(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits, tmp_path / "store" / "digits")
+
+
+def explain(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["explain", *map(str, arguments), "--cache=off"], env={"COLUMNS": "80"})
+
+
+def row(result: Result, setting: str) -> list[str]:
+    """The cells of a setting's row."""
+    line = next(line for line in result.stdout.splitlines() if re.match(rf"│ {setting} ", line))
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def add_parameters(model: Path, **parameters: str) -> None:
+    lines = (f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items())
+    with (model / "config.pbtxt").open("a") as file:
+        file.write("\n".join(lines))
+
+
+class TestSettings:
+    def test_what_nobody_requests(self, model: Path) -> None:
+        result = explain(model, "--plan-only")
+        assert result.exit_code == 0
+        assert row(result, "engine") == ["engine", "the default", "-"]
+        assert row(result, "precision") == ["precision", "as saved (fp32)", "-"]
+        assert row(result, "threads") == ["threads", "cores / instances", "-"]
+        assert row(result, "streams") == ["streams", "1", "-"]
+        assert row(result, "self_test") == ["self_test", "on", "-"]
+        assert row(result, "fallback") == ["fallback", "none", "-"]
+
+    def test_every_value_with_its_origin(self, model: Path) -> None:
+        add_parameters(model, engine="openvino", fallback="openvino:fp32, onnxruntime", self_test="off", streams="2")
+        result = explain(model, "--plan-only", "--set", "threads=3", "--set", "precision=fp16")
+        assert row(result, "engine") == ["engine", "openvino", "parameters.engine"]
+        assert row(result, "precision") == ["precision", "fp16", "--set"]
+        assert row(result, "threads") == ["threads", "3", "--set"]
+        assert row(result, "streams") == ["streams", "2", "parameters.streams"]
+        assert row(result, "self_test") == ["self_test", "off", "parameters.self_test"]
+        assert row(result, "fallback")[1].startswith("openvino:fp32, onnxrun")
+
+    def test_fits_a_narrow_terminal(self, model: Path) -> None:
+        table = [line for line in explain(model, "--plan-only").stdout.splitlines() if line[:1] in "┏┃┡│└"]
+        assert len(table) == 3 + 8 + 1
+        assert max(map(len, table)) <= 80
+
+
+class TestPlan:
+    def test_every_session_and_every_rejection(self, model: Path) -> None:
+        add_parameters(model, xrt="oneflow")
+        result = explain(model, "--plan-only", "--set", "engine=openvino", "--set", "fallback=onnxruntime")
+        assert "1. openvino on cpu, " in result.stdout
+        assert "2. onnxruntime on cpu, " in result.stdout
+        assert "rejected: engine onnxruntime of parameters.xrt: --set requests openvino" in result.stdout
+
+    def test_alone_builds_nothing(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object) -> None:
+            pytest.fail("a session is built")
+
+        monkeypatch.setattr(Deployment, "build", fail)
+        result = explain(model, "--plan-only")
+        assert (result.exit_code, result.exception) == (0, None)
+        assert "1. onnxruntime on cpu" in result.stdout
+
+
+class TestResult:
+    def test_what_serves_what_ran_and_what_was_proven(self, model: Path) -> None:
+        lines = explain(model, "--set", "threads=1").stdout.splitlines()
+        assert "serves: onnxruntime on cpu" in lines
+        assert any(re.fullmatch(r"ran: \d+ nodes on CPUExecutionProvider; products: 5 in fp32", line) for line in lines)
+        assert any(re.fullmatch(r"self-test: fp32 on onnxruntime: .* - PASS", line) for line in lines)
+
+    def test_a_fallback_is_told_with_the_reason(self, model: Path) -> None:
+        result = explain(model, "--set", "engine=tensorrt", "--set", "fallback=onnxruntime")
+        assert "rejected: tensorrt on cpu: tensorrt serves gpu:N, not cpu" in result.stdout
+        assert "serves: onnxruntime on cpu" in result.stdout
+
+    def test_a_note_says_what_was_left_out(self, model: Path) -> None:
+        result = explain(model, "--set", "self_test=off")
+        assert "self-test: none" in result.stdout
+        assert "note: self_test: off: the golden samples were not replayed" in result.stdout
+
+    def test_a_graph_that_does_not_run_on_zeros(self, tmp_path: Path) -> None:
+        folder = add_unrunnable(tmp_path / "store")
+        (folder.parent / "config.pbtxt").write_text("max_batch_size: 0")
+        result = explain(folder)
+        assert result.exit_code == 0, result.exception
+        assert "ran: not known: the graph has no golden samples and does not run on zeros" in result.stdout
+
+
+class TestMistakes:
+    def test_nothing_is_shown_of_a_model_that_cannot_be_planned(self, model: Path) -> None:
+        result = explain(model, "--set", "precision=int8")
+        assert isinstance(result.exception, LoweringError)
+        assert result.stdout == ""
+
+    def test_a_store_is_no_model(self, model: Path) -> None:
+        result = explain(model.parent)
+        assert isinstance(result.exception, RepositoryError)
+        assert "has no version folder" in str(result.exception)
+
+    def test_an_engine_that_fails_and_no_fallback(self, tmp_path: Path) -> None:
+        folder = zoo.add(tmp_path / "store", "newer", zoo.scale(("batch", 3), opset=99))
+        result = explain(folder)
+        assert isinstance(result.exception, LoweringError)
+        assert "1. onnxruntime on cpu" in result.stdout
+        assert "onnxruntime on cpu: " in result.exception.attempts[0]

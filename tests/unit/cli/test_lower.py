@@ -1,0 +1,77 @@
+"""`graphkiln lower`: the artifact cache filled ahead of time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from graphkiln.cli.main import app
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.graph.errors import LoweringError
+
+
+@pytest.fixture
+def model(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits, tmp_path / "store" / "digits")
+
+
+def lower(model: Path, cache: str | Path, *settings: str) -> Result:
+    flags = [argument for setting in settings for argument in ("--set", setting)]
+    return CliRunner().invoke(app, ["lower", str(model), f"--cache={cache}", *flags])
+
+
+def entries(cache: Path) -> list[str]:
+    with ArtifactCache(cache) as opened:
+        return sorted(str(item.path) for item in opened.entries())
+
+
+def test_what_was_built_what_was_proven_and_how_long_it_took(model: Path, tmp_path: Path) -> None:
+    result = lower(model, tmp_path / "cache")
+    assert result.exit_code == 0, result.exception
+    placement, verdict, seconds = result.stdout.splitlines()
+    assert re.fullmatch(r"onnxruntime on cpu: \d+ nodes on CPUExecutionProvider; products: 5 in fp32", placement)
+    assert verdict.endswith("PASS")
+    assert re.fullmatch(r"ready in \d+\.\d s", seconds)
+
+
+def test_the_second_time_builds_nothing(model: Path, tmp_path: Path, logged: list[str]) -> None:
+    lower(model, tmp_path / "cache")
+    built = entries(tmp_path / "cache")
+    assert built
+    assert any("compiling for onnxruntime on cpu" in line for line in logged)
+    logged.clear()
+    assert lower(model, tmp_path / "cache").exit_code == 0
+    assert entries(tmp_path / "cache") == built
+    assert not any("compiling" in line for line in logged)
+
+
+def test_another_setting_is_another_artifact(model: Path, tmp_path: Path) -> None:
+    lower(model, tmp_path / "cache")
+    built = entries(tmp_path / "cache")
+    lower(model, tmp_path / "cache", "engine=openvino")
+    assert set(built) < set(entries(tmp_path / "cache"))
+
+
+def test_off_keeps_nothing(model: Path, tmp_path: Path) -> None:
+    result = lower(model, "off")
+    assert result.exit_code == 0, result.exception
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
+
+
+def test_fallbacks_and_notes_go_to_stderr(model: Path) -> None:
+    result = lower(model, "off", "engine=tensorrt", "fallback=onnxruntime", "self_test=off")
+    assert "graphkiln: tensorrt on cpu: tensorrt serves gpu:N, not cpu" in result.stderr
+    assert "graphkiln: self_test: off: the golden samples were not replayed" in result.stderr
+    assert "tensorrt" not in result.stdout
+    assert "PASS" not in result.stdout
+
+
+def test_what_cannot_be_built_keeps_nothing(model: Path, tmp_path: Path) -> None:
+    result = lower(model, tmp_path / "cache", "engine=tensorrt")
+    assert isinstance(result.exception, LoweringError)
+    assert result.stdout == ""
+    assert entries(tmp_path / "cache") == []

@@ -1,0 +1,169 @@
+"""From a version folder and its configuration to a session that serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+from lowered import cpu
+
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.plan import Resources
+from graphkiln_backend.lowering.settings import Override
+from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
+
+ONE = ModelConfig(name="digits", backend="graphkiln")
+
+
+@pytest.fixture
+def folder(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits / "1", tmp_path / "store" / "digits" / "1")
+
+
+def configured(**fields: Any) -> ModelConfig:
+    return dataclasses.replace(ONE, **fields)
+
+
+class TestReading:
+    def test_the_example(self, folder: Path) -> None:
+        deployment = Deployment.read(folder, ONE, cpu(4))
+        assert deployment.version.graph_path == folder / "model.onnx"
+        assert deployment.saved is Precision.FP32
+        assert deployment.warmup_batch_sizes == (1,)
+        (config,) = deployment.plan.configs
+        assert (str(config), config.threads, config.spin) == ("onnxruntime on cpu", 4, True)
+
+    @pytest.mark.parametrize(
+        ("largest", "preferred", "sizes"),
+        [(0, None, (1,)), (16, None, (1, 16)), (16, (), (1, 2, 4, 8, 16)), (16, (12,), (1, 2, 4, 8, 12, 16))],
+    )
+    def test_the_batch_sizes_that_triton_forms(
+        self, folder: Path, largest: int, preferred: tuple[int, ...] | None, sizes: tuple[int, ...]
+    ) -> None:
+        config = configured(max_batch_size=largest, preferred_batch_sizes=preferred)
+        deployment = Deployment.read(folder, config, cpu())
+        assert deployment.warmup_batch_sizes == sizes
+        assert deployment.plan.configs[0].largest_batch == sizes[-1]
+
+    def test_instances_are_those_of_the_configuration(self, folder: Path) -> None:
+        groups = (InstanceGroup(count=1, device=CPU), InstanceGroup(count=3, device=CPU))
+        (config,) = Deployment.read(folder, configured(instance_groups=groups), cpu(8, instances=1)).plan.configs
+        assert (config.threads, config.spin) == (2, False)
+        assert config.reason == "the default, 8 cores shared by 4 instances"
+
+    def test_the_device_is_that_of_the_instance(self, folder: Path) -> None:
+        """Triton tells each instance where it runs, whatever the first one does."""
+        resources = Resources(device=Device.gpu(1), cores=2, probe=probe)
+        parameters = {"layout": "nhwc"}
+        (config,) = Deployment.read(folder, configured(parameters=parameters), resources).plan.configs
+        assert (config.device, config.layout) == (Device.gpu(1), "nhwc")
+        with pytest.raises(RepositoryError, match=r"parameters\.layout nhwc is for GPUs"):
+            Deployment.read(folder, configured(parameters=parameters), cpu())
+
+    def test_overrides_go_before_the_configuration(self, folder: Path) -> None:
+        config = configured(parameters={"threads": "1", "engine": "onnxruntime"})
+        deployment = Deployment.read(folder, config, cpu(), [Override("threads", "2", "--set")])
+        assert deployment.plan.configs[0].threads == 2
+        assert deployment.plan.rejected[0] == "threads 1 of parameters.threads: --set requests 2"
+
+    def test_the_precision_of_a_bare_graph_is_that_of_its_weights(self, folder: Path) -> None:
+        assert Deployment.read(folder, ONE, cpu()).saved is Precision.FP32
+        (folder / "manifest.json").unlink()
+        half = zoo.model(
+            [zoo.helper.make_node("Mul", ["x", "w"], ["y"])],
+            [zoo.value("x", ("batch", 3), zoo.TensorProto.FLOAT16)],
+            [zoo.value("y", ("batch", 3), zoo.TensorProto.FLOAT16)],
+            {"w": np.ones(3, np.float16)},
+        )
+        (folder / "model.onnx").write_bytes(half.SerializeToString())
+        assert Deployment.read(folder, ONE, cpu()).saved is Precision.FP16
+
+    def test_a_graph_of_another_name(self, tmp_path: Path) -> None:
+        folder = zoo.add(tmp_path, "m", zoo.scale(("batch", 3)))
+        (folder / "model.onnx").rename(folder / "net.onnx")
+        config = configured(default_model_filename="net.onnx")
+        assert Deployment.read(folder, config, cpu()).version.graph_path.name == "net.onnx"
+        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
+            Deployment.read(folder, ONE, cpu())
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("parameters", "error", "words"),
+        [
+            ({"precison": "bf16"}, RepositoryError, "did you mean 'precision'"),
+            ({"precision": "int8"}, LoweringError, "int8 needs samples to calibrate on"),
+            ({"engine": "onnxruntime", "precision": "bf16"}, LoweringError, "no bf16 kernels for CPUs"),
+            ({"streams": "2"}, LoweringError, "streams: ONNX Runtime computes a batch as a whole"),
+        ],
+    )
+    def test_what_cannot_be_done_is_refused_before_anything_is_built(
+        self, folder: Path, parameters: dict[str, str], error: type[Exception], words: str
+    ) -> None:
+        with pytest.raises(error, match=words):
+            Deployment.read(folder, configured(parameters=parameters), cpu())
+
+    def test_a_mistake_in_the_configuration_goes_before_one_in_the_files(self, tmp_path: Path) -> None:
+        with pytest.raises(RepositoryError, match="unknown key"):
+            Deployment.read(tmp_path, configured(parameters={"precison": "bf16"}), cpu())
+        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
+            Deployment.read(tmp_path, ONE, cpu())
+
+
+class TestBuilding:
+    def test_the_example_is_proven_and_serves(self, folder: Path, cache: ArtifactCache) -> None:
+        config = configured(max_batch_size=4, preferred_batch_sizes=())
+        proven = Deployment.read(folder, config, cpu()).build(cache)
+        with proven.session as session:
+            assert proven.self_test
+            assert proven.self_test.verdict.endswith("PASS")
+            outputs = session.run({"INPUT_0": np.zeros((4, 1, 32, 32), np.float32)})
+        assert outputs["OUTPUT_0"].shape == (4, 10)
+        assert proven.warmup_s > 0
+        assert not proven.notes
+
+    def test_without_a_self_test_a_note_says_so(self, folder: Path, cache: ArtifactCache) -> None:
+        proven = Deployment.read(folder, configured(parameters={"self_test": "off"}), cpu()).build(cache)
+        with proven.session:
+            assert proven.self_test is None
+        assert proven.notes == ("self_test: off: the golden samples were not replayed",)
+
+    def test_a_bare_graph_has_nothing_to_prove(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        folder = zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
+        with Deployment.read(folder, ONE, cpu()).build(cache).session as session:
+            outputs = session.run({"x": np.array([[1, 2, 3]], np.float32)})
+        np.testing.assert_array_equal(outputs["y"], [[2, 4, 6]])
+
+    def test_a_fallback_that_works_is_told(self, folder: Path, cache: ArtifactCache) -> None:
+        parameters = {"engine": "tensorrt", "fallback": "onnxruntime"}
+        proven = Deployment.read(folder, configured(parameters=parameters), cpu()).build(cache)
+        with proven.session:
+            assert proven.config.engine == "onnxruntime"
+        (line,) = proven.fallbacks
+        assert line.startswith("tensorrt on cpu: ")
+
+    def test_what_the_server_reads_is_what_the_command_reads(self, folder: Path, tmp_path: Path) -> None:
+        """A configuration as JSON, from Triton, and as a file give the same plan."""
+        text = 'max_batch_size: 8 dynamic_batching {} parameters { key: "threads" value { string_value: "3" } }'
+        (tmp_path / "config.pbtxt").write_text(text)
+        document = {
+            "max_batch_size": 8,
+            "dynamic_batching": {"preferred_batch_size": []},
+            "parameters": {"threads": {"string_value": "3"}},
+            "instance_group": [{"kind": "KIND_CPU", "count": 1, "gpus": []}],
+        }
+        ours = Deployment.read(folder, ModelConfig.read(tmp_path / "config.pbtxt", has_gpu=False), cpu())
+        theirs = Deployment.read(folder, ModelConfig.from_json(json.dumps(document), has_gpu=False), cpu())
+        assert ours.plan == theirs.plan
+        assert ours.warmup_batch_sizes == theirs.warmup_batch_sizes
