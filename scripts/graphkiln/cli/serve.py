@@ -82,7 +82,7 @@ def serve(
     )
     code = supervisor.run()
     if code:
-        typer.echo(f"graphkiln: tritonserver ended with code {code}; the cause stands above", err=True)
+        typer.echo(f"graphkiln: tritonserver ended with code {code}; see the cause above", err=True)
     raise typer.Exit(code)
 
 

@@ -6,7 +6,7 @@ index: response to the list of models                index_status: its HTTP stat
 instances: statuses to publish, each with a process  die_after_s: until the first instance dies
 unload_after_s: until the first instance removes its status and ends
 on_sigterm: exit code on SIGTERM; null ignores it    busy_s: how long after SIGTERM a batch is in flight
-exit_after_sigterm_s: exits by itself then, with 1   starts: file that gets a line per start
+exit_after_sigterm_s: exits by itself then, with 1   starts: file that gets a line per start; beside it, instances
 """
 
 import json
@@ -52,6 +52,8 @@ def publish(index, status):
         if "unload_after_s" in told and index == 0:
             (folder / f"m_{index}.{os.getpid()}.json").unlink()
         os._exit(0)
+    with Path(told["starts"] + ".instances").open("a") as instances:
+        instances.write(f"{pid}\n")
     status["pid"] = pid
     name = f"m_{index}.{pid}"
     write_counters(name, 1 if "busy_s" in told else 0, 0)

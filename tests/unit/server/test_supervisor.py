@@ -92,6 +92,19 @@ class Setup:
             assert prefix.startswith("graphkiln-")
             assert list(Path("/dev/shm").glob(f"{prefix}*")) == []
             assert not psutil.pid_exists(start["pid"])
+        instances = self._starts.with_suffix(".instances")
+        pids = map(int, instances.read_text().split()) if instances.exists() else ()
+        assert not [pid for pid in pids if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process that was killed is still at work a moment later."""
+    deadline = time.monotonic() + 2
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.fixture
@@ -278,6 +291,7 @@ class TestDeadInstance:
 
         assert setup.run(on_live=kill, index=[READY], instances=[STATUS], on_sigterm=0) == 0
         assert len(setup.starts) == 2
+        assert setup.seconds < 10
         assert logged[0] == "an instance of m version 3 died: restarting the server"
 
     def test_meanwhile_requests_get_503(self, setup: Setup) -> None:

@@ -1,0 +1,264 @@
+"""`graphkiln serve`: what it hands to the supervisor, what it prints, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import RunVerb
+from running import free_ports
+from statuses import instance_status
+
+from graphkiln_backend.lowering.settings import Override
+from graphkiln_backend.server import installation as finding
+from graphkiln_backend.server import supervisor as supervising
+from graphkiln_backend.server.installation import Installation
+from graphkiln_backend.server.launch import Launch
+from graphkiln_backend.server.probe import ModelState
+
+PORTS = ("http-port", "grpc-port", "metrics-port")
+FLAGS = dict.fromkeys((*PORTS, "http-address", "allow-metrics", "model-repository", "log-verbose"), True)
+
+
+class FakeSupervisor:
+    """Serves nothing: tells its states, and ends with its code."""
+
+    def __init__(self) -> None:
+        self.launch: Launch | None = None
+        self.states: list[ModelState] = []
+        self.code = 0
+
+    def __call__(self, launch: Launch, *, on_live: Callable[[list[ModelState]], None]) -> FakeSupervisor:
+        self.launch, self._on_live = launch, on_live
+        return self
+
+    def run(self) -> int:
+        self._on_live(self.states)
+        return self.code
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSupervisor:
+    """What the server would be run by, beside an installation whose flags are known."""
+    installation = Installation(binary=tmp_path, backends=tmp_path, caches=tmp_path, stub=tmp_path, libraries=())
+    vars(installation)["flags"] = FLAGS
+    monkeypatch.setattr(finding, "find_installation", lambda: installation)
+    fake = FakeSupervisor()
+    monkeypatch.setattr(supervising, "Supervisor", fake)
+    monkeypatch.delenv("GRAPHKILN_MODEL_STORE", raising=False)
+    return fake
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of two models, which nobody looks into."""
+    for name in ("resnet", "digits"):
+        (tmp_path / "store" / name).mkdir(parents=True)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def ports() -> list[str]:
+    """Flags that give every service a free port."""
+    return [f"--{flag}={port}" for flag, port in zip(PORTS, free_ports(3), strict=True)]
+
+
+def launched(supervisor: FakeSupervisor) -> Launch:
+    assert supervisor.launch is not None
+    return supervisor.launch
+
+
+class TestLaunch:
+    def test_stores_of_all_flags_are_served(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, ports: list[str]
+    ) -> None:
+        (tmp_path / "other").mkdir()
+        assert run("serve", "--model-store", store, f"--model-repository={tmp_path / 'other'}", *ports).code == 0
+        assert launched(supervisor).stores == [store, tmp_path / "other"]
+
+    def test_the_store_of_the_working_directory_is_the_default(
+        self,
+        run: RunVerb,
+        supervisor: FakeSupervisor,
+        tmp_path: Path,
+        ports: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        (tmp_path / "model_repository").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert run("serve", *ports).code == 0
+        assert launched(supervisor).stores == [Path("model_repository")]
+
+    def test_the_store_may_be_named_by_the_environment(
+        self,
+        run: RunVerb,
+        supervisor: FakeSupervisor,
+        store: Path,
+        ports: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("GRAPHKILN_MODEL_STORE", str(store))
+        assert run("serve", *ports).code == 0
+        assert launched(supervisor).stores == [store]
+
+    def test_tritons_flags_are_passed_on_as_typed(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        run("serve", "--model-store", store, *ports, "--log-verbose", "1")
+        assert launched(supervisor).flags.arguments == (*ports, "--log-verbose", "1")
+
+    def test_the_cache_and_the_replacement_are_passed_on(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, ports: list[str]
+    ) -> None:
+        cache = ("--cache", tmp_path / "cache", "--cache-size", "3G")
+        run("serve", "--model-store", store, *ports, *cache, "--replace-onnxruntime")
+        launch = launched(supervisor)
+        assert launch.cache.folder == tmp_path / "cache"
+        assert launch.cache.limit_bytes == 3 << 30
+        assert launch.replace_onnxruntime
+
+    def test_by_default_nothing_is_replaced_or_overridden(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        run("serve", "--model-store", store, *ports)
+        assert not launched(supervisor).replace_onnxruntime
+        assert launched(supervisor).overrides == {}
+
+    def test_settings_of_models_go_before_engines(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        run(
+            *("serve", "--model-store", store, *ports),
+            *("--enable-openvino", "digits", "--enable-tensorrt=resnet"),
+            *("--set", "digits.precision=bf16", "--set=digits.session.a.b=c=d"),
+        )
+        assert launched(supervisor).overrides == {
+            "digits": [
+                Override("precision", "bf16", "--set"),
+                Override("session.a.b", "c=d", "--set"),
+                Override("engine", "openvino", "--enable-openvino"),
+            ],
+            "resnet": [Override("engine", "tensorrt", "--enable-tensorrt")],
+        }
+
+    def test_one_engine_may_be_named_twice(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        twice = ("--enable-openvino=digits",) * 2
+        assert run("serve", "--model-store", store, *ports, *twice).code == 0
+        assert {override.value for override in launched(supervisor).overrides["digits"]} == {"openvino"}
+
+
+class TestExit:
+    def test_the_servers_code_is_the_commands_with_a_word(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        supervisor.code = 3
+        finished = run("serve", "--model-store", store, *ports)
+        assert finished.code == 3
+        assert "tritonserver ended with code 3" in finished.err
+
+    def test_a_clean_end_says_nothing(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        assert supervisor.code == 0
+        assert run("serve", "--model-store", store, *ports).err == ""
+
+
+class TestTable:
+    def test_every_version_is_a_row(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        status = instance_status(engine="onnxruntime", precision="bf16", threads=4, load_ms=1234.5)
+        supervisor.states = [
+            ModelState(model="digits", version="3", state="READY", reason="", status=status),
+            ModelState(model="other", version="1", state="READY", reason="", status=None),
+        ]
+        lines = run("serve", "--model-store", store, *ports).out.splitlines()
+        ours = next(line for line in lines if "digits" in line)
+        for cell in ("3", "onnxruntime on cpu", "4 threads", "bf16"):
+            assert cell in ours
+        assert "in 1234 ms" in ours
+        other = [cell.strip() for cell in next(line for line in lines if "other" in line).split("│")[1:-1]]
+        assert other == ["other", "1", "-", "-", "ready"]
+
+    def test_a_model_that_is_not_ready_is_shown_with_its_reason(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        reason = "[no markup] the graph is damaged"
+        supervisor.states = [ModelState(model="bad", version="1", state="UNAVAILABLE", reason=reason, status=None)]
+        out = run("serve", "--model-store", store, *ports).out
+        assert "unavailable" in out
+        assert f"bad 1: {reason}" in out
+
+    def test_no_model_is_said(self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]) -> None:
+        assert supervisor.states == []
+        out = run("serve", "--model-store", store, *ports).out
+        assert "no model is loaded" in out
+        assert "precision" not in out
+
+    @pytest.mark.usefixtures("supervisor")
+    def test_the_addresses_are_those_that_this_machine_reaches(self, run: RunVerb, store: Path) -> None:
+        http, grpc, metrics = free_ports(3)
+        ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
+        out = run("serve", "--model-store", store, *ports).out
+        assert f"serving HTTP 127.0.0.1:{http}, gRPC 127.0.0.1:{grpc}, metrics 127.0.0.1:{metrics}" in " ".join(
+            out.split()
+        )
+
+    @pytest.mark.usefixtures("supervisor")
+    def test_a_service_that_is_switched_off_is_not_listed(self, run: RunVerb, store: Path, ports: list[str]) -> None:
+        assert "metrics" not in run("serve", "--model-store", store, *ports, "--allow-metrics=false").out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--set", "precision"], ["--set precision: no model is named", "--set MODEL.KEY=VALUE"]),
+        (["--set", "digts.precision=bf16"], ["there is no such model", "'digits'"]),
+        (["--set", "digits.precision"], ["a value is missing"]),
+        (["--set", "digits.precison=bf16"], ["unknown key 'precison'", "'precision'"]),
+        (["--enable-openvino", "resnt"], ["--enable-openvino resnt: there is no such model", "'resnet'"]),
+        (
+            ["--enable-openvino=digits", "--enable-tensorrt=digits"],
+            ["both --enable-openvino and --enable-tensorrt name 'digits'"],
+        ),
+        (["--http-prt=9"], ["'--http-prt'", "'--http-port'"]),
+        (["models"], ["unexpected argument 'models'", "--model-store models"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    run: RunVerb, supervisor: FakeSupervisor, store: Path, words: list[str], expected: list[str]
+) -> None:
+    finished = run("serve", "--model-store", store, *words)
+    assert finished.code == 2
+    assert finished.out == ""
+    for text in expected:
+        assert text in finished.err
+    assert len(finished.err.strip().splitlines()) == 1
+    assert supervisor.launch is None
+
+
+@pytest.mark.parametrize(("name", "word"), [("nowhere", "is missing"), ("file", "is not a folder")])
+def test_a_store_must_be_a_folder(
+    run: RunVerb, supervisor: FakeSupervisor, tmp_path: Path, name: str, word: str
+) -> None:
+    (tmp_path / "file").touch()
+    finished = run("serve", "--model-store", tmp_path / name)
+    assert finished.code == 2
+    assert word in finished.err
+    assert "--model-store DIR" in finished.err
+    assert supervisor.launch is None
+
+
+def test_a_busy_port_is_told_before_anything_starts(
+    run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        finished = run("serve", "--model-store", store, *ports[1:], f"--http-port={port}", "--http-address=127.0.0.1")
+    assert finished.code == 2
+    assert f"port {port} (HTTP) is in use" in finished.err
+    assert supervisor.launch is None
