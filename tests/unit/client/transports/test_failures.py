@@ -1,0 +1,42 @@
+"""The errors of a connection: each names the server, none a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, ProtocolError
+from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports import failures
+from graphkiln_client.transports.endpoint import Endpoint
+
+ENDPOINT = Endpoint.parse("https://me:s3cret@host:8443/triton", {"X-Token": "s3cret"}, None)
+CAUSE = OSError("no route")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "hint"),
+    [
+        (failures.deadline_exceeded(ENDPOINT, Deadline.after(0.25)), DeadlineExceeded, ""),
+        (failures.disconnected(ENDPOINT, CAUSE), ConnectionFailed, ""),
+        (failures.untrusted(ENDPOINT, CAUSE), ConnectionFailed, "check its certificate"),
+        (failures.tls_failed(ENDPOINT, CAUSE), ConnectionFailed, "is it an http:// server?"),
+        (failures.unreachable(ENDPOINT, CAUSE), ConnectionFailed, "is the server running? graphkiln health --url URL"),
+        (failures.not_http(ENDPOINT, CAUSE), ProtocolError, ""),
+    ],
+)
+def test_what_happened_and_what_to_do(error: ClientError, kind: type[ClientError], hint: str) -> None:
+    assert type(error) is kind
+    assert "https://host:8443/triton" in error.message
+    assert "s3cret" not in f"{error} {error!r}"
+    assert error.hint == hint
+    assert ("no route" in error.message) == (kind is not DeadlineExceeded)
+
+
+def test_a_deadline_says_how_long() -> None:
+    assert "within 0.25 s" in str(failures.deadline_exceeded(ENDPOINT, Deadline.after(0.25)))
+    assert "within 30 s" in str(failures.deadline_exceeded(ENDPOINT, Deadline.after(30.0)))
+
+
+def test_grpc_adds_its_status() -> None:
+    assert failures.deadline_exceeded(ENDPOINT, Deadline.after(1), "DEADLINE_EXCEEDED").status == "DEADLINE_EXCEEDED"
+    assert failures.unreachable(ENDPOINT, "gone", "UNAVAILABLE").status == "UNAVAILABLE"

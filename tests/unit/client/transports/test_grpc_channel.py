@@ -1,0 +1,95 @@
+"""What the gRPC transports share: channels, metadata and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from canned import GRPC_INFERRED, CannedGrpc
+
+from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, InvalidInput, ModelNotReady
+from graphkiln_client import Client
+from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.endpoint import Endpoint
+from graphkiln_client.transports.grpc_channel import call_metadata, may_be_unreachable, open_channel, translate_error
+from graphkiln_client.transports.grpc_wire import GrpcWire
+
+ENDPOINT = Endpoint.parse("grpc://me:s3cret@host:8001", {"X-Token": "Abc"}, None)
+REQUEST = GrpcWire().ready().request
+
+
+class Error(grpc.RpcError):
+    """As grpcio raises it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str | None = "because") -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._details
+
+
+def translate(code: grpc.StatusCode, *, reachable: bool = True, details: str | None = "because") -> ClientError:
+    return translate_error(Error(code, details), ENDPOINT, Deadline.after(1.5), REQUEST, reachable=reachable)
+
+
+def test_names_of_metadata_are_lower_case() -> None:
+    metadata = dict(call_metadata(ENDPOINT))
+    assert metadata["x-token"] == "Abc"
+    assert metadata["authorization"].startswith("Basic ")
+    assert call_metadata(Endpoint.parse("grpc://host", {}, None)) == ()
+
+
+class TestErrors:
+    def test_a_deadline_says_how_long_was_waited(self) -> None:
+        error = translate(grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert type(error) is DeadlineExceeded
+        assert str(error) == "no response from grpc://host:8001 within 1.5 s"
+        assert error.status == "DEADLINE_EXCEEDED"
+
+    def test_unavailable_is_two_things(self) -> None:
+        """Nobody there, or a server that says: not now."""
+        assert type(translate(grpc.StatusCode.UNAVAILABLE)) is ModelNotReady
+        error = translate(grpc.StatusCode.UNAVAILABLE, reachable=False)
+        assert type(error) is ConnectionFailed
+        assert "cannot reach grpc://host:8001: because" in str(error)
+        assert "graphkiln health" in error.hint
+
+    @pytest.mark.parametrize("code", list(grpc.StatusCode))
+    def test_only_one_status_needs_a_second_look(self, code: grpc.StatusCode) -> None:
+        assert may_be_unreachable(Error(code)) == (code is grpc.StatusCode.UNAVAILABLE)
+
+    @pytest.mark.parametrize("code", list(grpc.StatusCode))
+    def test_no_error_shows_a_secret_and_none_needs_details(self, code: grpc.StatusCode) -> None:
+        for reachable in (True, False):
+            error = translate(code, reachable=reachable, details=None)
+            assert "s3cret" not in f"{error} {error!r}"
+            assert error.status == code.name
+
+
+class TestOpenChannel:
+    @pytest.mark.parametrize("library", [grpc, grpc.aio])
+    def test_a_ca_file_that_is_missing(self, library: Any, tmp_path: Path) -> None:
+        endpoint = Endpoint.parse("grpcs://host", {}, tmp_path / "ca.pem")
+        with pytest.raises(InvalidInput, match=r"ca\.pem"):
+            open_channel(library, endpoint, "")
+
+    @pytest.mark.parametrize("compression", ["", "gzip", "deflate"])
+    def test_requests_are_compressed_as_told(self, compression: Any) -> None:
+        with CannedGrpc([GRPC_INFERRED]) as server, Client(server.url, compression=compression) as client:
+            assert client.model("m").infer({})["Y"] == [2]
+
+    def test_an_ipv6_address_is_in_brackets(self) -> None:
+        seen: list[str] = []
+
+        class Library:
+            @staticmethod
+            def insecure_channel(target: str, **_: Any) -> None:
+                seen.append(target)
+
+        open_channel(Library, Endpoint.parse("grpc://[::1]:9", {}, None), "")
+        assert seen == ["[::1]:9"]
