@@ -49,6 +49,7 @@ def download(url: str, timeout_s: float) -> bytes:
     try:
         with opener.open(url, timeout=timeout_s) as response:
             content: bytes = response.read(_MAX_BYTES + 1)
+            missing_bytes = response.length or 0  # of a body cut short: read(size) raises nothing
     except HTTPError as error:
         error.close()
         raise InvalidInput(f"cannot fetch {url}: the server returned {error.code}", status=error.code) from error
@@ -56,4 +57,6 @@ def download(url: str, timeout_s: float) -> bytes:
         raise ConnectionFailed(f"cannot fetch {url}: {error}") from error
     if len(content) > _MAX_BYTES:
         raise InvalidInput(f"{url} is larger than {_MAX_BYTES >> 20} MiB")
+    if missing_bytes:
+        raise ConnectionFailed(f"cannot fetch {url}: the connection ended {missing_bytes} bytes too early")
     return content

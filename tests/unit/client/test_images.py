@@ -76,3 +76,32 @@ class TestUrls:
             pytest.raises(ConnectionFailed, match="certificate"),
         ):
             load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+
+    def test_an_image_that_cannot_be_decoded_is_named_by_its_url(self, authority: trustme.CA) -> None:
+        with (
+            canned.CannedHttp([canned.http(b"no image")], context=self.context(authority)) as server,
+            pytest.raises(InvalidInput, match=f"{server.url}/here.png: 8 bytes is not an image") as caught,
+        ):
+            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+        assert "JPEG" in caught.value.hint
+
+    @pytest.mark.parametrize("text", ["https.png", "ftp://host/x.png", "HTTPS://host/x.png", "./https://x.png"])
+    def test_what_is_no_url_is_a_file(self, text: str) -> None:
+        with pytest.raises(InvalidInput, match="there is no file"):
+            load_sample(text, RAW, fetch_timeout_s=5)
+
+
+class TestFiles:
+    def test_a_path_or_its_text(self, tmp_path: Path) -> None:
+        image = Image.effect_noise((6, 4), 80).convert("RGB")
+        (tmp_path / "a.png").write_bytes(encoded(image))
+        for path in (tmp_path / "a.png", str(tmp_path / "a.png")):
+            np.testing.assert_array_equal(load_sample(path, RAW), np.asarray(image))
+
+    def test_encoded_bytes(self) -> None:
+        image = Image.effect_noise((6, 4), 80).convert("RGB")
+        np.testing.assert_array_equal(load_sample(encoded(image), RAW, fetch_timeout_s=1), np.asarray(image))
+
+    def test_pixels(self) -> None:
+        pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+        np.testing.assert_array_equal(load_sample(pixels, RAW), pixels)

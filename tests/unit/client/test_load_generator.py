@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from graphkiln_backend.graph.errors import Overloaded
-from graphkiln_client.load_generator import closed_loop, open_loop
+from graphkiln_client.load_generator import _Period, _Trace, closed_loop, open_loop
 
 
 def nothing() -> None:
@@ -110,6 +112,105 @@ class TestOpenLoop:
         np.testing.assert_allclose(first, second, atol=1e-6)
         assert first.mean() == pytest.approx(0.01, rel=0.1)
         assert first.std() == pytest.approx(0.01, rel=0.1), "an exponential distribution"
+
+
+class TestMeasurement:
+    """From records to numbers, without any load."""
+
+    def period(self, *traces: _Trace, begin: float = 100.0, end: float = 110.0, cpu_s: float = 5.0) -> _Period:
+        return _Period(traces=list(traces), begin=begin, end=end, cpu_s=cpu_s)
+
+    def test_rates_and_percentiles_are_numpys(self) -> None:
+        latencies = np.linspace(0.01, 0.2, 200)
+        done = 100 + 0.05 * np.arange(200)
+        trace = _Trace(responses=list(zip(done - latencies, done, strict=True)))
+        seen = self.period(trace).measurement(latencies * 1e3, unsent=0)
+        assert (seen.answered, seen.per_second, seen.seconds) == (200, 20.0, 10.0)
+        assert seen.per_second_range == (20.0, 20.0), "each of the ten windows had as many"
+        for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("p99.9", 99.9)):
+            assert seen.latency_ms[name] == pytest.approx(np.percentile(latencies * 1e3, percent))
+        assert seen.latency_ms["mean"] == pytest.approx(latencies.mean() * 1e3)
+
+    def test_the_range_is_students_over_ten_windows(self) -> None:
+        counts = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+        moments = [100.5 + window for window, count in enumerate(counts) for _ in range(count)]
+        trace = _Trace(responses=[(moment, moment) for moment in moments])
+        seen = self.period(trace).measurement(np.zeros(0), unsent=0)
+        margin = 2.262 * np.std(counts, ddof=1) / np.sqrt(10)
+        assert seen.per_second_range == pytest.approx((5.5 - margin, 5.5 + margin))
+
+    def test_a_rate_is_never_below_zero(self) -> None:
+        seen = self.period(_Trace(responses=[(100.5, 100.5)])).measurement(np.zeros(1), unsent=0)
+        assert seen.per_second_range[0] == 0
+
+    def test_responses_of_all_callers_count(self) -> None:
+        traces = [_Trace(responses=[(101.0, 102.0)]), _Trace(responses=[(103.0, 104.0), (105.0, 106.0)]), _Trace()]
+        assert self.period(*traces).measurement(np.ones(3), unsent=0).answered == 3
+        assert self.period(*traces).responses.shape == (3, 2)
+
+    def test_what_is_outside_the_period_does_not_count(self) -> None:
+        trace = _Trace(
+            responses=[(99.0, 99.9), (99.0, 100.0), (109.0, 109.9), (109.0, 110.0)],
+            errors=[(99.9, "Overloaded"), (100.0, "ServerError"), (109.9, "Overloaded"), (110.0, "ServerError")],
+        )
+        seen = self.period(trace).measurement(np.zeros(0), unsent=0)
+        assert seen.answered == 2
+        assert seen.errors == {"Overloaded": 1, "ServerError": 1}
+
+    def test_errors_are_in_the_order_of_their_names(self) -> None:
+        names = ["ServerError", "Overloaded", "ServerError", "ConnectionFailed"]
+        seen = self.period(_Trace(errors=[(105.0, name) for name in names])).measurement(np.zeros(0), unsent=0)
+        assert list(seen.errors.items()) == [("ConnectionFailed", 1), ("Overloaded", 1), ("ServerError", 2)]
+
+    def test_no_request_no_latency(self) -> None:
+        seen = self.period(_Trace()).measurement(np.zeros(0), unsent=7)
+        assert (seen.latency_ms, seen.per_second, seen.unsent, seen.client_cores) == ({}, 0.0, 7, 0.5)
+
+    def test_its_fields_are_keys_of_json(self) -> None:
+        """`graphkiln bench --json` writes them: a rename would break who reads it."""
+        seen = self.period(_Trace()).measurement(np.ones(1), unsent=0)
+        assert list(dataclasses.asdict(seen)) == [
+            "seconds",
+            "answered",
+            "unsent",
+            "errors",
+            "per_second",
+            "per_second_range",
+            "latency_ms",
+            "client_cores",
+        ]
+
+
+def test_errors_that_are_not_ours_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that breaks ends its thread with the error, and the others go on."""
+    broken: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    turns = iter(range(10**9))
+
+    def send() -> None:
+        time.sleep(0.001)
+        if next(turns) == 5:
+            raise ZeroDivisionError
+
+    seen = closed_loop(send, 2, 0.3, warmup_s=0, at_start=nothing)
+    assert [each.exc_type for each in broken] == [ZeroDivisionError]
+    assert seen.answered > 10
+    assert seen.errors == {}
+
+
+def test_at_start_runs_between_warm_up_and_measurement() -> None:
+    moments: list[float] = []
+    begun = time.perf_counter()
+    sent: list[float] = []
+
+    def send() -> None:
+        sent.append(time.perf_counter())
+        time.sleep(0.005)
+
+    closed_loop(send, 1, 0.2, warmup_s=0.15, at_start=lambda: moments.append(time.perf_counter()))
+    assert moments[0] - begun == pytest.approx(0.15, abs=0.1)
+    assert any(moment < moments[0] for moment in sent)
+    assert any(moment > moments[0] for moment in sent)
 
 
 def test_a_failure_beside_the_load_stops_the_callers() -> None:
