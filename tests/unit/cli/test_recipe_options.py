@@ -1,0 +1,191 @@
+"""The options of `graphkiln convert`: one for each field, with the field's help, type and default."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel, Field
+from typer.testing import CliRunner
+
+from graphkiln.cli import recipe_options
+from graphkiln.cli.main import app
+from graphkiln.cli.recipe_options import parse_options
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.recipe import Flag, Recipe
+
+
+def run(*arguments: str, **environment: str) -> Any:
+    return CliRunner().invoke(app, ["convert", *arguments], env={"COLUMNS": "200", **environment})
+
+
+def printed(*arguments: str, **environment: str) -> dict[str, Any]:
+    finished = run("model.onnx", "--name", "m", "--print-recipe", *arguments, **environment)
+    assert finished.exit_code == 0, finished.output
+    document: dict[str, Any] = yaml.safe_load(finished.output)
+    return document
+
+
+def flagged() -> dict[str, Flag]:
+    return {
+        name: item for name, field in Recipe.model_fields.items() for item in field.metadata if isinstance(item, Flag)
+    }
+
+
+class TestHelp:
+    def test_shows_every_field_with_its_words(self) -> None:
+        shown = " ".join(run("--help").output.replace("│", " ").split())
+        for name, flag in flagged().items():
+            field = Recipe.model_fields[name]
+            assert f"--{name.replace('_', '-')} " in shown
+            assert str(field.description) in shown
+            assert not flag.metavar or flag.metavar in shown
+            assert not flag.panel or f" {flag.panel} " in shown
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "[default: (model_repository)]",
+            "[default: (the next free one)]",
+            "[default: (32)]",
+            "[default: (fp32)]",
+            "[default: (O2)]",
+            "[default: (synthetic)]",
+            "[env var: GRAPHKILN_MODEL_STORE]",
+            "<int range> [x>=1]",
+        ],
+    )
+    def test_shows_defaults_and_ranges(self, words: str) -> None:
+        assert words in " ".join(run("--help").output.replace("│", " ").split())
+
+    def test_says_nothing_of_defaults_that_are_empty(self) -> None:
+        shown = run("--help").output
+        for empty in ("(0)", "(False)", "(None)", "(())", "PydanticUndefined"):
+            assert empty not in shown
+
+    def test_fields_without_a_flag_are_for_files(self) -> None:
+        assert "--quantize" not in run("--help").output
+
+    def test_neither_pydantic_nor_yaml_is_imported_for_the_main_help(self) -> None:
+        program = (
+            "import sys\nfrom graphkiln.cli.main import app\n"
+            "try:\n    app(['--help'])\nexcept SystemExit:\n    print('modules', *sys.modules)"
+        )
+        finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        loaded = set(finished.stdout.split("modules")[-1].split())
+        assert "graphkiln.cli.recipe_options" in loaded
+        assert not loaded & {"pydantic", "yaml", "torch", "onnx", "graphkiln_converters"}
+
+
+class TestValues:
+    def test_those_that_are_not_given_are_the_recipes_own(self) -> None:
+        assert printed() == Recipe(source="model.onnx", name="m").frozen()
+
+    @pytest.mark.parametrize(
+        ("arguments", "field", "value"),
+        [
+            (["--softmax"], "softmax", True),
+            (["--top-k", "3"], "top_k", 3),
+            (["--relative-l2", "0.5"], "relative_l2", 0.5),
+            (["--weights", "w.pth"], "weights", "w.pth"),
+            (["--shape", "a=3x4", "--shape", "b=7"], "shape", ["a=3x4", "b=7"]),
+            (["--out-indices", "1,2,3"], "out_indices", [1, 2, 3]),
+            (["--preprocess", '{"mean": [0.5]}'], "preprocess", {"mean": [0.5]}),
+            (["--precision", "bf16"], "precision", "bf16"),
+            (["--keep-fp32", "Conv*", "--keep-fp32", "head"], "keep_fp32", ["Conv*", "head"]),
+            (["--version", "4"], "version", 4),
+            (["--model-store", "a/b"], "model_store", "a/b"),
+            (["top_k=2"], "top_k", 2),
+            (["--top-k", "3", "top_k=2"], "top_k", 2),
+        ],
+    )
+    def test_reach_the_recipe(self, arguments: list[str], field: str, value: object) -> None:
+        assert printed(*arguments)[field] == value
+
+    def test_the_environment_counts_and_the_command_line_more(self) -> None:
+        assert printed(GRAPHKILN_MODEL_STORE="elsewhere")["model_store"] == "elsewhere"
+        assert printed("--model-store", "here", GRAPHKILN_MODEL_STORE="elsewhere")["model_store"] == "here"
+
+    def test_nothing_is_left_of_the_call_before(self) -> None:
+        assert printed("--softmax", "--shape", "3x4")["softmax"] is True
+        assert printed()["softmax"] is False
+        assert printed()["shape"] == []
+
+    def test_a_source_may_be_an_override(self) -> None:
+        finished = run("source=a.onnx", "name=m", "--print-recipe")
+        assert yaml.safe_load(finished.output)["source"] == "a.onnx"
+
+    def test_a_source_with_an_equals_sign_is_a_source(self) -> None:
+        finished = run("python:file.py:make=2", "--name", "m", "--print-recipe")
+        assert yaml.safe_load(finished.output)["source"] == "python:file.py:make=2"
+
+    def test_of_a_file_the_command_line_changes_what_it_says(self, tmp_path: Path) -> None:
+        (tmp_path / "r.yaml").write_text("source: a.onnx\nname: n\nsoftmax: true\ntop_k: 2\n")
+        finished = run("--recipe", str(tmp_path / "r.yaml"), "--top-k", "5", "--print-recipe")
+        document = yaml.safe_load(finished.output)
+        assert (document["source"], document["softmax"], document["top_k"]) == ("a.onnx", True, 5)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--out-indices", "1,b"], "cannot read --out-indices: invalid literal"),
+            (["--preprocess", "{"], "cannot read --preprocess: "),
+            (["--layout", "hwc"], "'layout': Input should be 'nchw' or 'nhwc'"),
+            (["--top-k", "-1"], "'top_k'"),
+            (["softmaxx=1"], "unknown key 'softmaxx'"),
+        ],
+    )
+    def test_of_the_recipe_are_ours(self, arguments: list[str], words: str) -> None:
+        finished = run("model.onnx", "--name", "m", "--print-recipe", *arguments)
+        assert isinstance(finished.exception, ConversionError)
+        assert words in str(finished.exception)
+
+    @pytest.mark.parametrize(
+        "arguments", [["--softmaxx"], ["--version", "0"], ["--top-k", "z"], ["--name"], ["--relative-l2", "x"]]
+    )
+    def test_of_the_command_line_are_typers(self, arguments: list[str]) -> None:
+        assert run("model.onnx", *arguments).exit_code == 2
+
+    def test_values_that_are_none_of_these_pass(self) -> None:
+        assert parse_options({"softmax": True, "name": "m"}) == {"softmax": True, "name": "m"}
+
+
+class TestNewFields:
+    def test_a_field_is_an_option_as_soon_as_it_is_there(self) -> None:
+        class Larger(BaseModel):
+            depth: Annotated[int, Flag(panel="Own", metavar="N")] = Field(default=7, description="How deep.")
+            quiet: Annotated[bool, Flag()] = Field(default=False, description="Say nothing.")
+            hidden: int = Field(default=1, description="For files.")
+
+        depth, quiet = recipe_options._params(Larger.model_fields)
+        assert (depth.name, depth.opts, depth.help, depth.metavar, depth.multiple) == (
+            "depth", ["--depth"], "How deep.", "N", False,
+        )  # fmt: skip
+        assert (quiet.is_flag, quiet.secondary_opts) == (True, []), "there is no --no-quiet"
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            (bool, bool | None),
+            (int | None, int | None),
+            (float, float | None),
+            (Path | None, Path | None),
+            (tuple[str, ...], list[str] | None),
+            (tuple[int, ...], str | None),
+            (dict[str, Any] | None, str | None),
+            (str, str | None),
+        ],
+    )
+    def test_what_typer_reads_for_a_type(self, kind: Any, expected: Any) -> None:
+        field = type("Model", (BaseModel,), {"__annotations__": {"field": kind}}).model_fields["field"]  # type: ignore[attr-defined]
+        assert recipe_options._type(field) == expected
+
+    def test_the_command_is_one_of_typers(self) -> None:
+        assert issubclass(recipe_options.RecipeCommand, typer.core.TyperCommand)

@@ -1,0 +1,125 @@
+"""The recipe: what it takes, what it refuses, and what it was called before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from graphkiln_backend.graph.precision import SAVED, Precision
+from graphkiln_converters.recipe import Flag, Recipe, respelled
+
+
+def recipe(**fields: Any) -> Recipe:
+    return Recipe.model_validate({"source": "model.onnx", "name": "m", **fields})
+
+
+class TestFields:
+    def test_only_source_and_name_are_needed(self) -> None:
+        made = recipe()
+        assert (made.model_store, made.precision, made.max_batch_size) == (Path("model_repository"), Precision.FP32, 32)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("version", 0),
+            ("top_k", -1),
+            ("max_batch_size", 0),
+            ("relative_l2", 0),
+            ("relative_l2", -0.5),
+            ("name", ""),
+            ("name", "a/b"),
+            ("name", "a b"),
+            ("name", "../m"),
+            ("amp", "O4"),
+            ("layout", "hwc"),
+            ("input", "uint8"),
+            ("precision", "tf32"),
+            ("calibration_method", "max"),
+            ("preprocess", "resize"),
+            ("softmax", "perhaps"),
+            ("out_indices", ["a"]),
+            ("unknown", 1),
+        ],
+    )
+    def test_what_is_refused(self, field: str, value: object) -> None:
+        with pytest.raises(ValidationError):
+            recipe(**{field: value})
+
+    def test_nothing_can_be_changed_afterwards(self) -> None:
+        with pytest.raises(ValidationError, match="frozen"):
+            recipe().name = "other"  # type: ignore[misc]
+
+    @pytest.mark.parametrize("precision", SAVED)
+    def test_every_precision_that_can_be_saved(self, precision: Precision) -> None:
+        assert recipe(precision=str(precision)).precision is precision
+
+
+class TestShapes:
+    def test_of_one_input_and_of_several(self) -> None:
+        assert recipe(shape=["3x224x224"]).shapes == {"": (3, 224, 224)}
+        assert recipe(shape=["a=3x4", "b=7"]).shapes == {"a": (3, 4), "b": (7,)}
+
+    @pytest.mark.parametrize("text", ["", "3x", "x3", "3,224", "3x-1", "a=", "=3", "3x224 "])
+    def test_what_is_none(self, text: str) -> None:
+        with pytest.raises(ValidationError, match="SIZExSIZE"):
+            recipe(shape=[text])
+
+
+class TestDynamicAxes:
+    def test_of_several_inputs(self) -> None:
+        made = recipe(dynamic=["ids:1=8..512", "mask:1=8..512", "ids:2=1..1"])
+        assert made.dynamic_axes == {"ids": {1: (8, 512), 2: (1, 1)}, "mask": {1: (8, 512)}}
+
+    @pytest.mark.parametrize(
+        "text", ["ids", "ids:1", "ids:1=8", "ids:1=8...512", "ids:x=8..512", ":1=8..512", "ids:1=..8"]
+    )
+    def test_what_is_none(self, text: str) -> None:
+        with pytest.raises(ValidationError, match=r"NAME:AXIS=MIN\.\.MAX"):
+            recipe(dynamic=[text])
+
+
+class TestFrozen:
+    def test_reads_back_as_the_same(self) -> None:
+        made = recipe(
+            precision="bf16", out_indices=[1, 2], preprocess={"mean": [0.5]}, samples="a.npz", relative_l2=0.1,
+            shape=["3x4x4"], keep_fp32=["Conv*"], version=3,
+        )  # fmt: skip
+        assert Recipe.model_validate(made.frozen()) == made
+
+    def test_holds_plain_data_only(self) -> None:
+        frozen = recipe(samples="a.npz", precision="fp16").frozen()
+        assert (frozen["samples"], frozen["precision"], frozen["out_indices"]) == ("a.npz", "fp16", [])
+        assert type(frozen["precision"]) is str
+
+
+class TestOldSpellings:
+    @pytest.mark.parametrize("key", ["quantise_bias", "quantise_ends"])
+    @pytest.mark.parametrize("value", [True, False])
+    def test_are_read(self, key: str, value: bool) -> None:
+        made = recipe(**{key: value})
+        assert getattr(made, key.replace("quantise", "quantize")) is value
+        assert key not in made.frozen()
+
+    def test_are_only_these(self) -> None:
+        assert respelled({"quantise_bias": 1, "quantise": 2, "name": 3}) == {
+            "quantize_bias": 1,
+            "quantise": 2,
+            "name": 3,
+        }
+        with pytest.raises(ValidationError, match="quantise"):
+            recipe(quantise=True)
+
+
+def test_every_field_says_what_it_is() -> None:
+    assert [name for name, field in Recipe.model_fields.items() if not field.description] == []
+
+
+def test_only_these_fields_have_no_flag() -> None:
+    """A new field without a flag is a decision."""
+    flagged = {
+        name for name, field in Recipe.model_fields.items() if any(isinstance(item, Flag) for item in field.metadata)
+    }
+    assert set(Recipe.model_fields) - flagged == {"source", "quantize_bias", "quantize_ends"}

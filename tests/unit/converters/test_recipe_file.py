@@ -1,0 +1,189 @@
+"""Recipes from files, manifests, options and overrides; mistakes are told in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.recipe_file import read_recipe
+
+NEEDED = {"source": "model.onnx", "name": "m"}
+
+OLD_MANIFEST: dict[str, Any] = {
+    "format_version": 1,
+    "graph_file": "model.onnx",
+    "conversion": {
+        "recipe": {
+            "source": "tiny.onnx", "name": "tiny", "model_store": "store", "version": 1, "weights": None,
+            "pretrained": False, "features_only": False, "out_indices": [], "shape": [], "dynamic": [],
+            "keep_names": False, "outputs": [], "input": "source", "gradient": "", "softmax": True, "top_k": 0,
+            "layout": "nchw", "skip": [], "precision": "int8", "amp": "O2", "lower_edges": False, "keep_fp32": [],
+            "search_keep": False, "calibration": "c.npz", "quantise_bias": False, "quantise_ends": False,
+            "calibration_method": "minmax", "samples": None, "reference": None, "preprocess": {"resize": 16},
+            "labels": None, "max_batch_size": 32, "relative_l2": None,
+        },
+        "precision": "int8",
+    },
+}  # fmt: skip
+"""What a release wrote that spelled two of the keys otherwise."""
+
+
+def write(path: Path, document: object) -> Path:
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return path
+
+
+class TestOrder:
+    def test_a_later_one_wins(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "r.yaml", {**NEEDED, "top_k": 1, "amp": "O1"})
+        made = read_recipe(path, {"top_k": 2}, ["top_k=3"])
+        assert (made.top_k, made.amp) == (3, "O1")
+        assert read_recipe(path, {"top_k": 2}, []).top_k == 2
+
+    def test_without_a_file(self) -> None:
+        assert read_recipe(None, NEEDED, ["softmax=true"]).softmax
+
+    def test_the_last_override_of_a_key(self) -> None:
+        assert read_recipe(None, NEEDED, ["top_k=3", "top_k=4"]).top_k == 4
+
+
+class TestBases:
+    def test_are_merged_key_by_key(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.yaml", {**NEEDED, "preprocess": {"resize": 8, "mean": [0.5]}, "skip": ["clean-up"]})
+        path = write(tmp_path / "b.yaml", {"_base_": "a.yaml", "preprocess": {"resize": 16}, "skip": ["share-weights"]})
+        made = read_recipe(path, {}, [])
+        assert made.preprocess == {"resize": 16, "mean": [0.5]}
+        assert made.skip == ("share-weights",), "lists are replaced"
+
+    def test_of_several_the_last_wins(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.yaml", {**NEEDED, "top_k": 1, "softmax": True})
+        write(tmp_path / "b.yaml", {"top_k": 2})
+        assert read_recipe(write(tmp_path / "c.yaml", {"_base_": ["a.yaml", "b.yaml"]}), {}, []).top_k == 2
+
+    def test_lie_beside_the_file_that_names_them(self, tmp_path: Path) -> None:
+        (tmp_path / "sub").mkdir()
+        write(tmp_path / "a.yaml", NEEDED)
+        write(tmp_path / "sub" / "b.yaml", {"_base_": "../a.yaml"})
+        path = write(tmp_path / "c.yaml", {"_base_": "sub/b.yaml"})
+        assert read_recipe(path, {}, []).name == "m"
+
+    def test_the_same_one_twice_is_no_circle(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.yaml", NEEDED)
+        write(tmp_path / "b.yaml", {"_base_": "a.yaml"})
+        write(tmp_path / "c.yaml", {"_base_": "a.yaml"})
+        assert read_recipe(write(tmp_path / "d.yaml", {"_base_": ["b.yaml", "c.yaml"]}), {}, []).name == "m"
+
+    def test_a_circle_is_told(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.yaml", {"_base_": "b.yaml"})
+        path = write(tmp_path / "b.yaml", {"_base_": "a.yaml"})
+        with pytest.raises(ConversionError, match=r"based on itself: .*b\.yaml -> .*a\.yaml"):
+            read_recipe(path, {}, [])
+
+    @pytest.mark.parametrize("base", [3, {"a": 1}, [3]])
+    def test_what_is_no_file_name(self, tmp_path: Path, base: object) -> None:
+        with pytest.raises(ConversionError, match="cannot read recipe"):
+            read_recipe(write(tmp_path / "a.yaml", {**NEEDED, "_base_": base}), {}, [])
+
+
+class TestManifests:
+    @pytest.fixture
+    def manifest(self, tmp_path: Path) -> Path:
+        return write(tmp_path / "manifest.json", json.dumps(OLD_MANIFEST))
+
+    def test_of_an_earlier_release_repeat_the_conversion(self, manifest: Path) -> None:
+        made = read_recipe(manifest, {}, [])
+        assert (made.source, made.softmax, made.precision, str(made.calibration)) == (
+            "tiny.onnx",
+            True,
+            "int8",
+            "c.npz",
+        )
+        assert (made.quantize_bias, made.quantize_ends) == (False, False)
+
+    def test_make_the_next_version(self, manifest: Path) -> None:
+        assert read_recipe(manifest, {}, []).version is None
+
+    @pytest.mark.parametrize("override", ["quantize_bias=true", "quantise_bias=true"])
+    def test_are_overridden_in_either_spelling(self, manifest: Path, override: str) -> None:
+        made = read_recipe(manifest, {}, [override])
+        assert (made.quantize_bias, made.quantize_ends) == (True, False)
+
+    def test_can_be_bases(self, manifest: Path) -> None:
+        path = write(manifest.with_name("r.yaml"), {"_base_": manifest.name, "name": "other", "quantize_ends": True})
+        made = read_recipe(path, {}, [])
+        assert (made.name, made.quantize_ends, made.quantize_bias) == ("other", True, False)
+
+    @pytest.mark.parametrize("conversion", [None, {}, {"recipe": None}, {"recipe": []}, "text"])
+    def test_without_a_recipe(self, tmp_path: Path, conversion: object) -> None:
+        path = write(tmp_path / "manifest.json", json.dumps({**OLD_MANIFEST, "conversion": conversion}))
+        with pytest.raises(ConversionError, match="holds no recipe"):
+            read_recipe(path, {}, [])
+
+
+class TestOverrides:
+    def test_values_are_yaml(self) -> None:
+        overrides = [
+            "out_indices=[1, 2]",
+            "softmax=yes",
+            "relative_l2=1.0e-3",
+            "gradient=a:b",
+            "preprocess={resize: 8}",
+        ]
+        made = read_recipe(None, NEEDED, overrides)
+        assert (made.out_indices, made.softmax, made.relative_l2, made.gradient) == ((1, 2), True, 1e-3, "a:b")
+        assert made.preprocess == {"resize": 8}
+
+    def test_reach_inside(self) -> None:
+        made = read_recipe(
+            None, {**NEEDED, "preprocess": {"resize": 8}}, ["preprocess.mean=[0.5]", "preprocess.color=L"]
+        )
+        assert made.preprocess == {"resize": 8, "mean": [0.5], "color": "L"}
+
+    def test_a_value_may_hold_an_equals_sign(self) -> None:
+        assert read_recipe(None, NEEDED, ["shape=[a=3x4]"]).shape == ("a=3x4",)
+
+    @pytest.mark.parametrize(
+        ("override", "words"),
+        [
+            ("softmax", "'softmax' is not key=value"),
+            ("softmaxx=1", "unknown key 'softmaxx'.*did you mean 'softmax'"),
+            ("top_k={", r"top_k=\{ is not YAML"),
+            ("name.first=a", "'name' holds a value, not keys"),
+            ("top_k=many", "'top_k': Input should be a valid integer"),
+            ("precision=fp8", "'precision': Input should be 'fp32', 'fp16', 'bf16' or 'int8'"),
+            ("=3", "unknown key"),
+        ],
+    )
+    def test_mistakes(self, override: str, words: str) -> None:
+        with pytest.raises(ConversionError, match=words):
+            read_recipe(None, NEEDED, [override])
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("- a\n- b", "must be a mapping"),
+            ("", "must be a mapping"),
+            ("a: [", "is not YAML"),
+            ("source: a", "'name' is missing.*[Mm]odel name"),
+            ("name: a", r"'source' is missing.*KIND:LOCATION"),
+            ("1: 2\nsource: a\nname: b", "recipe: '1"),
+            ("source: a\nname: b\nshape: [3,224]", r"'shape\.0'"),
+            ("!!python/object:os.system {}", "is not YAML"),
+        ],
+    )
+    def test_in_a_file(self, tmp_path: Path, text: str, words: str) -> None:
+        with pytest.raises(ConversionError, match=words):
+            read_recipe(write(tmp_path / "r.yaml", text), {}, [])
+
+    def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
+        (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+        for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "latin.yaml"):
+            with pytest.raises(ConversionError, match="cannot read recipe"):
+                read_recipe(path, {}, [])
