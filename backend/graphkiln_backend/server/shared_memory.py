@@ -1,8 +1,7 @@
 """How much shared memory the models need, and how much of it each instance starts with.
 
 Every Python instance exchanges tensors with tritonserver through a region in /dev/shm that starts at 1 MB and grows on
-demand. Docker gives a container 64 MB unless told otherwise: too little is an error here, with the fix, and not a crash
-under load.
+demand. Docker gives a container 64 MB by default: too little is an error here, with the fix, and not a crash under load.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
         free_bytes: Free bytes of /dev/shm.
 
     Raises:
-        ServerSetupError: There is too little; the message says how much is needed and how to get it.
+        ServerSetupError: There is too little; the hint names a size that is enough.
     """
     sizes = [_region_bytes(footprint) for footprint in batch_footprints(mirrors)]
     needed = sum(sizes)

@@ -88,7 +88,7 @@ class TritonPythonModel:
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), self._executor.batch_sizes)
         self._status = StatusFile.publish(instance, status)
         self._computing: AbstractContextManager[object] = self._status.computing if self._status else nullcontext()
-        gc.freeze()  # what was loaded lives as long as the instance: collections need not look at it
+        gc.freeze()  # what was loaded lives as long as the instance: no collection need look at it
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Computes a response for every request; an error in one is in that one's response only.
@@ -125,7 +125,7 @@ def _device(args: dict[str, str]) -> Device:
 
 
 def _log_choices(model: str, deployment: Deployment, proven: ProvenSession, fixed_batch_size: int | None) -> None:
-    """Tells what was planned, what runs, and what the owner of the model should know."""
+    """Logs the plan, what runs, and what the owner of the model should know."""
     if fixed_batch_size:
         _log.warning(
             "%s was saved with a fixed batch of %d: batches are padded or split to it; "
@@ -159,7 +159,7 @@ def _status(args: dict[str, str], proven: ProvenSession, *, load_ms: float) -> I
 
 
 def _shared_memory_bytes() -> int:
-    """Size of the region that Triton's stub shares with the server: its name stands in the stub's own command line."""
+    """Size of the region that Triton's stub shares with the server: its name is in the stub's own command line."""
     arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     regions = (Path("/dev/shm") / argument.decode() for argument in arguments if b"/" not in argument and argument)
     return sum(region.stat().st_size for region in regions if region.is_file())
