@@ -1,7 +1,7 @@
 """How much shared memory the models need, and how much of it each instance starts with.
 
 Every Python instance exchanges tensors with tritonserver through a region in /dev/shm that starts at 1 MB and grows on
-demand. Docker gives a container 64 MB by default: too little is an error here, with the fix, and not a crash under load.
+demand. Docker gives a container 64 MB by default: too little is an error here, with the fix, not a crash under load.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def listen():
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if told.get("reuse_port", True):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(("127.0.0.1", port))
+    listener.bind(("0.0.0.0", port))
     listener.listen()
     while True:
         threading.Thread(target=respond, args=(listener.accept()[0],), daemon=True).start()
