@@ -13,12 +13,12 @@ from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.opening import OpenModel, open_model
 from graphkiln_converters.precision import limits_for, lower_and_prove
-from graphkiln_converters.proving import EXPORT_BATCH, ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
+from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.rewriting import rewrite
 from graphkiln_converters.sampling import Sampler, recorded_samples
-from graphkiln_converters.sources.base import FixedBatchSource
+from graphkiln_converters.sources.base import EXPORT_BATCH, FixedBatchSource
 from graphkiln_converters.writer import check_free, next_number, write_version
 
 _log = logging.getLogger("graphkiln.converters")

@@ -20,9 +20,8 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_converters.joint_graph import differentiable, joint_module, plain_attention
-from graphkiln_converters.proving import EXPORT_BATCH
-from graphkiln_converters.pytorch import TorchModel, named_outputs
-from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.pytorch import TorchModel, named_outputs
 
 _NOISE = 3e-6
 """Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports."""

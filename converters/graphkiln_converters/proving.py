@@ -21,10 +21,8 @@ from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.policy import Limits, gradient_limits
 from graphkiln_converters.samples import Targets
+from graphkiln_converters.sources.base import EXPORT_BATCH
 
-EXPORT_BATCH = 2
-"""The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
-batch is the commonest silent failure of an export."""
 _PROOF_BATCH_SIZES = (1, 3)
 """Both differ from that: a batch that was baked in cannot pass."""
 _GOLDEN_SAMPLES = 4

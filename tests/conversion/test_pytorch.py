@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphkiln_converters.pytorch import TorchModel, export_graph, freeze, run_module
 from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.pytorch import TorchModel, export_graph, freeze, run_module
 
 
 class Sum(nn.Module):

@@ -16,8 +16,8 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
-from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 
 class Everything(nn.Module):

@@ -19,6 +19,10 @@ from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
 
+EXPORT_BATCH = 2
+"""The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
+batch is the commonest silent failure of an export."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.pytorch import TorchModel
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.examples import input_specs
+from graphkiln_converters.sources.pytorch import TorchModel
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:

@@ -13,9 +13,9 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.examples import input_specs
+from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.weights import load_weights
 
 

@@ -10,7 +10,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 
 if TYPE_CHECKING:
-    from graphkiln_converters.pytorch import TorchModel
+    from graphkiln_converters.sources.pytorch import TorchModel
 
 
 def open_source_model(request: StoryRequest) -> TorchModel:
@@ -19,8 +19,8 @@ def open_source_model(request: StoryRequest) -> TorchModel:
     Raises:
         ConversionError: It is no PyTorch model with one image as its input, or its preprocessing is not known.
     """
-    from graphkiln_converters.pytorch import TorchModel
     from graphkiln_converters.sources.base import SourceOptions, open_source
+    from graphkiln_converters.sources.pytorch import TorchModel
 
     shape = (3, request.image_size, request.image_size)
     model = open_source(request.source, SourceOptions(weights=request.weights, shapes={"": shape}))

@@ -15,8 +15,8 @@ from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_converters.joint_graph import FrozenNorm, differentiable, joint_module
-from graphkiln_converters.pytorch import TorchModel, export_module, named_outputs
 from graphkiln_converters.sources.base import synthetic_samples
+from graphkiln_converters.sources.pytorch import TorchModel, export_module, named_outputs
 
 _BATCH = 1
 """The work is done image by image; gradients by parameters would be sums over a batch."""

@@ -23,7 +23,7 @@ from graphkiln.training.augmentation import random_affine, random_uniform
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.proving import ReferenceSamples
-from graphkiln_converters.pytorch import export_graph, run_module
+from graphkiln_converters.sources.pytorch import export_graph, run_module
 from graphkiln_converters.writer import SourceInfo, prove_and_write
 
 SEED = 20260101

@@ -65,7 +65,7 @@ class TestVersion:
     def test_a_graph_of_oneflow_is_converted_once(
         self, model: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from graphkiln_converters.oneflow.importer import OneFlowImporter
+        from graphkiln_converters.importers.oneflow import OneFlowImporter
 
         converted: list[Path] = []
 

@@ -11,8 +11,8 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_converters.gradient import GradientModel, add_gradient, perturb
-from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import FixedBatchSource, GradientSource, InputSpec, SourceOptions, open_source
+from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 
 class Weighted(nn.Module):

@@ -19,7 +19,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.lowering.importing import convert_if_needed, convert_in_subprocess
 from graphkiln_backend.repository.importers import ForeignGraph
 from graphkiln_backend.repository.version import read_version
-from graphkiln_converters.oneflow.importer import OneFlowImporter
+from graphkiln_converters.importers.oneflow import OneFlowImporter
 
 
 class Conversions:

@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import importers
 from graphkiln_backend.repository.importers import GROUP, find_foreign_graph, load_importers
 from graphkiln_backend.repository.version import find_graph, has_own_graph
-from graphkiln_converters.oneflow.importer import OneFlowImporter
+from graphkiln_converters.importers.oneflow import OneFlowImporter
 
 
 class FirstImporter:

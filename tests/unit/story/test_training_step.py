@@ -9,8 +9,8 @@ from torch import nn
 
 from graphkiln.story.training_step import TrainingStep, _trainable_norm
 from graphkiln_converters.joint_graph import FrozenNorm
-from graphkiln_converters.pytorch import TorchModel, freeze
 from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 FEEDS = {"row": np.array([[1, 2, 3]], "f4")}
 

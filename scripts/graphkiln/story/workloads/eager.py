@@ -16,7 +16,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 
 if TYPE_CHECKING:
     from graphkiln.story.training_step import TrainingStep
-    from graphkiln_converters.pytorch import TorchModel
+    from graphkiln_converters.sources.pytorch import TorchModel
 
 _BATCH = 8
 

@@ -18,8 +18,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.proving import EXPORT_BATCH
-from graphkiln_converters.sources.base import InputSpec, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,8 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters import pytorch
-from graphkiln_converters.pytorch import TorchModel, export_module, freeze, named_outputs, run_module
 from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.pytorch import TorchModel, export_module, freeze, named_outputs, run_module
 
 ONE, TWO, THREE = (torch.full((2,), float(number)) for number in (1, 2, 3))
 
