@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from graphkiln.story.results import Observation, Record, Round, build_document
 from graphkiln.story.variants import Variant
 from graphkiln.story.workloads.base import Predictions, Predictor
 from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, MeasurementError
 
 ON_CPU = Platform(device=CPU, batch=8)
@@ -113,3 +114,22 @@ class FakeWorkload:
         if self.fault == "dies later":
             os._exit(4)
         return Predictions(scores=np.array([[float(len(jpeg)), 0.0] for jpeg in jpegs]))
+
+
+@dataclass
+class FakeSession:
+    """A session whose outputs a test chooses; every feed of `INPUT_0` is kept."""
+
+    outputs: dict[str, AnyArray]
+    fed: list[AnyArray] = field(default_factory=list)
+    closed: bool = False
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        self.fed.append(feeds["INPUT_0"])
+        return self.outputs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
