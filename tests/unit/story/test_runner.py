@@ -1,0 +1,367 @@
+"""A story from its beginning to its end, with variants that compute nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stories import ON_CPU, story_request
+
+from graphkiln.story import runner as module
+from graphkiln.story.images import ImageSet
+from graphkiln.story.request import Platform
+from graphkiln.story.results import Record, Round
+from graphkiln.story.runner import ROUNDS, Progress, StoryRunner
+from graphkiln.story.variants import Variant
+from graphkiln.story.workloads.base import Predictions
+from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
+from graphkiln_backend.graph.precision import Precision
+
+IMAGES = 20
+CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
+SWITCHES = ["engine", "mixed", "pad", "add", "int8"]
+SCORES = np.random.default_rng(0).normal(0, 0.1, (IMAGES, 10)) + 8 * np.eye(10)[np.arange(IMAGES) % 10]
+GRADIENTS = np.arange(1.0, 9.0)
+
+
+@dataclass
+class FakeWorker:
+    """The worker of one variant: the scores of the reference, a little off."""
+
+    stage: Stage
+    key: str
+
+    def predict(self, jpegs: Sequence[bytes]) -> Predictions:
+        assert len(jpegs) == IMAGES
+        self.stage.events.append(f"predict {self.key}")
+        if self.key in self.stage.failing:
+            raise self.stage.failing[self.key]
+        scores = SCORES * (1 + self.stage.errors.get(self.key, 1e-6 if self.key != "eager" else 0))
+        return Predictions(scores=scores[:, ::-1].copy() if self.key in self.stage.wrong else scores)
+
+    def parameter_gradients(self, _: bytes) -> tuple[np.ndarray, float]:
+        return GRADIENTS * (self.stage.gradient_factor if self.key == "static" else 1), 1e-6
+
+
+@dataclass
+class FakeRunning:
+    """A variant that runs."""
+
+    variant: Variant
+    worker: FakeWorker
+
+    def measure(self, number: int, jpegs: Sequence[bytes], seconds: float) -> Round:
+        stage = self.worker.stage
+        stage.events.append(f"measure {self.variant.key} {number}")
+        assert len(jpegs) == IMAGES
+        stage.seconds += seconds
+        if stage.interrupt_after is not None and len(stage.measured()) > stage.interrupt_after:
+            raise KeyboardInterrupt
+        return Round(number=number, per_second=10.0, latencies_ms=(100.0,), cores=1.0, memory_mb=50.0)
+
+
+@dataclass
+class Stage:
+    """What happens to a story.
+
+    Attributes:
+        failing: Errors of predictions, by key of the variant.
+        refused: Errors of starts.
+        wrong: Keys of variants whose predictions are other classes.
+        errors: Relative errors of the scores.
+        events: What was started, proven, measured and stopped, in order.
+    """
+
+    failing: dict[str, Exception] = field(default_factory=dict)
+    refused: dict[str, Exception] = field(default_factory=dict)
+    wrong: set[str] = field(default_factory=set)
+    errors: dict[str, float] = field(default_factory=dict)
+    gradient_factor: float = 1 + 1e-7
+    interrupt_after: int | None = None
+    events: list[str] = field(default_factory=list)
+    reports: list[Progress] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @contextmanager
+    def start(self, variant: Variant, _: object, platform: Platform) -> Iterator[FakeRunning]:
+        assert platform == ON_CPU
+        if variant.unavailable:
+            raise MeasurementError(variant.unavailable)
+        if variant.key in self.refused:
+            raise self.refused[variant.key]
+        self.events.append(f"start {variant.key}")
+        try:
+            yield FakeRunning(variant, FakeWorker(self, variant.key))
+        finally:
+            self.events.append(f"stop {variant.key}")
+
+    def of(self, verb: str) -> list[str]:
+        """Keys of the variants that it happened to."""
+        return [event.split()[1] for event in self.events if event.startswith(verb)]
+
+    def measured(self) -> list[str]:
+        return [event.removeprefix("measure ") for event in self.events if event.startswith("measure")]
+
+
+NewRunner = Callable[..., StoryRunner]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
+    """A platform on which variants compute nothing."""
+    stage = Stage()
+    model = type("Model", (), {"classes": 10, "derivative": "output:image"})
+    images = ImageSet(
+        description=f"{IMAGES} digits",
+        evaluation=tuple(bytes([number]) for number in range(IMAGES)),
+        targets=np.arange(IMAGES) % 10,
+        calibration=(b"c",),
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "prepare_model", lambda _: model)
+    monkeypatch.setattr(module, "choose_images", lambda *_: images)
+    monkeypatch.setattr(ImageSet, "write", lambda *_: None)
+    monkeypatch.setattr(module, "start_variant", stage.start)
+    return stage
+
+
+@pytest.fixture
+def new_runner(stage: Stage) -> NewRunner:
+    def make(*, resume: bool = False, **fields: Any) -> StoryRunner:
+        return StoryRunner(story_request(**fields), ON_CPU, resume=resume, report=stage.reports.append)
+
+    return make
+
+
+def steps(runner: StoryRunner) -> dict[str, dict[str, Any]]:
+    return {step["key"]: step for step in runner.document()["steps"]}
+
+
+class TestWholeStory:
+    def test_every_variant_is_proven_and_measured(self, stage: Stage, new_runner: NewRunner) -> None:
+        runner = new_runner()
+        runner.run(10.0)
+        found = steps(runner)
+        assert list(found) == ["eager", "static", "reduced", "parallel", "search", *SWITCHES, "compiled", "served"]
+        assert runner.proven
+        for key in (*CHAIN, *SWITCHES):
+            assert found[key]["counts"], found[key]
+            assert found[key]["judgment"]["right"] == 1
+        assert found["search"]["refused"] == "cuDNN's search needs a GPU"
+        assert found["static"]["judgment"]["gradient_error"] == pytest.approx(1e-7, rel=0.01)
+        assert stage.seconds == pytest.approx(10 * len(stage.of("start")))
+
+    def test_all_are_stopped_and_the_last_one_first(self, stage: Stage, new_runner: NewRunner) -> None:
+        new_runner().run(1.0)
+        assert stage.of("stop") == stage.of("start")[::-1]
+
+    def test_rounds_begin_with_another_variant_each(self, stage: Stage, new_runner: NewRunner) -> None:
+        new_runner().run(1.0, ["static"])
+        assert stage.measured() == [
+            f"{key} {number}"
+            for number, keys in enumerate(
+                [
+                    ("eager", "static", "reduced"),
+                    ("static", "reduced", "eager"),
+                    ("reduced", "eager", "static"),
+                    ("eager", "static", "reduced"),
+                    ("static", "reduced", "eager"),
+                ]
+            )
+            for key in keys
+        ]
+
+    def test_what_is_coarser_is_judged_by_the_noise_of_fp32(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.errors = {"reduced": 1e-6, "mixed": 1e-3}
+        runner = new_runner()
+        runner.run(1.0, ["mixed"])
+        found = steps(runner)
+        assert found["mixed"]["judgment"]["passed"]
+        assert found["reduced"]["judgment"]["difference"] == pytest.approx(np.abs(SCORES).max() * 1e-6, rel=0.01)
+
+    def test_progress_is_reported(self, stage: Stage, new_runner: NewRunner) -> None:
+        new_runner().run(10.0, ["reduced"])
+        activities = [progress.activity for progress in stage.reports]
+        assert activities[:5] == [
+            "opening the model",
+            "preparing: eager, as found",
+            "proving: eager, as found",
+            "preparing: reduced",
+            "proving: reduced",
+        ]
+        figures = [progress for progress in stage.reports if progress.figure]
+        assert len(figures) == 2 * ROUNDS
+        assert figures[0].figure == "eager, as found: 10.0 images/s"
+        assert [progress.done_s for progress in figures] == pytest.approx([2.0 * n for n in range(1, 11)])
+        assert {progress.total_s for progress in figures} == {20.0}
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(
+        ("wrong", "refused", "precision"),
+        [
+            (set(), {}, Precision.INT8),
+            ({"int8"}, {}, Precision.BF16),
+            (set(), {"int8": ConversionError("no")}, Precision.BF16),
+            ({"int8", "mixed"}, {}, Precision.FP32),
+        ],
+    )
+    def test_of_the_final_variants_is_the_lowest_that_was_proven(
+        self,
+        stage: Stage,
+        new_runner: NewRunner,
+        wrong: set[str],
+        refused: dict[str, Exception],
+        precision: Precision,
+    ) -> None:
+        stage.wrong, stage.refused = wrong, refused
+        runner = new_runner()
+        runner.run(1.0)
+        assert runner.record.precision is precision
+        assert runner.document()["precision"] == precision
+        assert steps(runner)["compiled"]["title"] == f"compiled ({precision})"
+
+    def test_is_decided_by_switches_although_only_the_result_is_requested(
+        self, stage: Stage, new_runner: NewRunner
+    ) -> None:
+        new_runner().run(1.0, ["served"])
+        assert stage.of("start") == ["eager", "reduced", "mixed", "int8", "served"]
+
+
+class TestRefusals:
+    def test_a_variant_that_cannot_be_started_does_not_stop_the_others(
+        self, stage: Stage, new_runner: NewRunner
+    ) -> None:
+        stage.refused = {"pad": ConversionError("no padding here"), "parallel": MeasurementError("no server")}
+        runner = new_runner()
+        runner.run(1.0)
+        found = steps(runner)
+        assert found["pad"]["refused"] == "no padding here"
+        assert found["compiled"]["counts"]
+        assert found["compiled"]["beside"] == "reduced"
+        assert runner.proven  # what was not done proves nothing, and disproves nothing
+
+    def test_a_variant_that_fails_its_proof_is_stopped_at_once(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.failing = {"static": MeasurementError("it ended")}
+        new_runner().run(1.0, ["static"])
+        assert stage.events.index("stop static") < stage.events.index("start reduced")
+        assert "static" not in {event.split()[0] for event in stage.measured()}
+
+    def test_without_pytorch_there_is_no_story(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.refused = {"eager": ConversionError("no such weights")}
+        with pytest.raises(ConversionError, match="no such weights"):
+            new_runner().run(1.0)
+        assert stage.events == []
+
+    def test_a_coarser_variant_needs_the_noise_of_fp32(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.refused = {"reduced": MeasurementError("no session")}
+        runner = new_runner()
+        runner.run(1.0, ["mixed"])
+        assert "step 2 was not proven" in steps(runner)["mixed"]["refused"]
+
+    def test_wrong_predictions_are_measured_and_do_not_count(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.wrong = {"parallel"}
+        runner = new_runner()
+        runner.run(1.0, ["parallel"])
+        parallel = steps(runner)["parallel"]
+        assert parallel["per_second"] == 10
+        assert (parallel["counts"], parallel["own"], parallel["judgment"]["passed"]) == (False, None, False)
+        assert not runner.proven
+
+    def test_a_wrong_switch_disproves_nothing(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.wrong = {"engine"}
+        runner = new_runner()
+        runner.run(1.0, ["engine"])
+        assert runner.proven
+
+    def test_other_gradients_fail_the_static_step(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.gradient_factor = 1.01
+        runner = new_runner()
+        runner.run(1.0, ["static"])
+        assert not steps(runner)["static"]["judgment"]["passed"]
+
+    def test_an_unknown_step_is_named_before_any_work(self, stage: Stage, new_runner: NewRunner) -> None:
+        with pytest.raises(InvalidInput, match=r"there is no step 'servd' .*served"):
+            new_runner().run(1.0, ["static", "servd"])
+        assert stage.reports == []
+
+
+class TestResume:
+    @pytest.mark.usefixtures("stage")
+    def test_a_story_begins_anew_by_default(self, new_runner: NewRunner) -> None:
+        new_runner().run(1.0, ["reduced"])
+        leftover = story_request().folder / "models"
+        leftover.mkdir()
+        runner = new_runner()
+        assert runner.record.seen == {}
+        assert not leftover.exists()
+
+    def test_after_ctrl_c_the_rest_is_measured(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.interrupt_after = 3
+        runner = new_runner()
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(1.0, ["reduced"])
+        assert stage.of("stop") == ["reduced", "eager"]
+        kept = Record.read(story_request().folder / "record.json")
+        assert kept == runner.record
+        assert sum(len(observation.rounds) for observation in kept.seen.values()) == 3
+
+        first = stage.measured()[:3]
+        stage.events.clear()
+        stage.interrupt_after = None
+        again = new_runner(resume=True)
+        again.run(1.0, ["reduced"])
+        assert stage.of("predict") == []  # what was proven is not proven again
+        assert not set(first) & set(stage.measured())
+        assert {key: len(o.rounds) for key, o in again.record.seen.items()} == {"eager": 5, "reduced": 5}
+
+    def test_what_was_refused_is_not_tried_again(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.refused = {"pad": ConversionError("no padding here")}
+        new_runner().run(1.0, ["pad"])
+        stage.refused = {}
+        stage.events.clear()
+        new_runner(resume=True).run(1.0, ["pad"])
+        assert "pad" not in stage.of("start")
+
+    def test_the_precision_stays_what_it_was(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.wrong = {"int8"}
+        new_runner().run(1.0, ["compiled"])
+        runner = new_runner(resume=True)
+        assert runner.record.precision is Precision.BF16
+        assert [variant.key for variant in runner.variants][-2:] == ["compiled", "served"]
+
+    @pytest.mark.usefixtures("stage")
+    def test_nothing_to_resume(self, new_runner: NewRunner) -> None:
+        with pytest.raises(MeasurementError, match="start anew, without --resume"):
+            new_runner(resume=True)
+
+    @pytest.mark.usefixtures("stage")
+    def test_other_requests_have_other_stories(self, new_runner: NewRunner) -> None:
+        new_runner().run(1.0, ["reduced"])
+        with pytest.raises(MeasurementError, match="cannot resume"):
+            new_runner(resume=True, image_size=32)
+
+
+class TestDocument:
+    @pytest.mark.usefixtures("stage")
+    def test_of_a_story_that_did_not_begin(self, new_runner: NewRunner) -> None:
+        document = new_runner().document()
+        first = ["eager", "static", "reduced", "parallel", "search"]
+        assert [step["key"] for step in document["steps"]] == [*first, *SWITCHES]
+        assert all(step["per_second"] is None and not step["counts"] for step in document["steps"])
+        json.dumps(document)
+
+    @pytest.mark.usefixtures("stage")
+    def test_names_the_images_and_the_machine(self, new_runner: NewRunner) -> None:
+        runner = new_runner()
+        runner.run(1.0, ["reduced"])
+        facts = runner.document()["facts"]
+        assert facts["images"] == f"{IMAGES} digits"
+        assert facts["model"] == "torchvision:resnet18"
+        assert "machine" in facts

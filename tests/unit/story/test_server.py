@@ -1,0 +1,193 @@
+"""A server for measurements that is not there: it becomes ready, fails, ends, or does not stop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from graphkiln.story import server as module
+from graphkiln.story.server import start_server
+from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError
+from graphkiln_client import Health, ServedModel
+
+READY = Health(live=True, ready=True)
+LOADING = Health(
+    live=True, ready=False, not_ready=(ServedModel(name="m", version="1", state="LOADING", reason="soon"),)
+)
+FAILED = Health(
+    live=True,
+    ready=False,
+    not_ready=(
+        ServedModel(name="m", version="1", state="UNAVAILABLE", reason="no room"),
+        ServedModel(name="n", version="1", state="LOADING", reason=""),
+    ),
+)
+
+
+class FakeProcess:
+    """A server process.
+
+    Attributes:
+        code: Its exit code, once it ended.
+        stubborn: Whether it ignores SIGTERM.
+    """
+
+    pid = 4242
+
+    def __init__(self, command: Sequence[str], options: dict[str, Any]) -> None:
+        self.command, self.options = list(command), options
+        self.code: int | None = None
+        self.stubborn = False
+        self.events: list[str] = []
+
+    @property
+    def returncode(self) -> int | None:
+        return self.code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.events.append("terminate")
+        if not self.stubborn:
+            self.code = 0
+
+    def kill(self) -> None:
+        self.events.append("kill")
+        self.code = -9
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.code is None:
+            raise subprocess.TimeoutExpired("serve", timeout or 0)
+        return self.code
+
+
+class Scene:
+    """What happens: states of the server one after the other, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.states: list[Health | Exception | int] = [READY]
+        self.processes: list[FakeProcess] = []
+        self.output = ""
+
+    def start(self, command: Sequence[str], **options: Any) -> FakeProcess:
+        process = FakeProcess(command, options)
+        self.processes.append(process)
+        if self.output:
+            options["stdout"].write(self.output)
+            options["stdout"].flush()
+        return process
+
+    def client(self, url: str, **_: Any) -> Self:
+        assert url.startswith("http://127.0.0.1:")
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def health(self) -> Health:
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(state, int):
+            self.processes[0].code = state
+            raise ConnectionFailed("gone")
+        if isinstance(state, Exception):
+            raise state
+        return state
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scene = Scene()
+    monkeypatch.setattr(module.subprocess, "Popen", scene.start)
+    monkeypatch.setattr(module, "Client", scene.client)
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    return scene
+
+
+class TestStart:
+    def test_serves_stores_with_flags_on_free_ports(self, scene: Scene) -> None:
+        with start_server(Path("one"), Path("two"), flags=("--set", "m.engine=auto")) as server:
+            (process,) = scene.processes
+            assert process.command[:4] == [sys.executable, "-m", "graphkiln.cli", "serve"]
+            assert process.command[4:8] == ["--model-store=one", "--model-store=two", "--set", "m.engine=auto"]
+            ports = dict(word.removeprefix("--").split("-port=") for word in process.command[8:])
+            assert list(ports) == ["http", "grpc", "metrics"]
+            assert len(set(ports.values())) == 3
+            assert server.http_url == f"http://127.0.0.1:{ports['http']}"
+            assert server.urls == (server.http_url, f"grpc://127.0.0.1:{ports['grpc']}")
+            assert server.pid == 4242
+
+    def test_ctrl_c_does_not_reach_the_server(self, scene: Scene) -> None:
+        with start_server(Path("store")):
+            assert scene.processes[0].options["start_new_session"]
+            assert scene.processes[0].options["stdin"] == subprocess.DEVNULL
+
+    def test_waits_until_every_model_is_ready(self, scene: Scene) -> None:
+        scene.states = [ConnectionFailed("not yet"), ConnectionFailed("not yet"), LOADING, READY]
+        with start_server(Path("store")):
+            assert scene.states == [READY]
+
+    def test_its_output_goes_into_a_log(self, scene: Scene, tmp_path: Path) -> None:
+        scene.output = "serving\n"
+        with start_server(Path("store"), log=tmp_path / "log"):
+            pass
+        assert (tmp_path / "log").read_text() == "serving\n"
+
+
+class TestFaults:
+    def test_a_model_that_failed_is_named_with_its_reason(self, scene: Scene) -> None:
+        scene.states = [LOADING, FAILED]
+        with pytest.raises(MeasurementError, match=r"^m: no room$"), start_server(Path("store")):
+            pytest.fail("it is not ready")
+        assert scene.processes[0].events == ["terminate"]
+
+    def test_a_server_that_ends_is_told_with_its_last_line(self, scene: Scene, tmp_path: Path) -> None:
+        scene.states = [ConnectionFailed("not yet"), 2]
+        scene.output = "loading\n  port 8000 is taken  \n\n"
+        with (
+            pytest.raises(MeasurementError, match=r"^the server ended with code 2: port 8000 is taken$"),
+            start_server(Path("store"), log=tmp_path / "log"),
+        ):
+            pytest.fail("it is not ready")
+
+    def test_one_that_ends_in_silence(self, scene: Scene, tmp_path: Path) -> None:
+        scene.states = [-9]
+        with (
+            pytest.raises(MeasurementError, match=r"ended with code -9: it said nothing"),
+            start_server(Path("store"), log=tmp_path / "log"),
+        ):
+            pytest.fail("it is not ready")
+
+    def test_without_a_log_the_code_is_all(self, scene: Scene) -> None:
+        scene.states = [1]
+        with pytest.raises(MeasurementError, match=r"^the server ended with code 1$"), start_server(Path("store")):
+            pytest.fail("it is not ready")
+
+    def test_a_log_that_is_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_bytes(b"first\n\xff\xfe broken\n")
+        assert module._last_line(tmp_path / "log").endswith("broken")
+
+
+class TestStop:
+    def test_is_asked_to_end(self, scene: Scene) -> None:
+        with start_server(Path("store")):
+            assert scene.processes[0].events == []
+        assert scene.processes[0].events == ["terminate"]
+
+    def test_is_ended_after_an_error_too(self, scene: Scene) -> None:
+        with pytest.raises(ZeroDivisionError), start_server(Path("store")):
+            raise ZeroDivisionError
+        assert scene.processes[0].events == ["terminate"]
+
+    def test_is_killed_where_it_does_not_listen(self, scene: Scene) -> None:
+        with start_server(Path("store")):
+            scene.processes[0].stubborn = True
+        assert scene.processes[0].events == ["terminate", "kill"]
