@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -143,12 +144,13 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
 
 def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ConversionError(f"{path} holds one array without a name", hint="use numpy.savez(FILE, NAME=...)")
-        with archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        with path.open("rb") as file:  # of a damaged file, numpy would leave its own open
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ConversionError(f"{path} holds one array without a name", hint="use numpy.savez(FILE, NAME=...)")
+            with archive:
+                return {name: archive[name] for name in archive.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ConversionError(f"cannot read {kind} from {path}: {error}", hint="an .npz of arrays by name") from error
 
 

@@ -1,0 +1,170 @@
+"""A graph beside its source: every batch size, gradients by a row of their own, and what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import compute, draw, graph
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.passes.edge import Edge
+from graphkiln_backend.proof.policy import EXPORT, FP16
+from graphkiln_converters.proving import (
+    EXPORT_BATCH,
+    ReferenceSamples,
+    other_batch_sizes,
+    prove_graph,
+    run_in_batches,
+)
+
+TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
+W = draw(4, 3, seed=7)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx_ir.save(graph(TEXT, w=W, two=np.float32(2)), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def samples(rows: int = 6, seed: int = 0) -> ReferenceSamples:
+    x = draw(rows, 4, seed=seed)
+    return ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})
+
+
+class TestBatchSizes:
+    @pytest.mark.parametrize("saved", [1, 2, 3, 4, 7])
+    def test_are_two_and_neither_is_the_saved_one(self, saved: int) -> None:
+        sizes = other_batch_sizes(saved)
+        assert len(set(sizes)) == 2
+        assert saved not in sizes
+
+    def test_exports_never_have_a_batch_of_one(self) -> None:
+        assert EXPORT_BATCH > 1
+
+
+class TestBatches:
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 9])
+    def test_are_joined_to_what_one_run_gives(self, size: int) -> None:
+        seen: list[int] = []
+
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            seen.append(len(feeds["x"]))
+            return {"y": feeds["x"] * 2, "z": feeds["x"].sum(axis=1)}
+
+        x = draw(6, 4)
+        found = run_in_batches(run, {"x": x}, size)
+        np.testing.assert_array_equal(found["y"], x * 2)
+        assert found["z"].shape == (6,)
+        assert max(seen) == min(size, 6)
+        assert sum(seen) == 6
+
+    @pytest.mark.parametrize("output", [np.zeros((2, 3)), np.zeros(()), np.zeros((1, 6))])
+    def test_an_output_with_other_rows_is_an_error(self, output: AnyArray) -> None:
+        with pytest.raises(ConversionError, match=r"output 'y' has the shape \[.*\] for a batch of 3") as caught:
+            run_in_batches(lambda _: {"y": output}, {"x": draw(6, 4)}, 3)
+        assert "mixes its rows" in caught.value.hint
+
+
+class TestProof:
+    def test_records_what_it_saw(self, path: Path) -> None:
+        proof = prove_graph(path, [samples()], EXPORT)
+        (verdict,) = proof.verification
+        assert (verdict.step, verdict.samples, verdict.batch_sizes) == ("export", 6, (1, 3))
+        assert set(proof.errors) == {"y", "slope"}
+        assert proof.errors["slope"] == 0
+        assert [spec.name for spec in proof.signature.inputs] == ["x"]
+        assert 0 <= proof.noise < 1e-5
+
+    def test_the_golden_samples_are_the_first_ones(self, path: Path) -> None:
+        golden = prove_graph(path, [samples(), samples(seed=1)], EXPORT).golden
+        np.testing.assert_array_equal(golden.inputs["x"], samples().feeds["x"][:4])
+        np.testing.assert_array_equal(golden.source_outputs["y"], samples().outputs["y"][:4])
+        np.testing.assert_allclose(golden.graph_outputs["y"], golden.source_outputs["y"], rtol=1e-5)
+
+    def test_the_worst_of_all_samples_counts(self, path: Path) -> None:
+        off = samples(seed=1)
+        off = replace(off, outputs={**off.outputs, "slope": off.outputs["slope"] * np.float32(1 + 5e-6)})
+        proof = prove_graph(path, [samples(), off], EXPORT)
+        assert proof.errors["slope"] == pytest.approx(5e-6, rel=0.1)
+        assert proof.verification[0].relative_l2 == pytest.approx(5e-6, rel=0.1)
+        assert proof.noise == pytest.approx(np.abs(off.outputs["slope"]).max() * 5e-6, rel=0.2)
+
+    @pytest.mark.parametrize("at", [0, 1])
+    def test_outputs_that_changed_are_refused(self, path: Path, at: int) -> None:
+        off = [samples(), samples(seed=1)]
+        off[at] = replace(off[at], outputs={**off[at].outputs, "y": off[at].outputs["y"] * np.float32(1.001)})
+        with pytest.raises(VerificationError, match="the outputs changed"):
+            prove_graph(path, off, EXPORT)
+
+    def test_the_limits_are_those_of_the_row(self, path: Path) -> None:
+        off = replace(samples(), outputs={name: array * np.float32(1.001) for name, array in samples().outputs.items()})
+        assert prove_graph(path, [off], FP16).verification[0].step == "fp16"
+
+    def test_a_batch_that_is_baked_in_is_seen(self, tmp_path: Path) -> None:
+        text = "(float[batch,4] x) => (float[batch,4] y) { r = Reshape(x, s) y = Reshape(r, t) }"
+        onnx_ir.save(graph(text, s=np.array([2, 4]), t=np.array([-1, 4])), tmp_path / "model.onnx")
+        x = draw(6, 4)
+        with pytest.raises(VerificationError, match=r"the graph does not run with x \[1, 4\]"):
+            prove_graph(tmp_path / "model.onnx", [ReferenceSamples(feeds={"x": x}, outputs={"y": x})], EXPORT)
+
+    def test_rows_that_touch_each_other_are_seen(self, tmp_path: Path) -> None:
+        text = "(float[batch,4] x) => (float[batch,4] y) { m = ReduceMean<keepdims=1>(x, zero) y = Sub(x, m) }"
+        onnx_ir.save(graph(text, zero=np.array([0])), tmp_path / "model.onnx")
+        x = draw(6, 4)
+        expected = compute(graph(text, zero=np.array([0])), x=x)["y"]
+        with pytest.raises(VerificationError):
+            prove_graph(tmp_path / "model.onnx", [ReferenceSamples(feeds={"x": x}, outputs={"y": expected})], EXPORT)
+
+    @pytest.mark.parametrize("feeds", [{"z": draw(6, 4)}, {"x": draw(6, 4).astype(np.float64)}, {"x": draw(6, 5)}])
+    def test_feeds_that_do_not_fit_are_told(self, path: Path, feeds: dict[str, AnyArray]) -> None:
+        with pytest.raises(VerificationError, match="the graph does not run with"):
+            prove_graph(path, [replace(samples(), feeds=feeds)], EXPORT)
+
+
+class TestGradients:
+    def off(self, factor: float, noise: float = 0.0) -> ReferenceSamples:
+        made = samples()
+        outputs = {**made.outputs, "slope": made.outputs["slope"] * np.float32(factor)}
+        return replace(made, outputs=outputs, gradients=frozenset({"slope"}), gradient_noise=noise)
+
+    def test_have_a_verdict_of_their_own(self, path: Path) -> None:
+        proof = prove_graph(path, [self.off(1 + 3e-5)], EXPORT)
+        assert [verdict.step for verdict in proof.verification] == ["export", "export gradient"]
+        assert proof.verification[1].relative_l2 == pytest.approx(3e-5, rel=0.1)
+
+    def test_are_refused_beyond_it(self, path: Path) -> None:
+        with pytest.raises(VerificationError):
+            prove_graph(path, [self.off(1 + 1e-4)], EXPORT)
+
+    def test_are_judged_by_their_noise_where_that_is_more(self, path: Path) -> None:
+        proof = prove_graph(path, [self.off(1 + 1e-4, noise=1e-4)], EXPORT)
+        assert "noise of fp32" in proof.verification[1].step
+
+
+class TestAtAnEdge:
+    def test_feeds_and_outputs_go_through_it(self) -> None:
+        ranking = Ranking(scores="y", indices="i")
+        edge = Edge(
+            to_graph_feeds=lambda feeds: {"INPUT_0": feeds["x"]},
+            to_graph_outputs=lambda outputs: {"OUTPUT_0": outputs["y"]},
+            ranking=ranking,
+        )
+        made = samples().at(edge)
+        assert (list(made.feeds), list(made.outputs), made.ranking) == (["INPUT_0"], ["OUTPUT_0"], ranking)
+
+    def test_what_they_know_besides_stays(self) -> None:
+        known = replace(
+            samples(), gradients=frozenset({"slope"}), gradient_noise=0.5, ranking=Ranking(scores="a", indices="b"),
+            targets=np.arange(6),
+        )  # fmt: skip
+        made = known.at(Edge())
+        assert (made.gradients, made.gradient_noise, made.ranking) == (known.gradients, 0.5, known.ranking)
+        assert made.targets is known.targets
