@@ -89,6 +89,15 @@ class TestReading:
         (folder / "model.onnx").write_bytes(half.SerializeToString())
         assert Deployment.read(folder, ONE, cpu()).saved is Precision.FP16
 
+    def test_the_plan_knows_the_precision_that_was_saved(self, folder: Path) -> None:
+        (folder / "manifest.json").unlink()
+        graph = zoo.identity(("batch", 3), zoo.TensorProto.BFLOAT16)
+        graph.graph.initializer.append(zoo.helper.make_tensor("w", zoo.TensorProto.BFLOAT16, [3], [0.0, 1.0, 2.0]))
+        (folder / "model.onnx").write_bytes(graph.SerializeToString())
+        deployment = Deployment.read(folder, ONE, cpu())
+        assert deployment.saved is Precision.BF16
+        assert [str(config) for config in deployment.plan.configs] == ["openvino on cpu"]  # ONNX Runtime cannot
+
     def test_a_graph_of_another_name(self, tmp_path: Path) -> None:
         folder = zoo.add(tmp_path, "m", zoo.scale(("batch", 3)))
         (folder / "model.onnx").rename(folder / "net.onnx")
@@ -128,6 +137,7 @@ class TestBuilding:
         with proven.session as session:
             assert proven.self_test
             assert proven.self_test.verdict.endswith("PASS")
+            assert proven.self_test.batch_sizes == (1, 4)
             outputs = session.run({"INPUT_0": np.zeros((4, 1, 32, 32), np.float32)})
         assert outputs["OUTPUT_0"].shape == (4, 10)
         assert proven.warmup_s > 0
