@@ -272,7 +272,7 @@ class TestStart:
             assert parent.stdout is not None
             server = psutil.Process(int(parent.stdout.readline()))
             parent.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline
             time.sleep(0.01)

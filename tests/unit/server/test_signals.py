@@ -50,7 +50,7 @@ def test_a_signal_ends_a_wait(signals: StopSignals) -> None:
     timer.start()
     begun = time.monotonic()
     signals.wait([], 30)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     assert signals.count == 1
     timer.join()
 
@@ -60,7 +60,7 @@ def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
     send()
     begun = time.monotonic()
     signals.wait([], 30)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     begun = time.monotonic()
     signals.wait([], 0.1)
     assert time.monotonic() - begun >= 0.1
@@ -69,20 +69,20 @@ def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
 def test_a_wait_lasts_its_time(signals: StopSignals) -> None:
     begun = time.monotonic()
     signals.wait([os.getpid()], 0.1)
-    assert 0.1 <= time.monotonic() - begun < 5
+    assert 0.1 <= time.monotonic() - begun < 15
 
 
 def test_the_end_of_any_process_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
     begun = time.monotonic()
     signals.wait([os.getpid(), ended.pid], 30)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
 
 
 def test_a_process_that_is_gone_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
     ended.wait()
     begun = time.monotonic()
     signals.wait([os.getpid(), ended.pid], 30)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
 
 
 def test_waiting_leaves_no_descriptor_open(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
@@ -97,12 +97,12 @@ def test_a_signal_interrupts_a_block_that_allows_it(signals: StopSignals) -> Non
     def work() -> None:
         with signals.interrupting():
             send()
-            time.sleep(5)
+            time.sleep(40)
 
     begun = time.monotonic()
     with pytest.raises(Interrupted):
         work()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
     assert signals.count == 1
 
 
