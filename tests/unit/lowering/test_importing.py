@@ -1,22 +1,28 @@
-"""What OneFlow saved into a store becomes an entry of the cache, once for each content."""
+"""What another framework saved into a store becomes an entry of the cache, once for each content."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import saved_graphs
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import CacheError, ConversionError
 from graphkiln_backend.lowering.importing import convert_if_needed, convert_in_subprocess
+from graphkiln_backend.repository import importers
 from graphkiln_backend.repository.importers import ForeignGraph
 from graphkiln_backend.repository.version import read_version
 from graphkiln_converters.importers.oneflow import OneFlowImporter
@@ -89,6 +95,141 @@ class TestConvertIfNeeded:
             convert_if_needed(version, cache)
         assert list((cache.folder / "entries").iterdir()) == []
         assert list((cache.folder / "partial").iterdir()) == []
+
+
+class PaddleImporter:
+    """Of another framework, whose results depend on NumPy."""
+
+    kind = "paddle"
+    framework = "Paddle"
+    distributions = ("numpy",)
+
+    def find_saved(self, version: Path) -> Path | None:
+        saved = version / "inference"
+        return saved if saved.is_dir() else None
+
+    def convert(self, saved: Path, target: Path) -> None:
+        (target / "model.onnx").write_bytes((saved / "net").read_bytes())
+
+
+class TestOtherFrameworks:
+    @pytest.fixture(autouse=True)
+    def _installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importers, "load_importers", lambda: [OneFlowImporter(), PaddleImporter()])
+
+    @pytest.fixture
+    def paddle(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "store" / "net" / "7"
+        (folder / "inference").mkdir(parents=True)
+        (folder / "inference" / "net").write_bytes(b"graph")
+        return folder
+
+    def test_are_converted_by_their_importer(self, paddle: Path, cache: ArtifactCache, logged: list[str]) -> None:
+        path = convert_if_needed(paddle, cache)
+        assert (path / "model.onnx").read_bytes() == b"graph"
+        assert logged == [f"converting net 7, which Paddle saved: once, into {cache.folder}"]
+
+    def test_have_entries_of_their_own(self, paddle: Path, cache: ArtifactCache) -> None:
+        convert_if_needed(paddle, cache)
+        (stored,) = cache.entries()
+        assert (stored.entry.kind, stored.entry.model) == ("paddle", "net 7")
+        content = hashlib.sha256(b"net\0" + b"5\0" + b"graph").hexdigest()
+        assert stored.entry.key == {"content": content, "numpy": np.__version__}
+
+    def test_the_first_that_finds_something_converts(
+        self, version: Path, cache: ArtifactCache, conversions: Conversions
+    ) -> None:
+        (version / "inference").mkdir()
+        convert_if_needed(version, cache)
+        assert conversions.count == 1
+
+    def test_another_release_of_what_converts_is_another_entry(
+        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = convert_if_needed(paddle, cache)
+        monkeypatch.setattr("graphkiln_backend.lowering.importing.version_of", lambda name: f"{name} 99")
+        assert convert_if_needed(paddle, cache) != first
+
+    def test_a_library_that_is_not_installed_is_not_passed_over(
+        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(PaddleImporter, "distributions", ("nonesuch",))
+        with pytest.raises(PackageNotFoundError, match="nonesuch"):
+            convert_if_needed(paddle, cache)
+
+    def test_the_saved_folder_is_not_written_to(self, paddle: Path, cache: ArtifactCache) -> None:
+        before = sorted(paddle.rglob("*"))
+        convert_if_needed(paddle, cache)
+        assert sorted(paddle.rglob("*")) == before
+
+    def test_a_failure_is_told_and_the_next_start_tries_again(
+        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ConversionError("no such operator")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PaddleImporter, "convert", fail)
+            with pytest.raises(ConversionError, match="no such operator"):
+                convert_if_needed(paddle, cache)
+        assert convert_if_needed(paddle, cache).is_dir()
+
+    def test_a_cache_that_is_full_is_an_error(
+        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fill(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(PaddleImporter, "convert", fill)
+        with pytest.raises(CacheError, match="is full"):
+            convert_if_needed(paddle, cache)
+
+
+class TestContent:
+    """Which files make another conversion."""
+
+    @pytest.mark.parametrize("change", ["more", "longer", "renamed", "removed", "swapped"])
+    def test_every_difference(self, version: Path, cache: ArtifactCache, conversions: Conversions, change: str) -> None:
+        folder = version / "model" / "a.weight"
+        (folder / "meta").write_bytes(b"5678")
+        first = convert_if_needed(version, cache)
+        match change:
+            case "more":
+                (folder / "more").write_bytes(b"")
+            case "longer":
+                (folder / "out").write_bytes(b"12345")
+            case "renamed":
+                (folder / "meta").rename(folder / "mets")
+            case "removed":
+                (folder / "meta").unlink()
+            case "swapped":
+                (folder / "out").write_bytes(b"5678")
+                (folder / "meta").write_bytes(b"1234")
+        assert convert_if_needed(version, cache) != first
+        assert conversions.count == 2
+
+    def test_times_and_places_do_not_matter(
+        self, version: Path, cache: ArtifactCache, conversions: Conversions, tmp_path: Path
+    ) -> None:
+        first = convert_if_needed(version, cache)
+        copy = tmp_path / "elsewhere" / "other" / "3"
+        shutil.copytree(version, copy, copy_function=shutil.copyfile)
+        assert convert_if_needed(copy, cache) == first
+        assert conversions.count == 1
+
+    @pytest.mark.usefixtures("conversions")
+    def test_what_lies_beside_it_does_not_matter(self, version: Path, cache: ArtifactCache) -> None:
+        first = convert_if_needed(version, cache)
+        (version / "notes.txt").write_text("mine")
+        assert convert_if_needed(version, cache) == first
+
+    @pytest.mark.usefixtures("conversions")
+    def test_large_files_are_read_to_their_end(self, version: Path, cache: ArtifactCache) -> None:
+        weights = version / "model" / "a.weight" / "out"
+        weights.write_bytes(bytes(3 << 20))
+        first = convert_if_needed(version, cache)
+        weights.write_bytes(bytes((3 << 20) - 1) + b"\1")
+        assert convert_if_needed(version, cache) != first
 
 
 class TestSubprocess:

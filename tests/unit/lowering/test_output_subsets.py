@@ -1,23 +1,33 @@
-"""Outputs that nobody asks for are not computed."""
+"""Outputs that nobody requests are not computed."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import zoo
-from lowered import lower_version
+from lowered import ORT, artifacts_of, lower_version
 from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.errors import LoweringError, SignatureError
+from graphkiln_backend.engines.base import Placement, SessionConfig
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import LoweringError, SignatureError, VerificationError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.passes.outputs import keep_outputs
 
 GOOD = np.array([[0, 1]], np.int64)
 BAD = np.array([[7, 7]], np.int64)
@@ -30,8 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lowered(folder: Path, cache: ArtifactCache) -> Iterator[ProvenSession]:
-    config = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-    lowered = lower_version(folder, config, cache)
+    lowered = lower_version(folder, ORT, cache)
     with lowered.session:
         yield lowered
 
@@ -60,8 +69,7 @@ def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str
     nodes = [helper.make_node("Neg", ["x"], ["y"]), *(helper.make_node("Neg", [a], [b]) for a, b in CHAIN)]
     outputs = [zoo.value("y", ("batch", 2)), zoo.value("y30", ("batch", 2))]
     folder = zoo.add(tmp_path, "chain", zoo.model(nodes, [zoo.value("x", ("batch", 2))], outputs))
-    config = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-    lowered = lower_version(folder, config, cache)
+    lowered = lower_version(folder, ORT, cache)
     with lowered.session as session:
         session.run({"x": np.ones((1, 2), np.float32)}, ["y30"])
     assert logged[-1:] == ["output y30 alone: the whole graph answers"]
@@ -70,27 +78,232 @@ def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str
 CHAIN = [("y" if number == 1 else f"y{number - 1}", f"y{number}") for number in range(1, 31)]
 
 
-class TestKeepOutputs:
-    def test_keeps_inputs_and_outputs(self, folder: Path, tmp_path: Path) -> None:
-        target = tmp_path / "part.onnx"
-        assert keep_outputs(folder / "model.onnx", ["good"], target) == 0.5
-        graph = onnx.load(target).graph
-        assert [node.op_type for node in graph.node] == ["Add"]
-        assert [tensor.name for tensor in graph.initializer] == ["one"]
-        assert [value.name for value in graph.input] == ["x"]
+NAMES = tuple("abcdefg")
 
-    def test_external_weights_are_found(self, tmp_path: Path) -> None:
-        folder = zoo.add_external(tmp_path, "external")
-        target = tmp_path / "part" / "model.onnx"
-        target.parent.mkdir()
-        keep_outputs(folder / "model.onnx", ["y"], target)
-        onnx.checker.check_model(onnx.load(target), full_check=True)
 
-    def test_an_unknown_output(self, folder: Path, tmp_path: Path) -> None:
-        with pytest.raises(LoweringError, match="has no output 'bad'"):
-            keep_outputs(folder / "model.onnx", ["bad"], tmp_path / "part.onnx")
+class Parts:
+    """Stands in for what builds the sessions of parts, and does what the test says."""
 
-    def test_a_damaged_file(self, tmp_path: Path) -> None:
-        (tmp_path / "model.onnx").write_bytes(b"\xff" * 20)
-        with pytest.raises(LoweringError, match="cannot read"):
-            keep_outputs(tmp_path / "model.onnx", ["y"], tmp_path / "part.onnx")
+    def __init__(self) -> None:
+        self.requested: list[tuple[str, ...]] = []
+        self.sessions: list[Any] = []
+        self.may_build = threading.Event()
+        self.may_build.set()
+        self.error: Exception | None = None
+        self.worth_it = True
+
+    def build(self, outputs: tuple[str, ...]) -> Any:
+        self.requested.append(outputs)
+        assert self.may_build.wait(10)
+        if self.error:
+            raise self.error
+        if not self.worth_it:
+            return None
+        self.sessions.append(PartSession(outputs))
+        return self.sessions[-1]
+
+
+class PartSession:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.requested: list[Any] = []
+        self.closed = 0
+
+    @property
+    def signature(self) -> Signature:
+        outputs = tuple(TensorSpec(name=name, dtype=DType.FP32, shape=("batch",)) for name in self.names)
+        return Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=("batch",)),), outputs=outputs)
+
+    def run(self, feeds: Any, outputs: Any = None) -> Any:
+        self.requested.append(outputs)
+        return dict.fromkeys(outputs or self.names, feeds["x"])
+
+    def placement(self, feeds: Any) -> Placement:
+        return Placement(nodes={"whole": len(feeds)}, precision=Precision.FP32)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+FEEDS = {"x": np.zeros(1, np.float32)}
+
+
+class TestSession:
+    """With parts that do what the test says."""
+
+    @pytest.fixture
+    def parts(self) -> Parts:
+        return Parts()
+
+    @pytest.fixture
+    def whole(self) -> Any:
+        return PartSession(NAMES)
+
+    @pytest.fixture
+    def session(self, whole: Any, parts: Parts) -> Iterator[SubsetSession]:
+        with SubsetSession(whole, parts.build) as session:
+            yield session
+            parts.may_build.set()
+
+    @staticmethod
+    def request(session: SubsetSession, *names: str) -> dict[str, Any]:
+        outputs = session.run(FEEDS, names)
+        session.settle()
+        return outputs
+
+    def test_all_outputs_come_from_the_whole(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
+        assert list(session.run(FEEDS)) == list(NAMES)
+        assert list(self.request(session, *NAMES)) == list(NAMES)
+        assert parts.requested == []
+        assert whole.requested == [None, NAMES]
+
+    def test_it_looks_like_the_whole(self, session: SubsetSession, whole: Any) -> None:
+        assert session.signature == whole.signature
+        assert session.placement(FEEDS).nodes == {"whole": 1}
+
+    def test_the_first_request_does_not_wait(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
+        parts.may_build.clear()
+        for _ in range(3):
+            assert list(session.run(FEEDS, ["a"])) == ["a"]
+        assert len(whole.requested) == 3
+        parts.may_build.set()
+        session.settle()
+        session.run(FEEDS, ["a"])
+        assert len(whole.requested) == 3
+        assert parts.sessions[0].requested == [("a",)]
+
+    def test_a_part_is_built_once(self, session: SubsetSession, parts: Parts) -> None:
+        for _ in range(3):
+            self.request(session, "a", "b")
+        assert parts.requested == [("a", "b")]
+
+    def test_only_one_is_built_at_a_time(self, session: SubsetSession, parts: Parts) -> None:
+        parts.may_build.clear()
+        for name in "abc":
+            session.run(FEEDS, [name])
+        parts.may_build.set()
+        session.settle()
+        assert parts.requested == [("a",)]
+        self.request(session, "b")
+        assert parts.requested == [("a",), ("b",)]
+
+    def test_there_are_not_more_than_four(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
+        """Each holds the weights again."""
+        for name in NAMES:
+            self.request(session, name)
+        assert parts.requested == [("a",), ("b",), ("c",), ("d",)]
+        assert list(session.run(FEEDS, ["g"])) == ["g"]
+        assert whole.requested[-1] == ("g",)
+
+    def test_a_part_that_is_not_worth_it_comes_from_the_whole_ever_after(
+        self, session: SubsetSession, whole: Any, parts: Parts, logged: list[str]
+    ) -> None:
+        parts.worth_it = False
+        for _ in range(3):
+            self.request(session, "a", "b")
+        assert parts.requested == [("a", "b")]
+        assert len(whole.requested) == 3
+        assert logged == ["outputs a, b alone: the whole graph answers"]
+
+    @pytest.mark.parametrize("error", [LoweringError("refused", attempts=()), OSError("the disk is full")])
+    def test_a_part_that_fails_is_said_once_and_comes_from_the_whole(
+        self, session: SubsetSession, whole: Any, parts: Parts, logged: list[str], error: Exception
+    ) -> None:
+        parts.error = error
+        for _ in range(3):
+            self.request(session, "a")
+        assert parts.requested == [("a",)]
+        assert len(whole.requested) == 3
+        assert logged == [f"no graph for output a alone: {error}"]
+
+    def test_closing_waits_for_what_is_being_built_and_closes_everything_once(self, whole: Any, parts: Parts) -> None:
+        session = SubsetSession(whole, parts.build)
+        self.request(session, "a")
+        parts.worth_it = False
+        self.request(session, "b")  # the whole, by another name
+        parts.worth_it = True
+        parts.may_build.clear()
+        session.run(FEEDS, ["c"])
+        threading.Timer(0.05, parts.may_build.set).start()
+        session.close()
+        assert [part.closed for part in parts.sessions] == [1, 1]
+        assert whole.closed == 1
+
+
+class TestBuilder:
+    @pytest.fixture
+    def builder(self, folder: Path, cache: ArtifactCache) -> SubsetBuilder:
+        artifacts = artifacts_of(folder, cache)
+        graph = artifacts.prepare_graph(ORT)
+        return SubsetBuilder(
+            engine=OnnxRuntimeEngine(), graph=graph, config=ORT, artifacts=artifacts, requirements=Requirements()
+        )
+
+    def test_a_part_computes_its_outputs_alone(self, builder: SubsetBuilder) -> None:
+        session = builder.build(("good",))
+        assert session is not None
+        with session:
+            assert [spec.name for spec in session.signature.outputs] == ["good"]
+            np.testing.assert_array_equal(session.run({"x": BAD})["good"], BAD + 1)
+
+    def test_an_output_that_is_not_there(self, builder: SubsetBuilder) -> None:
+        with pytest.raises(LoweringError, match="has no output 'nothing'"):
+            builder.build(("nothing",))
+
+    def test_a_file_that_changed_is_not_built_from(self, builder: SubsetBuilder, folder: Path) -> None:
+        (folder / "model.onnx").write_bytes(zoo.good_and_fragile().SerializeToString() + b"")
+        os.utime(folder / "model.onnx", (1, 1))
+        with pytest.raises(LoweringError, match="was replaced"):
+            builder.build(("good",))
+
+    def test_no_folder_is_shared_with_other_instances(
+        self, builder: SubsetBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What they share is the whole graph's."""
+        configs: list[SessionConfig] = []
+        build = OnnxRuntimeEngine.build
+
+        def record(self: Any, graph: Path, config: SessionConfig, compiled: Any = None) -> Any:
+            configs.append(config)
+            return build(self, graph, config, compiled)
+
+        monkeypatch.setattr(OnnxRuntimeEngine, "build", record)
+        session = replace(builder, config=replace(ORT, shared_folder=tmp_path)).build(("good",))
+        assert session
+        session.close()
+        assert configs == [ORT]
+
+    def test_its_file_does_not_stay(
+        self, builder: SubsetBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        session = builder.build(("good",))
+        assert session
+        session.close()
+        assert not list(tmp_path.glob("graphkiln-part-*"))
+
+    @pytest.mark.parametrize("self_test", [True, False])
+    def test_a_part_that_computes_something_else_is_closed(
+        self, builder: SubsetBuilder, monkeypatch: pytest.MonkeyPatch, *, self_test: bool
+    ) -> None:
+        samples = np.array([[0, 1], [1, 2]], np.int64)
+        right = {"good": samples + 1, "fragile": samples.astype(np.float32)}
+        wrong = GoldenSamples(inputs={"x": samples}, source_outputs=right, graph_outputs={**right, "good": samples + 5})
+        builder.artifacts.version = replace(builder.artifacts.version, golden=wrong)
+        closed: list[bool] = []
+        close = OnnxRuntimeSession.close
+        monkeypatch.setattr(OnnxRuntimeSession, "close", lambda self: (closed.append(True), close(self))[0])
+        builder = replace(builder, requirements=Requirements(self_test=self_test))
+        if self_test:
+            with pytest.raises(VerificationError):
+                builder.build(("good",))
+            assert closed == [True]
+        else:
+            build_and_close(builder, "good")
+        build_and_close(builder, "fragile")  # which is right
+
+
+def build_and_close(builder: SubsetBuilder, *outputs: str) -> None:
+    session = builder.build(outputs)
+    assert session is not None
+    session.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir
 import pytest
+import zoo
 from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
@@ -94,3 +96,18 @@ class TestFiles:
         with pytest.raises(LoweringError, match=r"cannot cut .*has no output 'nothing'"):
             keep_outputs(path, ["nothing"], tmp_path / "part.onnx")
         assert not (tmp_path / "part.onnx").exists()
+
+    def test_inputs_that_the_part_does_not_need_stay(self, tmp_path: Path) -> None:
+        folder, target = zoo.add(tmp_path, "m", zoo.good_and_fragile()), tmp_path / "part.onnx"
+        assert keep_outputs(folder / "model.onnx", ["good"], target) == 0.5
+        graph = onnx.load(target).graph
+        assert [node.op_type for node in graph.node] == ["Add"]
+        assert [tensor.name for tensor in graph.initializer] == ["one"]
+        assert [value.name for value in graph.input] == ["x"]
+
+    def test_external_weights_are_found(self, tmp_path: Path) -> None:
+        folder = zoo.add_external(tmp_path, "external")
+        target = tmp_path / "part" / "model.onnx"
+        target.parent.mkdir()
+        keep_outputs(folder / "model.onnx", ["y"], target)
+        onnx.checker.check_model(onnx.load(target), full_check=True)
