@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import saved_graphs
+from graphkiln_converters.oneflow.importer import OneFlowImporter
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.repository.version import read_version
-from graphkiln_converters.oneflow.importer import OneFlowImporter
 
 
 @pytest.fixture
