@@ -1,0 +1,196 @@
+"""Writing a version: whole or not at all, and never over what a user has."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import draw, graph
+
+from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.manifest import Manifest, sha256_of
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.version import read_version
+from graphkiln_converters import writer
+from graphkiln_converters.proving import ReferenceSamples, prove_graph
+from graphkiln_converters.writer import (
+    NewVersion,
+    SourceInfo,
+    check_free,
+    next_number,
+    prove_and_write,
+    write_version,
+)
+
+W = draw(4, 3)
+INFO = SourceInfo(
+    description="a text", command="graphkiln convert text", libraries=("numpy", "onnx"), metrics={"accuracy": 0.5},
+    preprocess=None, labels=("a", "b", "c"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "export").mkdir()
+    text = "(float[batch,4] x) => (float[batch,3] y) { y = MatMul(x, w) }"
+    onnx_ir.save(graph(text, w=W), tmp_path / "export" / "graph.onnx")
+    return tmp_path / "export" / "graph.onnx"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "m"
+
+
+def samples() -> ReferenceSamples:
+    x = draw(6, 4, seed=1)
+    return ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W})
+
+
+@pytest.fixture
+def version(path: Path) -> NewVersion:
+    proof = prove_graph(path, [samples()], EXPORT)
+    return NewVersion(
+        graph=path, source=INFO, signature=proof.signature, verification=proof.verification, golden=proof.golden
+    )
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+class TestWriting:
+    def test_everything_that_serving_needs(self, version: NewVersion, folder: Path) -> None:
+        manifest = write_version(version, folder, 3)
+        assert listed(folder) == ["3/golden.npz", "3/manifest.json", "3/model.onnx", "config.pbtxt", "labels.txt"]
+        assert (folder / "labels.txt").read_text() == "a\nb\nc\n"
+        assert Manifest.read(folder / "3" / "manifest.json") == manifest
+        assert manifest.sha256 == sha256_of(version.graph)
+        assert manifest.provenance.metrics == {"accuracy": 0.5}
+        assert set(manifest.provenance.versions) == {"numpy", "onnx", "python"}
+        read = read_version(folder / "3")
+        assert read.golden is not None
+        np.testing.assert_array_equal(read.golden.inputs["x"], samples().feeds["x"][:4])
+
+    def test_the_configuration_says_what_is_known(self, version: NewVersion, folder: Path) -> None:
+        info = replace(INFO, preprocess=Preprocess(resize=8), ranking=Ranking(scores="y", indices="i"))
+        write_version(replace(version, source=info, max_batch_size=7), folder, 1)
+        config = read_config(folder / "config.pbtxt")
+        assert config.max_batch_size == 7
+        assert config.output[0].label_filename == "labels.txt"
+        assert {"preprocess", "ranking"} <= set(config.parameters)
+
+    def test_without_labels_there_is_no_file_of_them(self, version: NewVersion, folder: Path) -> None:
+        manifest = write_version(replace(version, source=replace(INFO, labels=())), folder, 1)
+        assert manifest.labels is None
+        assert "labels.txt" not in listed(folder)
+
+    def test_weights_beside_the_graph_come_along(self, version: NewVersion, folder: Path) -> None:
+        for name in ("graph.onnx.data", "graph.onnx.1", "other.txt"):
+            (version.graph.parent / name).write_bytes(b"weights")
+        manifest = write_version(version, folder, 1)
+        assert set(manifest.weights) == {"graph.onnx.1", "graph.onnx.data"}
+        assert "1/other.txt" not in listed(folder)
+        (folder / "1" / "graph.onnx.data").write_bytes(b"others")
+        with pytest.raises(Exception, match="is not the file"):
+            read_version(folder / "1")
+
+    def test_what_a_user_wrote_stays(self, version: NewVersion, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.pbtxt").write_text("# mine\n")
+        (folder / "labels.txt").write_text("mine\n")
+        write_version(version, folder, 1)
+        assert (folder / "config.pbtxt").read_text() == "# mine\n"
+        assert (folder / "labels.txt").read_text() == "mine\n"
+
+    def test_a_graph_without_a_batch_is_served_as_it_is(self, version: NewVersion, folder: Path) -> None:
+        (spec,) = version.signature.outputs
+        fixed = replace(version.signature, outputs=(replace(spec, shape=(2, 3)),))
+        write_version(replace(version, signature=fixed), folder, 1)
+        assert read_config(folder / "config.pbtxt").max_batch_size == 0
+
+
+class TestWholeOrNotAtAll:
+    @pytest.mark.parametrize("at", ["copyfile", "golden", "manifest", "config"])
+    def test_a_full_disk(self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        target = {
+            "copyfile": "shutil.copyfile",
+            "golden": "graphkiln_backend.graph.golden.GoldenSamples.write",
+            "manifest": "graphkiln_backend.graph.manifest.Manifest.write",
+            "config": "graphkiln_converters.writer._write_new",
+        }[at]
+        monkeypatch.setattr(target, full)
+        with pytest.raises(ConversionError, match=r"cannot write .*: No space left on device") as caught:
+            write_version(version, folder, 1)
+        assert "nothing was left half written" in caught.value.hint
+        assert listed(folder) == []
+
+    def test_a_store_that_is_a_file(self, version: NewVersion, tmp_path: Path) -> None:
+        (tmp_path / "store").touch()
+        with pytest.raises(ConversionError, match="cannot write"):
+            write_version(version, tmp_path / "store" / "m", 1)
+
+    def test_an_interruption(self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(writer, "_provenance", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_version(version, folder, 1)
+        assert list(folder.iterdir()) == []
+
+    def test_a_version_that_came_meanwhile_is_not_replaced(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill = writer._fill
+
+        def slow(*arguments: Any) -> Manifest:
+            manifest = fill(*arguments)
+            (folder / "1").mkdir()
+            (folder / "1" / "model.onnx").write_text("of another process")
+            return manifest
+
+        monkeypatch.setattr(writer, "_fill", slow)
+        with pytest.raises(ConversionError, match="exists already"):
+            write_version(version, folder, 1)
+        assert listed(folder) == ["1/model.onnx"]
+        assert (folder / "1" / "model.onnx").read_text() == "of another process"
+
+
+class TestProvingAndWriting:
+    def test_writes_what_is_proven(self, path: Path, folder: Path) -> None:
+        manifest = prove_and_write(path, INFO, samples(), folder, 1)
+        assert manifest.verification[0].step == "export"
+        assert json.loads((folder / "1" / "manifest.json").read_text())["conversion"] is None
+
+    def test_and_nothing_else(self, path: Path, folder: Path) -> None:
+        wrong = replace(samples(), outputs={"y": samples().outputs["y"] + 1})
+        with pytest.raises(VerificationError):
+            prove_and_write(path, INFO, wrong, folder, 1)
+        assert not folder.exists()
+
+
+class TestNumbers:
+    def test_the_next_one_is_above_all_others(self, tmp_path: Path) -> None:
+        assert next_number(tmp_path / "nowhere") == 1
+        for name in ("2", "10", "x3", "4.old"):
+            (tmp_path / name).mkdir()
+        assert next_number(tmp_path) == 11
+
+    def test_one_that_is_taken_is_refused(self, tmp_path: Path) -> None:
+        check_free(tmp_path, 1)
+        (tmp_path / "1").touch()
+        with pytest.raises(ConversionError, match="1 exists already"):
+            check_free(tmp_path, 1)
