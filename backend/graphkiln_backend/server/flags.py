@@ -131,7 +131,7 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
         otherwise = "graphkiln serve --help names the flags"
         raise ServerSetupError(
             f"neither graphkiln nor tritonserver has a flag '--{name}'",
-            hint=did_you_mean(name, [*known, *_STORE_FLAGS], prefix="--", otherwise=otherwise),
+            hint=did_you_mean(name, known, prefix="--", otherwise=otherwise),
         )
 
 
