@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import CHAIN, make_judgment, make_observation, story_document
 
-from graphkiln.story.page import factor_chart, latency_chart, render_page
+from graphkiln.story.page import _log_axis, _reported_factor, factor_chart, latency_chart, render_page
 from graphkiln.story.results import Observation
 from graphkiln.story.tables import print_tables
 
@@ -64,3 +65,69 @@ class TestPage:
         print_tables(half)
         assert "no <room>" in capsys.readouterr().out
         render_page(story_document())
+
+
+class TestCharts:
+    def test_nothing_measured_is_an_empty_chart(self) -> None:
+        assert factor_chart([])["bars"] == []
+        assert latency_chart([])["rows"] == []
+
+    def test_a_step_that_is_slower_goes_back(self) -> None:
+        steps = story_document(eager=make_observation(2.0), static=make_observation(1.0))["steps"]
+        eager, static = factor_chart([step for step in steps if step["per_second"]])["bars"]
+        assert static["x"] < eager["x"]
+        assert static["label"] == "0.50x"
+
+    def test_a_step_that_does_not_count_has_no_bar_and_a_latency(self) -> None:
+        steps = story_document(eager=make_observation(1.0), static=make_observation(9.0, passed=False))["steps"]
+        measured = [step for step in steps if step["per_second"]]
+        assert [bar["title"] for bar in factor_chart(measured)["bars"]] == ["eager"]
+        assert [row["title"] for row in latency_chart(measured)["rows"]] == ["eager", "static"]
+
+    def test_a_switch_begins_at_its_baseline_and_has_no_total(self) -> None:
+        steps = story_document(eager=make_observation(1.0), reduced=make_observation(4.0), int8=make_observation(8.0))[
+            "steps"
+        ]
+        _, reduced, int8 = factor_chart([step for step in steps if step["per_second"]])["bars"]
+        assert int8["x"] == pytest.approx(reduced["x"] + reduced["width"])
+        assert (int8["label"], int8["total"], int8["number"], int8["switch"]) == ("2.00x", "", "", True)
+        assert reduced["total"] == "4.0x"
+
+    @pytest.mark.parametrize(("text", "factor"), [("4.6", 4.6), ("1.6-1.64", 1.62)])
+    def test_a_range_that_the_source_reports_is_its_middle(self, text: str, factor: float) -> None:
+        assert _reported_factor(text) == pytest.approx(factor)
+
+    @given(st.lists(st.floats(1e-3, 1e6), min_size=1))
+    def test_ticks_are_round_numbers_inside_the_axis(self, values: list[float]) -> None:
+        position, ticks = _log_axis(values)
+        assert all(position(min(values)) <= position(max(values)) for _ in ticks)
+        assert [tick["x"] for tick in ticks] == sorted(tick["x"] for tick in ticks)
+        for tick in ticks:
+            assert tick["label"].lstrip("0.").rstrip("0")[:1] in ("1", "2", "5") or "e" in tick["label"]
+
+
+class TestPageText:
+    whole = story_document(eager=make_observation(1.0), static=make_observation(1.25), int8=Observation(refused="no"))
+
+    def test_the_headline_is_the_factor_of_the_chain(self) -> None:
+        assert "<h1>1.2x: m</h1>" in render_page(self.whole)
+
+    def test_without_a_measurement_the_headline_is_the_model(self) -> None:
+        assert "<h1>m</h1>" in render_page(story_document())
+
+    def test_every_step_that_was_executed_can_be_repeated(self) -> None:
+        page = render_page(self.whole)
+        assert page.count('<pre class="commands">') == 3  # all but the refused one
+        assert "int8: not done. no" in page
+
+    def test_every_fact_is_shown(self) -> None:
+        page = render_page({**self.whole, "facts": {**self.whole["facts"], "image size": 64, "gpu_name": "H<200>"}})
+        assert "<dt>gpu name</dt><dd>H&lt;200&gt;</dd>" in page
+
+    def test_a_fact_that_is_missing_is_an_error_not_an_empty_place(self) -> None:
+        with pytest.raises(jinja2.UndefinedError):
+            render_page({**self.whole, "facts": {}})
+
+    def test_undecided_answers_are_not_judged(self) -> None:
+        judged = Observation(judgment=make_judgment(undecided="random"), rounds=make_observation(1.0).rounds)
+        assert "not judged: random" in render_page(story_document(eager=judged))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from stories import ON_CPU, make_judgment, story_document
+from stories import ON_CPU, make_judgment, make_observation, story_document
 
 from graphkiln.story.results import Observation, Record, Round, build_document
 from graphkiln.story.tables import print_tables
@@ -28,3 +28,63 @@ def test_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "\u2026" not in shown
     for variant in variants:
         assert variant.title in shown
+
+
+def shown(capsys: pytest.CaptureFixture[str], **observations: Observation) -> str:
+    print_tables(json.loads(json.dumps(story_document(**observations))))
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def row(text: str, title: str) -> list[str]:
+    return next(line for line in text.splitlines() if title in line).split()
+
+
+def test_speed_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(2.0), static=make_observation(5.0))
+    assert row(text, "1 static") == ["1", "static", "5.0", "2.50x", "2.50x", "1.25", "200", "200", "100", "1.5"]
+    assert row(text, "0 eager")[2:5] == ["2.0", "-", "1x"]
+
+
+def test_accuracy_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    observation = Observation(
+        judgment=make_judgment(error=1.26e-3, limit=1e-2, same=195, interval=(0.91, 1.0), right=0.935)
+    )
+    text = shown(capsys, eager=observation)
+    assert row(text, "195/200")[2:] == ["1.3e-03", "1e-02", "195/200", "[91-100%]", "93.5%", "PASS"]
+
+
+def test_a_step_that_fails_says_why_and_has_no_factors(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(1.0), static=make_observation(9.0, passed=False))
+    assert row(text, "1 static")[2:5] == ["9.0", "fails", "-"]
+    assert "FAIL" in text
+    assert "static: does not count: fp32: PASS" in text
+    assert "all together: 1.0x" in text
+
+
+def test_switches_are_indented_and_not_part_of_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(1.0), reduced=make_observation(2.0), int8=make_observation(8.0))
+    assert "  int8" in text
+    assert row(text, "  int8")[1:4] == ["8.0", "4.00x", "-"]
+    assert "all together: 2.0x (the source reports 25x and more)" in text
+
+
+def test_what_was_refused_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(1.0), int8=Observation(refused="no [bold]kernels[/]"))
+    assert "int8: not done: no [bold]kernels[/]" in text
+
+
+def test_what_is_undecided_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    judged = Observation(judgment=make_judgment(undecided="random weights"), rounds=make_observation(1.0).rounds)
+    text = shown(capsys, eager=judged, static=judged)
+    assert row(text, "0 eager")[0] == "0"
+    assert text.count("undecided") == 2
+    assert text.count("same answers are not judged: random weights") == 1
+
+
+def test_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "on nothing yet" in shown(capsys)

@@ -1,0 +1,141 @@
+"""The command of the benchmarks: what runs, what is printed, what is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import benchmark
+import pytest
+import reporting
+import server_speed
+import story_speed
+from measurement import Summary
+from stories import CHAIN, make_observation, story_document
+
+from graphkiln.story.runner import Progress
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
+    """Benchmarks that ran; none of them measures anything."""
+    found: list[tuple[str, int, float]] = []
+
+    def fake(name: str) -> Any:
+        def run(rounds: int, seconds: float) -> list[dict[str, object]]:
+            found.append((name, rounds, seconds))
+            return [{"set-up": name, "ratio": 1.5}]
+
+        return run
+
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {name: (fake(name), f"what {name} is") for name in ("one", "two")})
+    return found
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was kept, and whether the tables were written."""
+    found: list[str] = []
+    monkeypatch.setattr(reporting, "save_result", lambda name, *_: found.append(name))
+    monkeypatch.setattr(reporting, "write_tables", lambda: found.append("tables"))
+    return found
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words])
+    benchmark.main()
+
+
+class TestCommand:
+    def test_prints_a_table(
+        self, ran: list[Any], kept: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(monkeypatch, "one", "--rounds", "2", "--seconds", "0.5")
+        assert ran == [("one", 2, 0.5)]
+        assert kept == []
+        out = " ".join(capsys.readouterr().out.split())
+        assert "what one is" in out
+        assert "1.5" in out
+
+    def test_or_json(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ran: list[Any]) -> None:
+        run(monkeypatch, "two", "--json")
+        document = json.loads(capsys.readouterr().out)
+        assert document["rows"] == [{"set-up": "two", "ratio": 1.5}]
+        assert set(document) == {"cores", "load_average", "rows"}
+        assert ran == [("two", 5, 3.0)]
+
+    @pytest.mark.parametrize(
+        ("words", "names"),
+        [
+            (["one", "--save"], ["one", "tables"]),
+            (["all"], ["one", "two", "tables"]),
+            (["report"], ["tables"]),
+        ],
+    )
+    @pytest.mark.usefixtures("ran")
+    def test_keeps_results(
+        self, kept: list[str], monkeypatch: pytest.MonkeyPatch, words: list[str], names: list[str]
+    ) -> None:
+        run(monkeypatch, *words)
+        assert kept == names
+
+    def test_an_unknown_benchmark_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, "speed")
+        assert ended.value.code == 2
+        assert "speed" in capsys.readouterr().err
+
+
+def test_every_benchmark_is_described_in_the_help() -> None:
+    described = re.findall(r"^    scripts/benchmark (\w+) ", str(benchmark.__doc__), re.M)
+    assert sorted(described) == sorted([*benchmark.BENCHMARKS, "all", "report"])
+
+
+def test_results_that_are_kept_are_of_known_benchmarks(repository: Path) -> None:
+    kept = {path.stem for path in (repository / "docs" / "benchmarks").glob("*.json")}
+    assert kept
+    assert kept <= set(benchmark.BENCHMARKS)
+
+
+class TestServerSpeed:
+    def test_ratios_are_to_the_bare_session(self) -> None:
+        summaries = {
+            "bare": Summary(per_second=100.0, p50_ms=10.0, p99_ms=11.0),
+            "served": Summary(per_second=90.04, p50_ms=11.116, p99_ms=12.0),
+        }
+        assert server_speed._ratios("m", summaries, "bare")[1] == {
+            "model": "m", "set-up": "served", "requests/s": 90.0, "ratio": 0.9, "p50 ms": 11.12, "p99 ms": 12.0,
+        }  # fmt: skip
+
+    def test_means_are_of_what_came_between_two_readings(self) -> None:
+        before, after = {"infer": (1_000_000, 10)}, {"infer": (5_000_000, 30)}
+        assert server_speed._mean_us(before, after) == {"infer": 200.0}
+
+
+class TestStorySpeed:
+    def test_a_row_is_a_step_as_people_read_it(self) -> None:
+        document = story_document(
+            **{variant.key: make_observation(10.0) for variant in CHAIN},
+        )
+        rows = [story_speed._row(step) for step in document["steps"]]
+        assert [row["step"] for row in rows] == ["0: eager", "1: static", "2: reduced", "4, by itself: int8"]
+        assert rows[1] == {
+            "step": "1: static", "images/s": 10.0, "own": "1.00x", "all so far": "1.00x", "source": "1.25",
+            "p50 ms": 100.0, "p99 ms": 100.0, "error": "1.0e-06", "same answers": "200/200", "right": "-", "MB": 100,
+            "cores": 1.5,
+        }  # fmt: skip
+        assert rows[3]["all so far"] == "-"
+
+    def test_without_trained_weights_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        with pytest.raises(SystemExit, match="scripts/train-story"):
+            story_speed.benchmark_story(1, 1.0)
+
+    def test_progress_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        story_speed._print_progress(Progress(activity="static", figure="static: 3 images/s"))
+        assert capsys.readouterr().err == "\r\033[Kstatic static: 3 images/s"

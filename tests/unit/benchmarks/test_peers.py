@@ -1,0 +1,124 @@
+"""How peers are called, and the rows of their table."""
+
+from __future__ import annotations
+
+import base64
+import email
+import email.policy
+import json
+import struct
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import peers_speed
+import pytest
+from peers.protocols import PEERS, Peer, parse_json
+
+from graphkiln.story.throughput import Throughput
+
+JPEG = b"\xff\xd8jpeg\r\n--peer\xff\xd9"
+BEST = [["class 1", 0.5], ["class 2", 0.25]]
+
+
+def v2(labels: list[str], scores: list[float]) -> bytes:
+    outputs = [{"name": "scores", "data": scores}, {"name": "labels", "data": labels}]
+    return json.dumps({"outputs": outputs}).encode()
+
+
+class TestRequests:
+    @pytest.mark.parametrize(("name", "path"), [("fastapi", "/classify"), ("litserve", "/predict"), ("rayserve", "/")])
+    def test_plain_servers_get_the_jpeg(self, name: str, path: str) -> None:
+        request = PEERS[name].request("h", 1, JPEG)
+        assert (request.path, request.body) == (path, JPEG)
+        assert request.headers["Host"] == "h:1"
+
+    def test_bentoml_gets_a_form_of_one_image(self) -> None:
+        request = PEERS["bentoml"].request("h", 1, JPEG)
+        head = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
+        (part,) = email.message_from_bytes(head + request.body, policy=email.policy.HTTP).iter_parts()
+        assert part.get_content_type() == "image/jpeg"
+        assert part.get_payload(decode=True) == JPEG
+
+    def test_mlserver_gets_base64(self) -> None:
+        (tensor,) = json.loads(PEERS["mlserver"].request("h", 1, JPEG).body)["inputs"]
+        assert base64.b64decode(tensor["data"][0]) == JPEG
+        assert (tensor["datatype"], tensor["shape"]) == ("BYTES", [1, 1])
+
+    def test_pytriton_gets_a_binary_tensor(self) -> None:
+        request = PEERS["pytriton"].request("h", 1, JPEG)
+        length = int(request.headers["Inference-Header-Content-Length"])
+        (tensor,) = json.loads(request.body[:length])["inputs"]
+        binary = request.body[length:]
+        assert tensor["parameters"]["binary_data_size"] == len(binary)
+        assert struct.unpack("<I", binary[:4]) == (len(JPEG),)
+        assert binary[4:] == JPEG
+
+
+class TestResponses:
+    @pytest.mark.parametrize(
+        ("name", "body"),
+        [
+            ("fastapi", json.dumps(BEST).encode()),
+            ("litserve", json.dumps(BEST).encode()),
+            ("rayserve", json.dumps(BEST).encode()),
+            ("bentoml", json.dumps([BEST]).encode()),
+            ("mlserver", v2(["class 1", "class 2"], [0.5, 0.25])),
+            ("pytriton", v2(["class 1", "class 2"], [0.5, 0.25])),
+        ],
+    )
+    def test_are_labels_and_scores(self, name: str, body: bytes) -> None:
+        assert PEERS[name].parse(body) == [("class 1", 0.5), ("class 2", 0.25)]
+
+    def test_labels_without_scores_are_an_error(self) -> None:
+        with pytest.raises(ValueError, match="zip"):
+            PEERS["mlserver"].parse(v2(["a", "b"], [0.5]))
+
+
+class TestReadiness:
+    @pytest.mark.parametrize(("status", "ready"), [(200, True), (503, False), (404, False)])
+    def test_is_a_status_of_200(self, status: int, ready: bool) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status if self.path == "/health" else 404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:  # type: ignore[override]
+                pass
+
+        peer = Peer("fake", "/health", PEERS["fastapi"].request, parse_json)
+        with HTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = Thread(target=server.handle_request)
+            thread.start()
+            assert peer.is_ready("127.0.0.1", server.server_port) is ready
+            thread.join()
+        assert not peer.is_ready("127.0.0.1", server.server_port)  # nobody listens any more
+
+
+class TestRows:
+    def throughput(self, *rates: float) -> list[Throughput]:
+        return [Throughput(per_second=rate, latencies_ms=(1e3 / rate,), seconds=1, images=1) for rate in rates]
+
+    def test_ratios_are_to_the_best_peer_round_by_round(self) -> None:
+        measured = {name: self.throughput(10, 1, 10) for name in PEERS}
+        measured["litserve"] = self.throughput(20, 2, 20)
+        measured["graphkiln fp32"] = self.throughput(60, 6, 60)
+        rows = {row["set-up"]: row for row in peers_speed._rows(measured)}
+        assert rows["graphkiln fp32"]["ratio"] == 3
+        assert rows["litserve"]["ratio"] == 1
+        assert rows["fastapi"]["ratio"] == 0.5
+        assert rows["litserve"]["images/s"] == 20
+        assert rows["litserve"]["p50 ms"] == 50
+
+    @pytest.mark.parametrize("name", PEERS)
+    def test_versions_are_those_that_are_pinned(self, name: str) -> None:
+        version = peers_speed._version(name)
+        assert version[:1].isdigit()
+        assert f"=={version}" in (peers_speed._FOLDER / f"{name}.txt").read_text()
+
+    def test_ours_is_this_commit(self) -> None:
+        assert peers_speed._version("graphkiln int8") == "this commit"
+
+    @pytest.mark.parametrize("name", PEERS)
+    def test_every_peer_has_a_server(self, name: str) -> None:
+        assert (peers_speed._FOLDER / f"{name}_server.py").is_file()

@@ -1,0 +1,109 @@
+"""Results as JSON, and the page and tables that are written from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import reporting
+
+ROWS = [{"set-up": "one", "ratio": 1.5, "note": "-"}, {"set-up": "two", "ratio": 20, "note": "3.5x"}]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is written into the checkout."""
+    monkeypatch.setattr(reporting, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(reporting, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reporting, "README", tmp_path / "README.md")
+    return tmp_path
+
+
+class TestResults:
+    def test_hold_rows_facts_and_what_repeats_them(self, folder: Path) -> None:
+        reporting.save_result("first", "what it is", "scripts/benchmark first", ROWS)
+        result = json.loads((folder / "results" / "first.json").read_text())
+        assert (result["title"], result["command"], result["rows"]) == ("what it is", "scripts/benchmark first", ROWS)
+        assert {"machine", "gpu", "system", "versions", "date", "commit"} == set(result["facts"])
+        assert re.fullmatch(r"[0-9a-f]{7,}|unknown", result["facts"]["commit"])
+
+    def test_a_second_one_replaces_the_first(self, folder: Path) -> None:
+        for rows in (ROWS, ROWS[:1]):
+            reporting.save_result("first", "t", "c", rows)
+        assert len(json.loads((folder / "results" / "first.json").read_text())["rows"]) == 1
+
+    def test_outside_of_a_checkout_the_commit_is_unknown(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reporting, "REPOSITORY", folder)
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
+        assert reporting._commit() == "unknown"
+
+
+class TestTables:
+    def test_numbers_are_aligned_to_the_right(self) -> None:
+        assert reporting._table(ROWS, ["set-up", "ratio", "note"]) == (
+            "| set-up | ratio | note |\n| --- | ---: | ---: |\n| one | 1.5 | - |\n| two | 20 | 3.5x |\n"
+        )
+
+    def test_one_text_makes_a_column_of_text(self) -> None:
+        rows = [{"n": 1}, {"n": "undecided"}]
+        assert reporting._table(rows, ["n"]).splitlines()[1] == "| --- |"
+
+    @pytest.mark.parametrize("value", [1, 1.5, "1.25x", "-", "", "7"])
+    def test_what_counts_as_a_number(self, value: object) -> None:
+        assert reporting._is_number(value)
+
+    @pytest.mark.parametrize("value", ["one", "1/2", "1e-05", "5 ms", None])
+    def test_what_does_not(self, value: object) -> None:
+        assert not reporting._is_number(value)
+
+    def test_a_column_that_is_missing_is_an_error(self) -> None:
+        with pytest.raises(KeyError, match="speed"):
+            reporting._table(ROWS, ["speed"])
+
+
+class TestReadme:
+    def test_marked_tables_are_filled_and_all_else_stays(self) -> None:
+        reporting.save_result("first", "t", "c", ROWS)
+        begin = "a\n<!-- docs/benchmarks/first.json: ratio, set-up -->\n"
+        text = f"{begin}old\n\nolder\n<!-- end -->\nb <!-- end -->\n"
+        table = "| ratio | set-up |\n| ---: | --- |\n| 1.5 | one |\n| 20 | two |\n"
+        assert reporting.fill_readme(text) == f"{begin}{table}<!-- end -->\nb <!-- end -->\n"
+
+    def test_filling_twice_changes_nothing(self) -> None:
+        reporting.save_result("first", "t", "c", ROWS)
+        once = reporting.fill_readme("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
+        assert reporting.fill_readme(once) == once
+
+    def test_what_was_not_measured_stays(self) -> None:
+        text = "<!-- docs/benchmarks/none.json: a -->\nby hand\n<!-- end -->\n"
+        assert reporting.fill_readme(text) == text
+
+    def test_several_tables_do_not_run_into_each_other(self) -> None:
+        for name in ("first", "second"):
+            reporting.save_result(name, "t", "c", [{"n": name}])
+        marked = "".join(f"<!-- docs/benchmarks/{name}.json: n -->\n<!-- end -->\n" for name in ("first", "second"))
+        filled = reporting.fill_readme(marked)
+        assert filled.index("| first |") < filled.index("second.json") < filled.index("| second |")
+
+
+class TestPage:
+    def test_a_section_for_each_result_in_order_of_their_names(self) -> None:
+        for name in ("second", "first"):
+            reporting.save_result(name, f"what {name} is", f"scripts/benchmark {name}", ROWS)
+        page = reporting.render_page()
+        assert page.startswith("# Benchmarks\n")
+        assert re.findall(r"^## (\w+): what", page, re.M) == ["first", "second"]
+        assert "    scripts/benchmark first\n\n| set-up |" in page
+        assert page.count("; GPU: ") == 2
+
+    def test_without_results_is_the_introduction(self) -> None:
+        assert reporting.render_page() == reporting._INTRODUCTION
+
+    def test_both_files_are_written(self, folder: Path) -> None:
+        (folder / "README.md").write_text("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
+        reporting.save_result("first", "t", "c", ROWS)
+        reporting.write_tables()
+        assert "## first: t" in (folder / "page.md").read_text()
+        assert "| 3.5x |" in (folder / "README.md").read_text()

@@ -1,0 +1,44 @@
+"""Model stores of benchmarks, and synthetic photographs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inputs import synthetic_photograph
+from PIL import Image
+from stores import DIGITS, add_model
+
+from graphkiln_backend.repository.version import read_version
+
+
+def test_a_model_is_a_link_and_a_complete_configuration(tmp_path: Path) -> None:
+    graph = DIGITS / "1" / "model.onnx"
+    add_model(tmp_path, "copy", graph, "\ninstance_group { count: 2 kind: KIND_CPU }\n")
+    assert (tmp_path / "copy" / "1" / "model.onnx").resolve() == graph.resolve()
+    text = (tmp_path / "copy" / "config.pbtxt").read_text()
+    assert 'name: "copy"' in text
+    assert "max_batch_size: 8" in text
+    assert "dims: [1, 32, 32]" in " ".join(text.split()).replace("dims: 1 dims: 32 dims: 32", "dims: [1, 32, 32]")
+    assert text.endswith("instance_group { count: 2 kind: KIND_CPU }\n")
+    assert read_version(tmp_path / "copy" / "1").graph_path.is_file()
+
+
+def test_a_second_model_of_that_name_is_an_error(tmp_path: Path) -> None:
+    add_model(tmp_path, "copy", DIGITS / "1" / "model.onnx")
+    with pytest.raises(FileExistsError):
+        add_model(tmp_path, "copy", DIGITS / "1" / "model.onnx")
+
+
+def test_a_photograph_has_the_size_and_detail_of_one() -> None:
+    data = synthetic_photograph(500, 375)
+    image = Image.open(io.BytesIO(data))
+    assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
+    assert 20_000 < len(data) < 200_000
+    assert np.asarray(image).std() > 30
+
+
+def test_photographs_are_the_same_every_time_and_differ_by_seed() -> None:
+    assert synthetic_photograph(60, 60, 1) == synthetic_photograph(60, 60, 1) != synthetic_photograph(60, 60, 2)

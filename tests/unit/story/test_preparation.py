@@ -1,0 +1,135 @@
+"""The graphs of a story: converted once, with two instances, and not where a fusion changed nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from stories import ON_CPU, story_request
+
+from graphkiln.story import preparation as module
+from graphkiln.story.preparation import PreparedModel, prepare_model
+from graphkiln.story.variants import GraphSpec
+from graphkiln_backend.graph.errors import ConversionError, MeasurementError
+from graphkiln_backend.graph.manifest import Conversion, Manifest, PassRecord
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
+
+BASE = GraphSpec(name="base")
+FUSED = GraphSpec(name="pad-fused", fusion="pad-into-conv")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedModel:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return PreparedModel(request=story_request(), preprocess=Preprocess(), classes=10, derivative="output:image")
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch, digits: Path) -> dict[str, Any]:
+    """Recipes that were converted; every version has a pass that found nothing to do, and one that did."""
+    manifest = Manifest.read(digits / "1" / "manifest.json")
+    found: dict[str, Any] = {}
+
+    def convert(recipe: Any, *, command: str) -> None:
+        assert command == "graphkiln story"
+        found[recipe.name] = recipe
+        version = recipe.model_store / recipe.name / "1"
+        version.mkdir(parents=True)
+        passes = (
+            PassRecord(name="pad-into-conv", nodes_before=9, nodes_after=9 - (len(found) > 1)),
+            PassRecord(name="add-into-producer", nodes_before=9, nodes_after=9),
+        )
+        conversion = Conversion(
+            recipe={}, precision=Precision.FP32, passes=passes, output_errors={}, graph_bytes=1, seconds=1.0
+        )
+        replace(manifest, conversion=conversion).write(version / "manifest.json")
+        (version.parent / "config.pbtxt").write_text('name: "base"\n')
+
+    monkeypatch.setattr(module, "convert", convert)
+    return found
+
+
+class TestSavedGraph:
+    def test_is_converted_once(self, model: PreparedModel, conversions: dict[str, Any]) -> None:
+        path = model.saved_graph(BASE, ON_CPU)
+        assert path == story_request().folder / "models" / "base" / "base" / "1" / "model.onnx"
+        recipe = conversions.pop("base")
+        assert (recipe.source, recipe.max_batch_size) == ("torchvision:resnet18", 8)
+        assert model.saved_graph(BASE, ON_CPU) == path
+        assert conversions == {}
+
+    @pytest.mark.usefixtures("conversions")
+    def test_has_two_instances(self, model: PreparedModel) -> None:
+        folder = model.saved_graph(BASE, ON_CPU).parents[1]
+        for _ in range(2):
+            model.saved_graph(BASE, ON_CPU)
+        assert (folder / "config.pbtxt").read_text() == ('name: "base"\n\ninstance_group { count: 2 kind: KIND_CPU }\n')
+
+    @pytest.mark.usefixtures("conversions")
+    def test_a_fusion_that_found_nothing_is_no_variant(self, model: PreparedModel) -> None:
+        for _ in range(2):  # also of a story that goes on
+            with pytest.raises(MeasurementError, match="the pass pad-into-conv finds nothing to do in this model"):
+                model.saved_graph(FUSED, ON_CPU)
+
+    @pytest.mark.usefixtures("conversions")
+    def test_a_fusion_that_changed_the_graph(self, model: PreparedModel) -> None:
+        model.saved_graph(BASE, ON_CPU)
+        assert model.saved_graph(FUSED, ON_CPU).is_relative_to(story_request().folder)
+
+    def test_a_conversion_that_fails_is_tried_again(
+        self, model: PreparedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        def fail(*_: object, **__: object) -> None:
+            calls.append(1)
+            raise ConversionError("no memory")
+
+        monkeypatch.setattr(module, "convert", fail)
+        for _ in range(2):
+            with pytest.raises(ConversionError):
+                model.saved_graph(BASE, ON_CPU)
+        assert len(calls) == 2
+
+
+class FakeSource:
+    """A source model whose outputs a test chooses."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.inputs = (SimpleNamespace(name="image"),)
+        self.shape = shape
+        self.preprocess = Preprocess(resize=4, crop=(4, 4))
+        self.closed = False
+
+    def run(self, feeds: object) -> dict[str, np.ndarray]:
+        assert feeds == {"image": "sample"}
+        return {"logits": np.zeros(self.shape, np.float32), "features": np.zeros((1, 5, 5), np.float32)}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class TestPrepare:
+    def prepare(self, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> PreparedModel:
+        monkeypatch.setattr(module, "open_source_model", lambda _: source)
+        monkeypatch.setattr(module, "synthetic_samples", lambda inputs, *_, **__: {inputs[0].name: "sample"})
+        return prepare_model(story_request())
+
+    def test_a_classifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = FakeSource((1, 37))
+        model = self.prepare(source, monkeypatch)
+        assert (model.classes, model.derivative) == (37, "logits:image")
+        assert model.preprocess is source.preprocess
+        assert source.closed
+
+    @pytest.mark.parametrize("shape", [(1,), (1, 10, 4, 4)])
+    def test_what_is_no_classifier(self, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+        source = FakeSource(shape)
+        with pytest.raises(MeasurementError, match=r"answers \[1.*classifiers: \[batch, classes\]"):
+            self.prepare(source, monkeypatch)
+        assert source.closed
