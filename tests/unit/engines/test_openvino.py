@@ -194,6 +194,11 @@ class TestBf16:
         assert found.dtype == array.dtype
         np.testing.assert_array_equal(found.view(np.uint16), array.view(np.uint16))
 
+    def test_a_view_is_taken_as_it_looks(self, tmp_path: Path) -> None:
+        array = np.arange(12).reshape(3, 4).astype(DType.BF16.numpy)
+        with build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BF16"])) as session:
+            np.testing.assert_array_equal(session.run({"x": array.T})["y"], array.T)
+
 
 class TestRefusals:
     def test_text_is_a_lowering_error(self, tmp_path: Path) -> None:
