@@ -46,7 +46,7 @@ class OpenVinoEngine:
     """OpenVINO on the CPU. The graph's own types decide the precision: fp32, bf16, fp16 (where the CPU can), int8."""
 
     def probe(self, device: Device) -> Support:
-        """Says yes to the CPU."""
+        """Supports the CPU alone."""
         return Support(ok=False, reason=f"openvino serves cpu, not {device}") if device.is_gpu else Support(ok=True)
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:

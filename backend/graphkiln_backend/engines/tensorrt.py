@@ -42,7 +42,7 @@ class TensorRtEngine:
     """TensorRT on an NVIDIA GPU."""
 
     def probe(self, device: Device) -> Support:
-        """Says yes to a GPU that is there, where the provider and TensorRT's libraries are installed."""
+        """Supports the GPUs of this machine, where the provider and TensorRT's libraries are installed."""
         if not device.is_gpu:
             return Support(ok=False, reason="tensorrt serves gpu:N, not cpu")
         support = probe_gpu(PROVIDER, device)

@@ -28,7 +28,7 @@ class OnnxRuntimeEngine:
     """ONNX Runtime on the CPU or on CUDA."""
 
     def probe(self, device: Device) -> Support:
-        """Says yes to the CPU, and to a GPU that is there and that this build of ONNX Runtime has a provider for."""
+        """Supports the CPU, and the GPUs of this machine where this build of ONNX Runtime has a provider for them."""
         return probe_gpu(CUDA, device) if device.is_gpu else Support(ok=True)
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:

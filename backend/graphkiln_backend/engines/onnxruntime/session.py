@@ -207,7 +207,7 @@ def _open(
     requested, chosen = providers[0][0], session.get_providers()
     if chosen[0] != requested:
         raise LoweringError(
-            f"{graph_path} would not run where it was asked to",
+            f"{graph_path} would not run on the requested provider",
             attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
         )
     return session
