@@ -237,15 +237,15 @@ class ArtifactCache(Closeable):
             return self._prune(limit_bytes)
 
     def _prune(self, limit_bytes: int) -> list[Path]:
-        stored = self.entries()
-        total = sum(each.entry.bytes for each in stored)
+        entries = self.entries()
+        total = sum(stored.entry.bytes for stored in entries)
         removed = []
-        for each in stored:
+        for stored in entries:
             if total <= limit_bytes:
                 break
-            if self._remove(each.path):
-                total -= each.entry.bytes
-                removed.append(each.path)
+            if self._remove(stored.path):
+                total -= stored.entry.bytes
+                removed.append(stored.path)
         self._make_folders()
         for left in (*self._partial.glob("*"), *self._entries.glob("*")):
             with locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:

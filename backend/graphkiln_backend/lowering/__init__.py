@@ -1,1 +1,1 @@
-"""Chooses how a graph runs, builds it, and proves it before it may answer."""
+"""Chooses how a graph runs, builds it, and proves it before it may serve."""

@@ -1,4 +1,4 @@
-"""What a version's sessions start from: its graph, lowered where a precision is asked for, and what engines compiled.
+"""What a version's sessions start from: its graph, lowered where a precision is requested, and what engines compiled.
 
 In a lasting cache everything is built once per machine. One that vanishes with the server holds lowered graphs only, so
 that instances share them: compiling for it would be work for nothing.

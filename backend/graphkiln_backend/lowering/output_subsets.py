@@ -90,7 +90,7 @@ class SubsetSession(Closeable):
             _log.warning("no graph for %s alone: %s", what, error)
             part = None
         else:
-            _log.info("%s alone: %s answers", what, "a graph of that part" if part else "the whole graph")
+            _log.info("%s alone: served by %s", what, "a graph of that part" if part else "the whole graph")
         self._parts[names] = part or self._whole
 
 

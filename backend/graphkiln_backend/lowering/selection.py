@@ -99,7 +99,7 @@ def _compare(
                 built[str(config)] = session
         if not built:
             return None
-        sessions = {name: each.session for name, each in built.items()}
+        sessions = {name: proven.session for name, proven in built.items()}
         measurement = measure(sessions, artifacts.version.golden, requirements.largest_batch)
         if len(measurement.rates) == len(configs):  # one that failed is tried again at the next start
             keep_measurement(reservation, measurement)
@@ -113,8 +113,8 @@ def _closed_unless_taken() -> Iterator[dict[str, ProvenSession]]:
     try:
         yield built
     finally:
-        for each in built.values():
-            each.session.close()
+        for proven in built.values():
+            proven.session.close()
 
 
 def _conditions(builder: _Builder) -> dict[str, str]:

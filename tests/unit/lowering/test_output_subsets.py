@@ -53,7 +53,7 @@ def test_the_part_that_is_requested_is_computed_alone(lowered: ProvenSession, lo
     np.testing.assert_array_equal(session.run({"x": BAD}, ["good"])["good"], BAD + 1)
     np.testing.assert_array_equal(session.run({"x": GOOD}, ["fragile"])["fragile"], GOOD)
     np.testing.assert_array_equal(session.run({"x": GOOD})["good"], GOOD + 1)
-    assert logged[0] == "output good alone: a graph of that part answers"
+    assert logged[0] == "output good alone: served by a graph of that part"
 
 
 def test_a_file_that_was_replaced_is_not_read_again(lowered: ProvenSession, folder: Path, logged: list[str]) -> None:
@@ -72,7 +72,7 @@ def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str
     lowered = lower_version(folder, ORT, cache)
     with lowered.session as session:
         session.run({"x": np.ones((1, 2), np.float32)}, ["y30"])
-    assert logged[-1:] == ["output y30 alone: the whole graph answers"]
+    assert logged[-1:] == ["output y30 alone: served by the whole graph"]
 
 
 CHAIN = [("y" if number == 1 else f"y{number - 1}", f"y{number}") for number in range(1, 31)]
@@ -203,7 +203,7 @@ class TestSession:
             self.request(session, "a", "b")
         assert parts.requested == [("a", "b")]
         assert len(whole.requested) == 3
-        assert logged == ["outputs a, b alone: the whole graph answers"]
+        assert logged == ["outputs a, b alone: served by the whole graph"]
 
     @pytest.mark.parametrize("error", [LoweringError("refused", attempts=()), OSError("the disk is full")])
     def test_a_part_that_fails_is_said_once_and_comes_from_the_whole(
