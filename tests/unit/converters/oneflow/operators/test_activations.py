@@ -85,6 +85,11 @@ def test_beside_pytorch(kind: str) -> None:
     check_operator(kind, [X], function(torch.from_numpy(X)).numpy(), **attributes)
 
 
+def test_fast_gelu_has_all_digits_of_its_coefficient() -> None:
+    x = np.linspace(-2.5, -1.5, 11)
+    check_operator("fast_gelu", [x], functional.gelu(torch.from_numpy(x), approximate="tanh").numpy(), tolerance=1e-7)
+
+
 @pytest.mark.parametrize("kind", ["isnan", "isinf"])
 def test_of_what_is_no_number(kind: str) -> None:
     x = np.array([1, np.nan, np.inf, -np.inf, 0], "f4")

@@ -59,6 +59,8 @@ class TestBinary:
     def test_the_remainder_has_the_sign_of_the_dividend(self) -> None:
         x, y = np.array([5.5, -5.5, 5.5, -5.5], "f4"), np.array([3, 3, -3, -3], "f4")
         check_operator("broadcast_fmod", [x, y], np.array([2.5, -2.5, 2.5, -2.5], "f4"))
+        whole = np.array([-7, 7, -7, 7]), np.array([3, 3, -3, -3])
+        check_operator("broadcast_fmod", whole, np.array([-1, 1, -1, 1]))
 
     def test_integers_are_not_divided_and_rounded_down(self) -> None:
         """ONNX's division of integers rounds towards zero."""
