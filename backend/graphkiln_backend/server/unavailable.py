@@ -44,8 +44,7 @@ class UnavailableListener(Closeable):
 
 class _Listener(ThreadingHTTPServer):
     allow_reuse_port = True
-    daemon_threads = True
-    block_on_close = False  # a client that sends nothing must not keep the listener
+    daemon_threads = True  # closing waits for no client that sends nothing
 
 
 class _Listener6(_Listener):
