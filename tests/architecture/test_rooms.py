@@ -29,7 +29,7 @@ def draw_rooms(repository: Path) -> ModuleType:
     [
         ("graphkiln_backend.engines.onnxruntime.session", "graphkiln_backend.engines"),
         ("graphkiln_backend.graph", "graphkiln_backend.graph"),
-        ("graphkiln_client.transports.http", "graphkiln_client"),
+        ("graphkiln_client.transports.http_wire", "graphkiln_client"),
         ("graphkiln", "graphkiln"),
     ],
 )

@@ -82,14 +82,14 @@ class TestInThreads:
         done: list[int] = []
 
         def work(number: int) -> int:
-            time.sleep(0.01)
+            time.sleep(0.1 if number else 0)
             done.append(number)
             return number
 
-        results = map_in_threads(work, range(100), 1)
+        results = map_in_threads(work, range(100), 2)
         next(results)
         results.close()
-        assert len(done) <= 2
+        assert sorted(done) == [0, 1, 2], "3 waited for a thread"
 
 
 class TestInTasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import (
     ClientError,
+    ConnectionFailed,
     DeadlineExceeded,
     InvalidInput,
     ModelNotFound,
@@ -22,6 +24,7 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
+from graphkiln_client import AsyncClient, Client
 
 Infer = Callable[..., dict[str, AnyArray]]
 
@@ -71,6 +74,30 @@ class TestGrpc:
     def test_a_slow_server(self, infer: Infer) -> None:
         with CannedGrpc([1.0]) as server, pytest.raises(DeadlineExceeded, match=r"within 0\.3 s"):
             infer(server.url, timeout_s=0.3)
+
+    def test_a_server_that_is_not_there(self, infer: Infer) -> None:
+        with pytest.raises(ConnectionFailed, match=r"cannot reach grpc://127\.0\.0\.1:9") as caught:
+            infer("grpc://127.0.0.1:9", max_retries=0)
+        assert caught.value.status == "UNAVAILABLE"
+
+    def test_a_closed_client(self) -> None:
+        with CannedGrpc([GRPC_INFERRED]) as server:
+            with Client(server.url) as client:
+                model = client.model("m")
+                model.infer({})
+            with pytest.raises(InvalidInput, match="is closed"):
+                model.infer({})
+
+    def test_a_closed_client_in_an_event_loop(self) -> None:
+        async def main(url: str) -> None:
+            async with AsyncClient(url) as client:
+                model = client.model("m")
+                await model.infer({})
+            with pytest.raises(InvalidInput, match="is closed"):
+                await model.infer({})
+
+        with CannedGrpc([GRPC_INFERRED]) as server:
+            asyncio.run(main(server.url))
 
     def test_headers_become_metadata(self, infer: Infer) -> None:
         with CannedGrpc([GRPC_INFERRED]) as server:

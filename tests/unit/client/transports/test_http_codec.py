@@ -254,6 +254,7 @@ class TestDecodeResponse:
             ({"name": "Y", "datatype": "FP32", "shape": [1], "parameters": {}}, b"\0\0\0\0"),
             ({"name": "Y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}, b"\0\0\0"),
             ({"name": "Y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": -4}}, b"\0\0\0\0"),
+            ({"name": "Y", "datatype": "FP32", "shape": [0], "parameters": {"binary_data_size": -4}}, b"\0\0\0\0"),
             ({"name": "Y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}}, b"\0\0\0\0"),
             ({"name": "Y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": "x"}}, b"\0\0\0\0"),
             ({"name": "Y", "datatype": "FP32", "shape": [1], "parameters": None}, b"\0\0\0\0"),

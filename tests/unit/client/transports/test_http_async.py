@@ -1,0 +1,140 @@
+"""HTTP in an event loop: many requests at once, and what is left after a cancelled one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from canned import CannedHttp, http, silence
+
+from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ServerError
+from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.endpoint import Endpoint
+from graphkiln_client.transports.http_async import AsyncHttpTransport
+
+OK = http(b"[]")
+
+
+def open_transport(url: str) -> AsyncHttpTransport:
+    return AsyncHttpTransport(Endpoint.parse(url, {}, None))
+
+
+async def index(transport: AsyncHttpTransport, timeout_s: float = 5) -> Any:
+    return await transport.send(transport.wire.repository_index(), Deadline.after(timeout_s))
+
+
+def test_requests_wait_together_not_one_after_the_other() -> None:
+    together = threading.Barrier(8)
+
+    def answer(connection: Any) -> None:
+        together.wait(5)
+        connection.sendall(OK)
+
+    async def main(url: str) -> Any:
+        transport = open_transport(url)
+        results = await asyncio.gather(*(index(transport) for _ in range(8)))
+        await transport.close()
+        return results
+
+    with CannedHttp([answer]) as server:
+        assert asyncio.run(main(server.url)) == [[]] * 8
+
+
+def test_connections_are_used_again() -> None:
+    async def main(url: str) -> int:
+        transport = open_transport(url)
+        for _ in range(5):
+            await index(transport)
+        open_connections = server.open_connections
+        await transport.close()
+        return open_connections
+
+    with CannedHttp([OK]) as server:
+        assert asyncio.run(main(server.url)) == 1
+
+
+def test_a_cancelled_request_spoils_no_other() -> None:
+    async def main(url: str) -> Any:
+        transport = open_transport(url)
+        task = asyncio.create_task(index(transport))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        result = await index(transport)
+        await transport.close()
+        return result
+
+    with CannedHttp([silence, OK]) as server:
+        assert asyncio.run(main(server.url)) == []
+
+
+def test_a_deadline_ends_one_request_only() -> None:
+    async def main(url: str) -> Any:
+        transport = open_transport(url)
+        late, good = await asyncio.gather(index(transport, 0.2), later(transport), return_exceptions=True)
+        await transport.close()
+        return late, good
+
+    async def later(transport: AsyncHttpTransport) -> Any:
+        await asyncio.sleep(0.1)
+        return await index(transport)
+
+    with CannedHttp([silence, OK]) as server:
+        late, good = asyncio.run(main(server.url))
+    assert isinstance(late, DeadlineExceeded)
+    assert good == []
+
+
+def test_redirects_are_not_followed() -> None:
+    """A redirected POST would lose its body, and its credentials would go elsewhere."""
+
+    async def main(url: str) -> None:
+        transport = open_transport(url)
+        try:
+            await index(transport)
+        finally:
+            await transport.close()
+
+    with CannedHttp([http(b"", "302 Found", "Location: /elsewhere")]) as server:
+        with pytest.raises(ServerError, match="returned 302"):
+            asyncio.run(main(server.url))
+        assert len(server.requests) == 1
+
+
+def test_a_path_before_the_protocols_own_is_not_quoted_again() -> None:
+    async def main(url: str) -> None:
+        transport = open_transport(url)
+        call = transport.wire.load("a b/c")
+        await transport.send(call, Deadline.after(5))
+        await transport.close()
+
+    with CannedHttp([OK]) as server:
+        asyncio.run(main(f"{server.url}/gateway"))
+        assert server.requests[0].startswith(b"POST /gateway/v2/repository/models/a%20b%2Fc/load HTTP/1.1")
+
+
+def test_closing_what_was_never_used() -> None:
+    asyncio.run(open_transport("http://127.0.0.1:9").close())
+
+
+def test_nobody_listens() -> None:
+    async def main() -> None:
+        transport = open_transport("http://127.0.0.1:9")
+        try:
+            await index(transport)
+        finally:
+            await transport.close()
+
+    with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1:9"):
+        asyncio.run(main())
+
+
+def test_work_of_the_cpu_does_not_block_the_loop() -> None:
+    async def main() -> bool:
+        transport = open_transport("http://127.0.0.1:9")
+        return await transport.compute(threading.get_ident) != threading.get_ident()
+
+    assert asyncio.run(main())
