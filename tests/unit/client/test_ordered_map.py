@@ -89,7 +89,7 @@ class TestInThreads:
         results = map_in_threads(work, range(100), 2)
         next(results)
         results.close()
-        assert sorted(done) == [0, 1, 2], "3 waited for a thread"
+        assert 3 not in done, "it waited for a thread"
 
 
 class TestInTasks:
