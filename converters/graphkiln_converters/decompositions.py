@@ -49,7 +49,7 @@ def backward_decompositions() -> dict[Any, Any]:
 
 
 def empty_permuted(size: Any, _layout: Any, **options: Any) -> Any:
-    """Uninitialized memory as zeros: nobody reads it before it is written."""
+    """Uninitialized memory as zeros: it is written before it is read."""
     return torch.zeros(size, dtype=options.get("dtype"))
 
 

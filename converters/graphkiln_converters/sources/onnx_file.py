@@ -1,4 +1,4 @@
-"""`FILE.onnx`: a graph that exists already; its own answers, unoptimized, are the reference."""
+"""`FILE.onnx`: an existing graph; its own outputs, computed without optimization, are the reference."""
 
 from __future__ import annotations
 
