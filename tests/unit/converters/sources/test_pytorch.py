@@ -13,7 +13,7 @@ from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters import pytorch
+from graphkiln_converters.sources import pytorch
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, freeze, named_outputs, run_module
 
