@@ -1,0 +1,96 @@
+"""Parts of the training of decisive weights; the whole of it runs with the slow tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from graphkiln.story.digits import Digits, split_digits
+from graphkiln.training.train_story import (
+    build_network,
+    load_pixels,
+    normalize,
+    recompute_statistics,
+    save_weights,
+    top1_accuracy,
+)
+from graphkiln_backend.graph.preprocess import Preprocess
+
+PUBLISHED = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return split_digits()[0].first(4)
+
+
+def test_pixels_are_those_of_the_client_in_one_channel(digits: Digits) -> None:
+    pixels = load_pixels(digits, 32)
+    assert pixels.shape == (4, 1, 32, 32)
+    assert pixels.dtype == torch.float32
+    assert 0.0 <= float(pixels.min()) < float(pixels.max()) <= 1.0
+
+
+def test_three_equal_channels_are_normalized_as_published() -> None:
+    gray = torch.full((1, 1, 2, 2), 0.5)
+    found = normalize(gray, PUBLISHED)
+    expected = (0.5 - np.array(PUBLISHED.mean)) / np.array(PUBLISHED.std)
+    assert found.shape == (1, 3, 2, 2)
+    np.testing.assert_allclose(found[0, :, 0, 0].numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["resnet18", "squeezenet1_1"])
+def test_a_network_tells_ten_digits_apart(architecture: str) -> None:
+    torch.manual_seed(0)
+    network = build_network(architecture).eval()
+    with torch.inference_mode():
+        assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+
+
+def test_residual_branches_start_at_zero() -> None:
+    network = build_network("resnet18")
+    last = [module for name, module in network.named_modules() if name.endswith(".bn2")]
+    assert last
+    assert all(not module.weight.any() for module in last)
+
+
+class Brightness(nn.Module):
+    """Two classes, dark and bright, by the mean of an image after a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        mean = self.norm(images).mean(dim=(1, 2, 3))
+        return torch.stack([-mean, mean], dim=1)
+
+
+def test_statistics_are_those_of_all_images() -> None:
+    network = Brightness()
+    samples = torch.rand(96, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    recompute_statistics(network, samples, Preprocess(mean=(0.0,) * 3, std=(1.0,) * 3))
+    np.testing.assert_allclose(network.norm.running_mean.numpy(), float(samples.mean()), atol=5e-3)
+    assert network.norm.momentum == 0.1
+
+
+def test_accuracy_is_the_share_of_right_classes() -> None:
+    network, published = Brightness(), Preprocess(mean=(0.5,) * 3, std=(1.0,) * 3)
+    samples = torch.tensor([0.1, 0.9, 0.2, 0.8]).view(4, 1, 1, 1).expand(4, 1, 4, 4)
+    assert top1_accuracy(network, samples, torch.tensor([0, 1, 0, 1]), published) == 1.0
+    assert top1_accuracy(network, samples, torch.tensor([0, 1, 1, 1]), published) == 0.75
+
+
+def test_weights_are_written_whole(tmp_path: Path) -> None:
+    network = Brightness()
+    path = tmp_path / "new" / "w.safetensors"
+    save_weights(network, path)
+    assert [each.name for each in path.parent.iterdir()] == ["w.safetensors"]
+    loaded = load_file(path)
+    assert set(loaded) == set(network.state_dict())
+    assert all(torch.equal(loaded[name], value) for name, value in network.state_dict().items())
