@@ -193,6 +193,15 @@ class TestTable:
         assert "unavailable" in out
         assert f"bad 1: {reason}" in out
 
+    def test_an_instance_of_a_model_that_is_not_ready_has_no_time(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        status = instance_status(load_ms=1234.5)
+        supervisor.states = [ModelState(model="m", version="3", state="UNLOADING", reason="", status=status)]
+        out = run("serve", "--model-store", store, *ports).out
+        assert "unloading" in out
+        assert "1234 ms" not in out
+
     def test_no_model_is_said(self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]) -> None:
         assert supervisor.states == []
         out = run("serve", "--model-store", store, *ports).out

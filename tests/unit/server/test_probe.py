@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +89,16 @@ def test_without_an_index_the_instances_stand_for_their_versions(tmp_path: Path)
     [
         (hang_up, "broke off its response"),
         (cut_off, "broke off its response"),
-        (silence, "timed out"),
         (b"no http at all\r\n\r\n", "broke off its response"),
         (http(b'{"error": "restricted"}', "403 Forbidden"), "status 403 to /v2/repository/index"),
         (http(b"{}", "503 Service Unavailable"), "status 503"),
     ],
-    ids=["hangs up", "truncated", "silent", "not HTTP", "restricted", "restarting"],
+    ids=["hangs up", "truncated", "not HTTP", "restricted", "restarting"],
 )
 def test_a_server_that_does_not_list_its_models_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, message: str
 ) -> None:
-    monkeypatch.setattr(module, "_TIMEOUT_S", 0.2 if answer is silence else 20)
+    monkeypatch.setattr(module, "_TIMEOUT_S", 20)
     with pytest.raises(OSError, match=message):
         ask(answer, tmp_path)
 
@@ -106,3 +106,11 @@ def test_a_server_that_does_not_list_its_models_is_an_error(
 def test_nobody_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
         model_states(ListenAddress(protocol="HTTP", host="127.0.0.1", port=free_ports(1)[0]), tmp_path)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.1)
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        ask(silence, tmp_path)
+    assert time.monotonic() - begun < 4
