@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
@@ -10,6 +11,7 @@ from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ProvenGraph
@@ -56,14 +58,9 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
     conversion = Conversion(
         recipe=recipe.frozen(),
         precision=recipe.precision,
-        passes=tuple(
-            PassRecord(
-                name=report.name, nodes_before=report.nodes_before, nodes_after=report.nodes_after, note=report.note
-            )
-            for report in proven.rewritten.reports
-        ),
+        passes=tuple(map(_pass_record, proven.rewritten.reports)),
         output_errors=proof.errors,
-        graph_bytes=sum(path.stat().st_size for path in proven.graph.parent.iterdir() if path.is_file()),
+        graph_bytes=_file_bytes(proven.graph.parent),
         seconds=round(seconds, 2),
         notes=proven.notes,
     )
@@ -76,6 +73,17 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         conversion=conversion,
         max_batch_size=recipe.max_batch_size,
     )
+
+
+def _pass_record(report: PassReport) -> PassRecord:
+    return PassRecord(
+        name=report.name, nodes_before=report.nodes_before, nodes_after=report.nodes_after, note=report.note
+    )
+
+
+def _file_bytes(folder: Path) -> int:
+    """Size of a graph and its weights: they are the only files of their folder."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def _ranking(edge: Edge, labels: tuple[str, ...]) -> Ranking | None:

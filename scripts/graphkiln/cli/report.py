@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.manifest import Conversion, Manifest
+from graphkiln_backend.graph.signature import TensorSpec
 
 if TYPE_CHECKING:
     from graphkiln_backend.passes.base import Pass
@@ -19,26 +20,37 @@ if TYPE_CHECKING:
 def show_conversion(folder: Path, manifest: Manifest) -> None:
     """Prints what `graphkiln convert` wrote."""
     console = Console()
-    conversion = manifest.conversion
-    if conversion:
-        passes = Table("pass", "nodes before", "after", "note")
-        for record in conversion.passes:
-            passes.add_row(record.name, str(record.nodes_before), str(record.nodes_after), record.note)
-        console.print(passes)
-    facts = Table(show_header=False)
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
-    facts.add_row("inputs", escape("\n".join(map(str, manifest.signature.inputs))))
-    outputs = [_output(manifest, str(spec), spec.name) for spec in manifest.signature.outputs]
-    facts.add_row("outputs", escape("\n".join(outputs)))
-    facts.add_row("proof", "\n".join(verification.verdict for verification in manifest.verification))
-    if conversion:
-        facts.add_row("graph", f"{conversion.precision}, {conversion.graph_bytes / 2**20:.1f} MB")
-        facts.add_row("time", f"{conversion.seconds:.1f} s")
-        for note in conversion.notes:
-            facts.add_row("note", note)
-    facts.add_row("written", str(folder))
-    console.print(facts)
+    if manifest.conversion:
+        console.print(_passes_table(manifest.conversion))
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in (*_facts(manifest), ("written", str(folder))):
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def _passes_table(conversion: Conversion) -> Table:
+    table = Table("pass", "nodes before", "after", "note")
+    for record in conversion.passes:
+        table.add_row(record.name, str(record.nodes_before), str(record.nodes_after), escape(record.note))
+    return table
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Name and text of each row."""
+    yield "inputs", "\n".join(map(str, manifest.signature.inputs))
+    yield "outputs", "\n".join(_output(manifest, spec) for spec in manifest.signature.outputs)
+    yield "proof", "\n".join(verification.verdict for verification in manifest.verification)
+    if conversion := manifest.conversion:
+        yield "graph", f"{conversion.precision}, {conversion.graph_bytes / 2**20:.1f} MB"
+        yield "time", f"{conversion.seconds:.1f} s"
+        yield from (("note", note) for note in conversion.notes)
+
+
+def _output(manifest: Manifest, spec: TensorSpec) -> str:
+    error = manifest.conversion.output_errors.get(spec.name) if manifest.conversion else None
+    return str(spec) if error is None else f"{spec}: error {error:.1e}"
 
 
 def show_passes(passes: Iterable[tuple[Pass, str]]) -> None:
@@ -47,8 +59,3 @@ def show_passes(passes: Iterable[tuple[Pass, str]]) -> None:
     for graph_pass, when in passes:
         table.add_row(graph_pass.name, graph_pass.summary, when)
     Console().print(table)
-
-
-def _output(manifest: Manifest, text: str, name: str) -> str:
-    error = manifest.conversion.output_errors.get(name) if manifest.conversion else None
-    return text if error is None else f"{text}: error {error:.1e}"

@@ -1,102 +1,115 @@
-"""What a new version tells the server and its clients."""
+"""What a version tells about its graph: preprocessing that is left, labels or ranking, and how it was made."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from graphs import draw
-from sources import TextSource
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.passes.base import PassReport, Rewritten
+from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_converters.opening import OpenModel
-from graphkiln_converters.proving import Proof, ProvenGraph
 from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.writer import NewVersion
 
-SPEC = Preprocess(resize=8, mean=(0.1, 0.2, 0.3))
-RANKING = Ranking(scores="OUTPUT_0", indices="INDEX_0")
-
-
-def recipe(**fields: Any) -> Recipe:
-    return Recipe.model_validate({"source": "text", "name": "m", "version": 3, **fields})
+PIXELS = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
+LABELS = ("cat", "dog")
 
 
-def model(preprocess: Preprocess | None = SPEC) -> OpenModel:
-    source = TextSource("", (), description="a text", libraries=("numpy",))
-    return OpenModel(source=source, inputs=(), preprocess=preprocess, labels=("a", "b"))
+def model(preprocess: Preprocess | None = PIXELS) -> Any:
+    source = SimpleNamespace(description="net.py", libraries=("torch",))
+    return SimpleNamespace(source=source, preprocess=preprocess, labels=LABELS)
 
 
-def version(folder: Path, edge: Edge | None = None, **fields: Any) -> NewVersion:
-    (folder / "model.onnx").write_bytes(bytes(100))
-    (folder / "model.onnx.data").write_bytes(bytes(23))
+def proven(folder: Path, edge: Edge | None = None) -> Any:
+    (folder / "model.onnx").write_bytes(b"12345")
+    (folder / "model.onnx.data").write_bytes(b"1234567")
     (folder / "trial").mkdir()
-    report = PassReport(name="clean-up", nodes_before=9, nodes_after=7, seconds=1.5, note="2 left")
-    proof = Proof(
-        verification=(), errors={"y": 1e-7}, noise=0.0, signature=Signature(inputs=(), outputs=()),
-        golden=GoldenSamples(inputs={"x": draw(2, 3)}, source_outputs={}, graph_outputs={}),
-    )  # fmt: skip
-    proven = ProvenGraph(
-        graph=folder / "model.onnx", proof=proof, rewritten=Rewritten(reports=(report,), edge=edge or Edge()),
-        verification=(), notes=("a note",),
-    )  # fmt: skip
-    return new_version(recipe(**fields), model(), proven, command="a command", seconds=1.23456)
+    report = PassReport(name="clean-up", nodes_before=9, nodes_after=5, seconds=0.1, note="two left")
+    return SimpleNamespace(
+        graph=folder / "model.onnx",
+        rewritten=SimpleNamespace(edge=edge or Edge(), reports=(report,)),
+        proof=SimpleNamespace(errors={"OUTPUT_0": 1e-7}, signature="signature", golden="golden"),
+        verification=("verdict",),
+        notes=("a note",),
+    )
 
 
-def test_the_conversion_is_recorded(tmp_path: Path) -> None:
-    conversion = version(tmp_path, softmax=True).conversion
-    assert conversion is not None
-    (record,) = conversion.passes
-    assert (record.name, record.nodes_before, record.nodes_after, record.note) == ("clean-up", 9, 7, "2 left")
-    assert (conversion.graph_bytes, conversion.seconds, conversion.notes) == (123, 1.23, ("a note",))
-    assert (conversion.recipe["version"], conversion.recipe["softmax"]) == (3, True)
-    assert conversion.output_errors == {"y": 1e-7}
+def recipe(**options: Any) -> Recipe:
+    return Recipe(source="net.onnx", name="net", **options)
 
 
-def test_the_source_is_told(tmp_path: Path) -> None:
-    info = version(tmp_path).source
-    assert (info.description, info.command) == ("a text", "a command")
-    assert info.libraries == ("numpy", "onnx", "onnxruntime")
-    assert (info.labels, info.ranking, info.preprocess) == (("a", "b"), None, SPEC)
-
-
-def test_labels_of_a_ranking_are_in_it_and_not_beside_it(tmp_path: Path) -> None:
-    """Triton attaches labels by place, which in a ranking is the rank."""
-    info = version(tmp_path, Edge(ranking=RANKING), top_k=2).source
-    assert info.labels == ()
-    assert info.ranking == replace(RANKING, labels=("a", "b"))
-
-
-def test_clients_do_what_the_edge_leaves(tmp_path: Path) -> None:
-    edge = Edge(to_graph_preprocess=lambda spec: replace(spec, layout="HWC"))
-    assert version(tmp_path, edge).source.preprocess == replace(SPEC, layout="HWC")
-    assert remaining_preprocess(model(preprocess=None), edge) is None
+def test_what_the_graph_does_not_do_is_left_to_the_client() -> None:
+    left = replace(PIXELS, mean=(), std=(), dtype=DType.UINT8)
+    edge = Edge(to_graph_preprocess=lambda _: left)
+    assert remaining_preprocess(model(), edge) == left
+    assert remaining_preprocess(model(), Edge()) == PIXELS
+    assert remaining_preprocess(model(None), edge) is None
 
 
 @pytest.mark.parametrize(
-    ("fields", "preprocess"),
+    ("options", "dtype", "refused"),
     [
-        ({"precision": "bf16"}, SPEC),
-        ({"precision": "fp16", "lower_edges": True}, SPEC),
-        ({"precision": "bf16", "lower_edges": True}, None),
-        ({"precision": "bf16", "lower_edges": True}, Preprocess(dtype=DType.UINT8)),
-        ({"lower_edges": True}, SPEC),
+        ({"precision": "bf16", "lower_edges": True}, DType.FP32, True),
+        ({"precision": "bf16", "lower_edges": True}, DType.UINT8, False),
+        ({"precision": "fp16", "lower_edges": True}, DType.FP32, False),
+        ({"precision": "bf16"}, DType.FP32, False),
     ],
 )
-def test_edges_that_clients_can_make(fields: dict[str, Any], preprocess: Preprocess | None) -> None:
-    check_edges(recipe(**fields), preprocess)
+def test_no_client_makes_bf16_images(options: dict[str, Any], dtype: DType, refused: bool) -> None:
+    preprocess = Preprocess(dtype=dtype)
+    if not refused:
+        check_edges(recipe(**options), preprocess)
+        return
+    with pytest.raises(ConversionError, match="clients make no bf16 images") as caught:
+        check_edges(recipe(**options), preprocess)
+    assert "uint8-nhwc" in caught.value.hint
 
 
-def test_and_one_that_they_cannot() -> None:
-    with pytest.raises(ConversionError, match="clients make no bf16 images"):
-        check_edges(recipe(precision="bf16", lower_edges=True), SPEC)
+def test_a_graph_without_images_may_take_bf16() -> None:
+    check_edges(recipe(precision="bf16", lower_edges=True), None)
+
+
+def test_the_conversion_is_recorded(tmp_path: Path) -> None:
+    made = new_version(
+        recipe(precision="fp16", version=3), model(), proven(tmp_path), command="graphkiln convert", seconds=1.256
+    )
+    conversion = made.conversion
+    assert conversion is not None
+    assert conversion.precision is Precision.FP16
+    assert conversion.recipe["version"] == 3
+    assert conversion.graph_bytes == 5 + 7
+    assert conversion.seconds == 1.26
+    assert conversion.notes == ("a note",)
+    assert conversion.output_errors == {"OUTPUT_0": 1e-7}
+    (record,) = conversion.passes
+    assert (record.name, record.nodes_before, record.nodes_after, record.note) == ("clean-up", 9, 5, "two left")
+
+
+def test_its_source_is_named_with_the_libraries_that_matter(tmp_path: Path) -> None:
+    info = new_version(recipe(), model(), proven(tmp_path), command="graphkiln convert", seconds=1).source
+    assert info.description == "net.py"
+    assert info.command == "graphkiln convert"
+    assert info.libraries == ("torch", "onnx", "onnxruntime")
+    assert info.preprocess == PIXELS
+    assert info.labels == LABELS
+    assert info.ranking is None
+
+
+def test_a_ranking_carries_the_labels_since_triton_would_attach_them_by_rank(tmp_path: Path) -> None:
+    edge = Edge(ranking=Ranking(scores="OUTPUT_0", indices="INDEX_0"))
+    info = new_version(recipe(top_k=2), model(), proven(tmp_path, edge), command="", seconds=1).source
+    assert info.labels == ()
+    assert info.ranking == Ranking(scores="OUTPUT_0", indices="INDEX_0", labels=LABELS)
+
+
+def test_the_largest_batch_is_the_recipes(tmp_path: Path) -> None:
+    made = new_version(recipe(max_batch_size=7), model(), proven(tmp_path), command="", seconds=1)
+    assert made.max_batch_size == 7
