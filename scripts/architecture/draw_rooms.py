@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grimp
@@ -67,15 +67,23 @@ def render(arrows: Arrows) -> str:
     """The drawing as a Mermaid flowchart, which a plain reader can follow, too."""
     lines = ["```mermaid", "flowchart TD"]
     for root in ROOTS:
-        rooms = sorted(room for room in arrows if room.startswith(f"{root}."))
-        if not rooms:
-            lines.append(f"    {root}")
-            continue
-        lines += [f"    subgraph {root}", *(f"        {_name(room)}" for room in rooms), "    end"]
-    for room, targets in sorted(reduce_arrows(arrows).items()):
-        if targets - set(DIVIDED) and room not in DIVIDED:
-            lines.append(f"    {_name(room)} --> {' & '.join(sorted(map(_name, targets - set(DIVIDED))))}")
+        lines += _boxes(root, sorted(room for room in arrows if room.startswith(f"{root}.")))
+    for room, targets in sorted(reduce_arrows(_between_rooms(arrows)).items()):
+        if targets:
+            lines.append(f"    {_name(room)} --> {' & '.join(sorted(map(_name, targets)))}")
     return "\n".join((*lines, "```"))
+
+
+def _boxes(root: str, rooms: Sequence[str]) -> list[str]:
+    """A box for a root, with its rooms inside."""
+    if not rooms:
+        return [f"    {root}"]
+    return [f"    subgraph {root}", *(f"        {_name(room)}" for room in rooms), "    end"]
+
+
+def _between_rooms(arrows: Arrows) -> Arrows:
+    """Without the roots themselves where they are shown with their rooms."""
+    return {room: targets - set(DIVIDED) for room, targets in arrows.items() if room not in DIVIDED}
 
 
 def _name(room: str) -> str:
@@ -97,17 +105,21 @@ def put(page: str, drawing: str) -> str:
 
 def main() -> int:
     """Writes the drawing, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare only; exit code 1 when it is out of date")
-    options = parser.parse_args()
+    options = _parse_arguments()
     page = _PAGE.read_text()
     drawn = put(page, render(read_arrows()))
-    if options.check and drawn != page:
-        print(f"the drawing in {_PAGE.name} is not the code's: run scripts/check --fix", file=sys.stderr)
-        return 1
     if not options.check:
         _PAGE.write_text(drawn)
+    elif drawn != page:
+        print(f"the drawing in {_PAGE.name} is not the code's: run scripts/check --fix", file=sys.stderr)
+        return 1
     return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only; exit code 1 when it is out of date")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
