@@ -92,6 +92,7 @@ class TestProof:
     def test_the_worst_of_all_samples_counts(self, path: Path) -> None:
         off = samples(seed=1)
         off = replace(off, outputs={**off.outputs, "slope": off.outputs["slope"] * np.float32(1 + 5e-6)})
+        assert prove_graph(path, [off, samples()], EXPORT).errors["slope"] == pytest.approx(5e-6, rel=0.1)
         proof = prove_graph(path, [samples(), off], EXPORT)
         assert proof.errors["slope"] == pytest.approx(5e-6, rel=0.1)
         assert proof.verification[0].relative_l2 == pytest.approx(5e-6, rel=0.1)

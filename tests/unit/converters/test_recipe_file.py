@@ -113,6 +113,9 @@ class TestManifests:
         made = read_recipe(manifest, {}, [override])
         assert (made.quantize_bias, made.quantize_ends) == (True, False)
 
+    def test_the_last_override_counts_whatever_its_spelling(self, manifest: Path) -> None:
+        assert read_recipe(manifest, {}, ["quantise_bias=true", "quantize_bias=false"]).quantize_bias is False
+
     def test_can_be_bases(self, manifest: Path) -> None:
         path = write(manifest.with_name("r.yaml"), {"_base_": manifest.name, "name": "other", "quantize_ends": True})
         made = read_recipe(path, {}, [])

@@ -28,6 +28,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "picked columns": ("y = Gather<axis=1>(x, index)", "3,2", {"index": ints(0, 2)}),
     "a matrix of columns": ("y = Gather<axis=1>(x, index)", "3,2,2", {"index": np.array([[0, 1], [3, 4]])}),
     "columns before the batch": (f"t = {TURN}(x) g = Gather<axis=0>(t, i) y = {TURN}(g)", "3,2", {"i": ints(4, 1)}),
+    "a matrix before the batch": (
+        f"t = {TURN}(x) g = Gather<axis=0>(t, i) y = Transpose<perm=[2,0,1]>(g)",
+        "3,2,2",
+        {"i": np.array([[0, 1], [3, 4]])},
+    ),
     "normalized": ("y = LayerNormalization<axis=1>(x, w)", "3,5", {"w": draw(5)}),
     "product": ("y = MatMul(x, w)", "3,4", {"w": draw(5, 4)}),
     "product from the left": (f"t = {TURN}(x) p = MatMul(w, t) y = {TURN}(p)", "3,4", {"w": draw(4, 5)}),
