@@ -37,6 +37,7 @@ def test_resnets(run: Convert, name: str) -> None:
     assert Manifest.read(version / "manifest.json").verification[1].verdict.endswith("PASS")
 
 
+@pytest.mark.slow
 def test_a_vit(run: Convert, tmp_path: Path) -> None:
     config = {"architectures": ["ViTForImageClassification"], "image_size": 32, "patch_size": 8, "hidden_size": 64}
     config |= {"model_type": "vit", "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}

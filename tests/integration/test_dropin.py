@@ -173,6 +173,7 @@ class TestSeat:
         assert not (store / "bare" / "config.pbtxt").exists()
         assert sorted(path.name for path in (store / "bare").iterdir()) == ["1"]
 
+    @pytest.mark.slow
     def test_tritons_own_completion_gives_the_same(
         self, zoo_server: Server, start_server: StartServer, store: Path
     ) -> None:

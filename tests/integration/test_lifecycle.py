@@ -194,6 +194,7 @@ def large() -> onnx.ModelProto:
     return zoo.model(nodes, [zoo.value("x", ("batch", SIDE))], [zoo.value("y", ("batch", SIDE))], {"w": weight})
 
 
+@pytest.mark.slow
 def test_unloading_gives_memory_and_disk_back(start_server: StartServer, tmp_path: Path) -> None:
     two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"
     zoo.add(tmp_path / "store", "large", large(), two)

@@ -126,6 +126,7 @@ def test_the_lowering_commands(readme: str, server: Server, repository: Path) ->
     assert "digits/1" in shown[2].stdout
 
 
+@pytest.mark.slow
 def test_the_story_command(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
     """With a smaller model and less time, or it would take a quarter of an hour."""
     (command,) = (c for c in commands(readme) if "graphkiln story" in c)
@@ -136,6 +137,7 @@ def test_the_story_command(readme: str, server: Server, repository: Path, tmp_pa
     assert (tmp_path / "story.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Path, tmp_path: Path) -> None:
     """A hundredth of the steps: too little, and said so. `scripts/train-story` is this, in the environment it needs."""
     words = (
@@ -225,6 +227,7 @@ def test_every_named_path_exists(readme: str, repository: Path) -> None:
     assert [path for path in named if not (repository / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_quickstart_from_a_fresh_copy_in_a_path_with_spaces_twice(repository: Path, tmp_path: Path) -> None:
     """As a newcomer: a copy of the tracked files, another working directory, a new virtual environment."""
     copy = tmp_path / "a fresh copy"

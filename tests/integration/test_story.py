@@ -29,7 +29,7 @@ from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SOURCE = f"python:{Path(story_model.__file__)}:net"
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
@@ -85,7 +85,6 @@ def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     return json.loads(done.stdout), folder / "report.html"
 
 
-@pytest.mark.slow
 @pytest.mark.xdist_group("story")  # one story for all of them
 class TestWholeStory:
     def test_every_step_of_the_chain_is_proven_and_measured(self, whole: tuple[dict[str, Any], Path]) -> None:
@@ -207,7 +206,6 @@ def browse(page: str, folder: Path, width: int) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.slow
 class TestInterruption:
     def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(self, weights: Path, tmp_path: Path) -> None:
         more = arguments(weights, "--only", "reduced", "--json", seconds=10)
@@ -269,7 +267,6 @@ class TestInterruption:
         assert "without --resume" in done.stderr
 
 
-@pytest.mark.slow
 class TestGradient:
     def test_the_gradient_stays_in_every_graph(self, weights: Path, tmp_path: Path) -> None:
         source = SOURCE.replace(":net", ":unpadded")
@@ -282,7 +279,6 @@ class TestGradient:
             assert steps[key]["judgment"]["gradient_error"] is not None
 
 
-@pytest.mark.slow
 class TestWrongAnswers:
     def test_a_step_whose_answers_change_does_not_count(
         self, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
