@@ -27,7 +27,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_client import AsyncClient, Client, Result
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("client")]  # one server for all of them
+pytestmark = pytest.mark.server
 
 PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC", resize=(4, 4))
 SHARED = Path("/dev/shm")

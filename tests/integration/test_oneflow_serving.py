@@ -17,7 +17,7 @@ import saved_graphs
 import tritonclient.http as theirs
 from running import Server, Serving, StartServer, run_command
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("oneflow")]
+pytestmark = pytest.mark.server
 
 CONFIG = """name: "{name}"
 backend: "oneflow"

@@ -85,7 +85,6 @@ def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     return json.loads(done.stdout), folder / "report.html"
 
 
-@pytest.mark.xdist_group("story")  # one story for all of them
 class TestWholeStory:
     def test_every_step_of_the_chain_is_proven_and_measured(self, whole: tuple[dict[str, Any], Path]) -> None:
         steps = {step["key"]: step for step in whole[0]["steps"]}

@@ -18,7 +18,7 @@ from running import Server, Serving
 
 from graphkiln_client import Client
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("features")]
+pytestmark = pytest.mark.server
 
 ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"
 QUEUE = """
