@@ -74,9 +74,9 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_convert_and_send_failure, args=(sender, graph, target), daemon=True)
-    process.start()
-    sender.close()
     try:
+        process.start()
+        sender.close()
         failure: tuple[str, str] | None = receiver.recv()
     except EOFError as error:
         raise ConversionError(
@@ -84,8 +84,9 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
         ) from error
     finally:
         receiver.close()
-        process.kill()
-        process.join()
+        if process.pid is not None:  # it was started
+            process.kill()
+            process.join()
     if failure:
         message, hint = failure
         raise ConversionError(message, hint=hint)

@@ -8,9 +8,8 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -267,7 +266,8 @@ class TestSubprocess:
 
         def interrupt(child: psutil.Process) -> None:
             child.suspend()
-            os.kill(os.getpid(), signal.SIGUSR1)
+            if signal.getsignal(signal.SIGUSR1) is raise_it:  # else it would end the tests themselves
+                os.kill(os.getpid(), signal.SIGUSR1)
 
         def raise_it(*_: object) -> None:
             raise _Interrupted
@@ -286,22 +286,29 @@ class _Interrupted(Exception):
 
 
 def converting() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if any("spawn_main" in word for word in child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any("spawn_main" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 @contextmanager
 def when_it_converts(act: Callable[[psutil.Process], object]) -> Iterator[None]:
     """Does something as soon as the process is there."""
+    before, over = {child.pid for child in converting()}, threading.Event()
 
     def wait_and_act() -> None:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if found := converting():
+        while not over.wait(0.01):
+            if found := [child for child in converting() if child.pid not in before]:
                 act(found[0])
                 return
-            time.sleep(0.01)
 
     thread = threading.Thread(target=wait_and_act)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
