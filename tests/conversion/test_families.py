@@ -107,6 +107,7 @@ TRANSFORMERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_transformers(run: Convert, tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **TRANSFORMERS[kind]}))

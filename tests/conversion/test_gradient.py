@@ -15,6 +15,8 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["pooling", "inception"])
 def test_small_models(run: Convert, name: str) -> None:

@@ -13,6 +13,8 @@ from torch import nn
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, export_graph, freeze, run_module
 
+pytestmark = pytest.mark.slow
+
 
 class Sum(nn.Module):
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:

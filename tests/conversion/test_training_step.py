@@ -19,6 +19,8 @@ from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
+pytestmark = pytest.mark.slow
+
 
 class Everything(nn.Module):
     """Convolutions of every kind that has weights of its own: strided, dilated, grouped, by channel, transposed."""
