@@ -43,7 +43,13 @@ def test_importing_the_public_face_imports_nothing_else() -> None:
 def test_ci_runs_the_scripts_and_nothing_else(repository: Path) -> None:
     lines = (repository / ".ci" / "run").read_text().splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["scripts/check", "scripts/test", "scripts/test -m slow", "scripts/test-image"]
+    assert commands == [
+        "scripts/check",
+        "scripts/test",
+        "scripts/test -m alone -n 0",
+        "scripts/test -m slow",
+        "scripts/test-image",
+    ]
 
 
 def test_a_server_start_does_not_pay_for_what_most_starts_do_not_need() -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def signals() -> Iterator[StopSignals]:
