@@ -32,10 +32,11 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.supervisor import Supervisor
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile
 
-pytestmark = pytest.mark.alone
-
 # Since Python 3.12: the listener's thread is there when the server starts again.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 STATUS = encode(instance_status())
 READY = {"name": "m", "version": "3", "state": "READY"}
