@@ -1,16 +1,22 @@
-"""What one model instance tells the supervisor: what it serves with, and whether it is computing right now.
+"""What one model instance tells the supervisor, in small files that are read at any time and without a message.
 
-An instance is a process of its own. It writes one small JSON file when it is ready, and keeps two counters (batches
-begun, batches ended) in a memory-mapped file beside it, so that the supervisor can see from outside, at any time and
-without a message, whether a batch is in flight.
+An instance is a process of its own. Its files in the supervisor's folder are named after it and its process:
+
+- `.loading`: it is loading, since when
+- `.json`: it is ready, and what it serves with
+- `.counters`, memory-mapped: batches begun and ended, when the last one began, and a heartbeat
+- `.fault`: it computed wrong outputs and serves no more; what differed, in one line
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
-from contextlib import suppress
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,7 +25,13 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.triton.environment import instances_folder
 
-_COUNTERS = struct.Struct("=qq")
+_BATCHES = struct.Struct("=dqq")
+"""When the last batch began, batches begun, batches ended. Written in this order: whoever sees that a batch has begun
+finds its time, not that of the one before."""
+_ENDED, _ENDED_AT = struct.Struct("=q"), 16
+_HEARTBEAT = struct.Struct("=d")
+_PROGRESS = struct.Struct("=dqqd")
+_BEAT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,45 +71,93 @@ class InstanceStatus:
     fallbacks: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far an instance is; times are CLOCK_MONOTONIC seconds, which all processes of a machine share.
+
+    Attributes:
+        begun: Batches begun.
+        ended: Batches ended.
+        begun_at: When the last batch began; 0 before the first one.
+        heartbeat: When the instance last showed that it runs: once a second, whether it computes or not.
+    """
+
+    begun: int
+    ended: int
+    begun_at: float
+    heartbeat: float
+
+    @property
+    def computing(self) -> bool:
+        """Whether a batch is in flight."""
+        return self.begun != self.ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """An instance that is being loaded.
+
+    Attributes:
+        pid: Process of the instance.
+        model: Model name.
+        version: Model version.
+        since: When loading began, in CLOCK_MONOTONIC seconds.
+    """
+
+    pid: int
+    model: str
+    version: int
+    since: float
+
+
 class BatchCounters:
-    """Counts the batches that an instance has begun and ended, where the supervisor can read it.
+    """Counts the batches that an instance has begun and ended, and beats, where the supervisor can read it.
 
     Put `with counters:` around each batch; an exception ends the batch, too. Close it when the instance ends.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        _write_whole(path, _COUNTERS.pack(0, 0))
+        _write_whole(path, _PROGRESS.pack(0.0, 0, 0, time.monotonic()))
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _COUNTERS.size)
+            self._memory = mmap.mmap(file.fileno(), _PROGRESS.size)
         self._begun = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="graphkiln-heartbeat", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         """Marks the beginning of a batch."""
         self._begun += 1
-        _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun - 1)
+        _BATCHES.pack_into(self._memory, 0, time.monotonic(), self._begun, self._begun - 1)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Marks the end of the batch."""
-        _COUNTERS.pack_into(self._memory, 0, self._begun, self._begun)
+        _ENDED.pack_into(self._memory, _ENDED_AT, self._begun)
 
     def close(self) -> None:
-        """Removes the file."""
+        """Stops beating and removes the file."""
+        self._closing.set()
+        self._thread.join()
         self._memory.close()
         self._path.unlink(missing_ok=True)
 
+    def _beat(self) -> None:
+        while not self._closing.wait(_BEAT_EVERY_S):
+            _HEARTBEAT.pack_into(self._memory, _BATCHES.size, time.monotonic())
+
 
 class StatusFile(Closeable):
-    """The instance's side: publishes its status, and removes it when it is closed.
+    """A ready instance's side: publishes its status, and removes it when it is closed.
 
     Attributes:
         computing: The instance's counters.
     """
 
     def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
-        # An instance that is being unloaded may end after its successor of the same name has begun.
-        name = f"{instance}.{status.pid}"
+        name = _name(instance, status.pid)
+        self._fault = folder / f"{name}.fault"
         self.computing = BatchCounters(folder / f"{name}.counters")
         self._path = folder / f"{name}.json"
         _write_whole(self._path, json.dumps(encode(status)).encode())  # last: whoever sees it finds the counters
@@ -108,16 +168,44 @@ class StatusFile(Closeable):
         folder = instances_folder()
         return cls(folder, instance, status) if folder else None
 
+    def report_fault(self, line: str) -> None:
+        """Tells the supervisor that this instance computes wrong outputs.
+
+        Args:
+            line: What differed.
+        """
+        _write_whole(self._fault, " ".join(line.split()).encode())
+
     def close(self) -> None:
         """Removes the files: the instance no longer serves."""
         self._path.unlink(missing_ok=True)
+        self._fault.unlink(missing_ok=True)
         self.computing.close()
+
+
+class LoadingFile(Closeable):
+    """A loading instance's side: the file is there until it is closed."""
+
+    def __init__(self, folder: Path, instance: str, model: str, version: int) -> None:
+        self._path = folder / f"{_name(instance, os.getpid())}.loading"
+        loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
+        _write_whole(self._path, json.dumps(encode(loading)).encode())
+
+    def close(self) -> None:
+        """Removes the file: the instance is ready, or will never be."""
+        self._path.unlink(missing_ok=True)
+
+
+def report_loading(instance: str, model: str, version: int) -> AbstractContextManager[object]:
+    """Tells the supervisor, if there is one, that an instance is being loaded, as long as the context lasts."""
+    folder = instances_folder()
+    return LoadingFile(folder, instance, model, version) if folder else nullcontext()
 
 
 def read_statuses(folder: Path) -> list[InstanceStatus]:
     """All instances that are ready, by name."""
     statuses = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.*.json")):  # restarts.json is the supervisor's
         with suppress(FileNotFoundError):  # removed between the listing and the reading: unloaded
             statuses.append(decode(InstanceStatus, json.loads(path.read_bytes())))
     return statuses
@@ -125,12 +213,48 @@ def read_statuses(folder: Path) -> list[InstanceStatus]:
 
 def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
     """Batches `(begun, ended)` by `instance.pid`; an instance is computing while the two differ."""
-    counters: dict[str, tuple[int, int]] = {}
+    return {name: (progress.begun, progress.ended) for name, progress in read_progress(folder).items()}
+
+
+def read_progress(folder: Path) -> dict[str, Progress]:
+    """How far the instances are, by `instance.pid`."""
+    found: dict[str, Progress] = {}
     for path in sorted(folder.glob("*.counters")):
         with suppress(FileNotFoundError):
-            begun, ended = _COUNTERS.unpack(path.read_bytes())
-            counters[path.stem] = (begun, ended)
-    return counters
+            found[path.stem] = _read_progress(path)
+    return found
+
+
+def read_loading(folder: Path) -> dict[str, Loading]:
+    """The instances that are being loaded, by `instance.pid`; one that died meanwhile is still among them."""
+    found: dict[str, Loading] = {}
+    for path in sorted(folder.glob("*.loading")):
+        with suppress(FileNotFoundError):
+            found[path.stem] = decode(Loading, json.loads(path.read_bytes()))
+    return found
+
+
+def read_faults(folder: Path) -> dict[str, str]:
+    """What differed, by `instance.pid`, of the instances that computed wrong outputs."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("*.fault")):
+        with suppress(FileNotFoundError):
+            found[path.stem] = path.read_text()
+    return found
+
+
+def _read_progress(path: Path) -> Progress:
+    """Reads until nothing changes meanwhile, so that a batch is never seen with the time of the one before."""
+    content = path.read_bytes()
+    while content[: _BATCHES.size] != (again := path.read_bytes())[: _BATCHES.size]:
+        content = again
+    begun_at, begun, ended, heartbeat = _PROGRESS.unpack(again)
+    return Progress(begun=begun, ended=ended, begun_at=begun_at, heartbeat=heartbeat)
+
+
+def _name(instance: str, pid: int) -> str:
+    """Of an instance's files: one that is being unloaded may end after its successor of the same name has begun."""
+    return f"{instance}.{pid}"
 
 
 def _write_whole(path: Path, content: bytes) -> None:

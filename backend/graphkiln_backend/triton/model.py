@@ -30,7 +30,7 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import find_labels_file, read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, shared_folder
 from graphkiln_backend.triton.executor import Executor
-from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile
+from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.responses import to_response
@@ -69,6 +69,10 @@ class TritonPythonModel:
         Raises:
             TritonModelException: The version cannot be served; the message holds the full cause.
         """
+        with report_loading(args["model_instance_name"], args["model_name"], int(args["model_version"])):
+            self._load(args)
+
+    def _load(self, args: dict[str, str]) -> None:
         begun = time.monotonic()
         log_to_triton(args["model_name"])
         self._cache = open_cache()

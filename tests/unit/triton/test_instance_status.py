@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +14,17 @@ import pytest
 from statuses import instance_status
 
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.triton.instance_status import StatusFile, read_counters, read_statuses
+from graphkiln_backend.triton import instance_status as module
+from graphkiln_backend.triton.instance_status import (
+    LoadingFile,
+    StatusFile,
+    read_counters,
+    read_faults,
+    read_loading,
+    read_progress,
+    read_statuses,
+    report_loading,
+)
 
 STATUS = instance_status()
 
@@ -157,3 +170,96 @@ def test_a_status_of_another_release_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "m_0.1.json").write_text('{"pid": 1, "colour": "red"}')
     with pytest.raises(ManifestError, match="unknown key 'colour'"):
         read_statuses(tmp_path)
+
+
+def test_progress_says_since_when_it_computes(tmp_path: Path) -> None:
+    before = time.monotonic()
+    with StatusFile(tmp_path, "m_0", STATUS) as file:
+        idle = read_progress(tmp_path)["m_0.1"]
+        assert (idle.begun, idle.ended, idle.begun_at, idle.computing) == (0, 0, 0.0, False)
+        assert before <= idle.heartbeat <= time.monotonic()
+        begun = time.monotonic()
+        with file.computing:
+            busy = read_progress(tmp_path)["m_0.1"]
+            assert (busy.begun, busy.ended, busy.computing) == (1, 0, True)
+            assert begun <= busy.begun_at <= time.monotonic()
+        over = read_progress(tmp_path)["m_0.1"]
+        assert (over.begun, over.ended, over.begun_at, over.computing) == (1, 1, busy.begun_at, False)
+
+
+def test_the_heart_beats_while_a_batch_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BEAT_EVERY_S", 0.001)
+    with StatusFile(tmp_path, "m_0", STATUS) as file, file.computing:
+        first = read_progress(tmp_path)["m_0.1"]
+        deadline = time.monotonic() + 20
+        while (latest := read_progress(tmp_path)["m_0.1"]).heartbeat <= first.heartbeat:
+            assert time.monotonic() < deadline
+        assert (latest.begun, latest.ended, latest.begun_at) == (first.begun, first.ended, first.begun_at)
+
+
+def test_a_batch_is_never_seen_with_the_time_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that changes while it is read is read again."""
+    with StatusFile(tmp_path, "m_0", STATUS) as file:
+        with file.computing:
+            first = read_progress(tmp_path)["m_0.1"]
+        contents: list[bytes] = []
+        read = Path.read_bytes
+
+        def torn(path: Path) -> bytes:
+            content = read(path)
+            contents.append(content)
+            if len(contents) == 1:
+                file.computing.__enter__()
+                return content[:8] + read(path)[8:]
+            return content
+
+        monkeypatch.setattr(Path, "read_bytes", torn)
+        seen = read_progress(tmp_path)["m_0.1"]
+        assert len(contents) == 3
+        assert seen.computing
+        assert seen.begun_at > first.begun_at
+
+
+def test_no_thread_outlives_the_instance(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with StatusFile(tmp_path, "m_0", STATUS):
+        assert len(set(threading.enumerate()) - before) == 1
+    assert set(threading.enumerate()) == before
+
+
+def test_a_fault_is_one_line_until_the_instance_ends(tmp_path: Path) -> None:
+    with StatusFile(tmp_path, "m_0", STATUS) as file:
+        assert read_faults(tmp_path) == {}
+        file.report_fault("output 'y' differs:\n  3 of 8")
+        assert read_faults(tmp_path) == {"m_0.1": "output 'y' differs: 3 of 8"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loading_instance_is_listed_until_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
+    before = time.monotonic()
+    with report_loading("m_0", "größe", 7):
+        ((name, loading),) = read_loading(tmp_path).items()
+        assert name == f"m_0.{os.getpid()}"
+        assert (loading.pid, loading.model, loading.version) == (os.getpid(), "größe", 7)
+        assert before <= loading.since <= time.monotonic()
+        assert read_statuses(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loading_that_fails_is_no_longer_listed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), LoadingFile(tmp_path, "m_0", "m", 1):
+        _ = 1 / 0
+    assert read_loading(tmp_path) == {}
+
+
+def test_without_a_supervisor_loading_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAPHKILN_RUN_FOLDER", raising=False)
+    with report_loading("m_0", "m", 1):
+        pass
+
+
+def test_the_supervisors_own_file_is_no_status(tmp_path: Path) -> None:
+    (tmp_path / "restarts.json").write_text(json.dumps({"instance_died": 1}))
+    with StatusFile(tmp_path, "m_0", STATUS):
+        assert read_statuses(tmp_path) == [STATUS]

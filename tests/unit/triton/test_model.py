@@ -26,7 +26,7 @@ from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.triton import model as module
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, RUN_FOLDER_VARIABLE
-from graphkiln_backend.triton.instance_status import read_counters, read_statuses
+from graphkiln_backend.triton.instance_status import read_counters, read_loading, read_statuses
 from graphkiln_backend.triton.model import TritonPythonModel
 
 ARGS = {
@@ -218,6 +218,27 @@ class TestInitialize:
         assert list((tmp_path / "instances").iterdir()) == []
         model.finalize()
         assert deployment.session.closed
+
+    def test_it_is_listed_as_loading_until_it_is_loaded(self, deployment: FakeDeployment, tmp_path: Path) -> None:
+        seen: list[tuple[str, int]] = []
+        build = deployment.build
+
+        def watched(cache: object) -> ProvenSession:
+            seen.extend((loading.model, loading.version) for loading in read_loading(tmp_path / "instances").values())
+            return build(cache)
+
+        deployment.build = watched
+        model = TritonPythonModel()
+        model.initialize(ARGS)
+        assert seen == [("m", 3)]
+        assert read_loading(tmp_path / "instances") == {}
+        model.finalize()
+
+    def test_a_load_that_fails_is_no_longer_listed(self, deployment: FakeDeployment, tmp_path: Path) -> None:
+        deployment.error = RepositoryError("no graph")
+        with pytest.raises(TritonModelException):
+            TritonPythonModel().initialize(ARGS)
+        assert read_loading(tmp_path / "instances") == {}
 
 
 class TestExecute:
