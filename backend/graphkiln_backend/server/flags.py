@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
@@ -49,12 +49,14 @@ class TritonFlags:
         values: Flag -> its last value.
         stores: Model stores given by tritonserver's own flag names.
         backends: A backend directory given by the user, or None.
+        repeated_values: Flag -> all its values, of flags that may be given several times.
     """
 
     arguments: tuple[str, ...]
     values: dict[str, str]
     stores: tuple[Path, ...]
     backends: Path | None
+    repeated_values: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, arguments: Sequence[str], known: dict[str, bool]) -> TritonFlags:
@@ -69,6 +71,7 @@ class TritonFlags:
         """
         kept: list[str] = []
         values: dict[str, str] = {}
+        repeated: dict[str, list[str]] = {}
         stores: list[Path] = []
         rest = list(arguments)
         while rest:
@@ -85,10 +88,13 @@ class TritonFlags:
                 stores.append(Path(value))
                 continue
             values[name] = value
+            repeated.setdefault(name, []).append(value)
             if name not in _MANAGED_FLAGS:
                 kept += words
         backends = Path(values["backend-directory"]) if "backend-directory" in values else None
-        return cls(arguments=tuple(kept), values=values, stores=tuple(stores), backends=backends)
+        return cls(
+            arguments=tuple(kept), values=values, stores=tuple(stores), backends=backends, repeated_values=repeated
+        )
 
     def listen_address(self, service: str) -> ListenAddress | None:
         """Where `http`, `grpc` or `metrics` will listen, or None when it is switched off.

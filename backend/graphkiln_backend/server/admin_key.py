@@ -1,0 +1,130 @@
+"""Makes the server's admin key, and leaves it where this user's own commands find it (see `graph.admin_key`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.graph.admin_key import is_private, key_folders, read_key
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.errors import InvalidInput, ServerSetupError
+
+_log = logging.getLogger("graphkiln.server")
+
+_KEY_BYTES = 32
+_OTHERS = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    """The key that repository control, shared memory, trace and logging endpoints need.
+
+    Attributes:
+        value: What the header must hold; never shown.
+    """
+
+    value: str = field(repr=False)
+
+    @classmethod
+    def obtain(cls, file: Path | None) -> AdminKey:
+        """The key in a file, which is made where it is missing; without a file, a new key.
+
+        Raises:
+            ServerSetupError: The file cannot be read or made, or holds no key.
+        """
+        if file is None:
+            return cls.generate()
+        try:
+            return cls(_read_or_write(file))
+        except (InvalidInput, OSError) as error:
+            raise ServerSetupError(f"--admin-key-file: {error}") from error
+
+    @classmethod
+    def generate(cls) -> AdminKey:
+        """A new key: 256 random bits."""
+        return cls(secrets.token_hex(_KEY_BYTES))
+
+
+class PublishedKey(Closeable):
+    """A key, in files that only this user can read; closing removes them.
+
+    Args:
+        key: The key.
+        ports: Of the server's HTTP and gRPC endpoints.
+    """
+
+    def __init__(self, key: AdminKey, ports: Iterable[int]) -> None:
+        self._key = key
+        self._files: list[Path] = []
+        for port in ports:
+            self._publish(str(port))
+
+    def close(self) -> None:
+        """Removes the files, unless another server has taken over a port since."""
+        for file in self._files:
+            self._withdraw(file)
+
+    def _publish(self, name: str) -> None:
+        _remove_older(name)
+        file = next((folder / name for folder in key_folders() if self._write(folder, name)), None)
+        if file is None:
+            _log.warning("no folder for the admin key: commands on this machine need --admin-key-file")
+        else:
+            self._files.append(file)
+
+    def _write(self, folder: Path, name: str) -> bool:
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if is_private(folder):
+                _write_new(folder / name, self._key.value)
+                return True
+        return False
+
+    def _withdraw(self, file: Path) -> None:
+        with suppress(OSError, InvalidInput):
+            if read_key(file) == self._key.value:
+                file.unlink()
+
+
+def _remove_older(name: str) -> None:
+    for folder in key_folders():
+        with suppress(OSError):
+            (folder / name).unlink()
+
+
+def _read_or_write(file: Path) -> str:
+    _write_if_missing(file)
+    _warn_if_public(file)
+    return read_key(file)
+
+
+def _write_if_missing(file: Path) -> None:
+    if not file.exists():
+        with suppress(FileExistsError):  # another server has just made it
+            _write_new(file, AdminKey.generate().value)
+
+
+def _warn_if_public(file: Path) -> None:
+    if file.stat().st_mode & _OTHERS:
+        _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
+
+
+def _write_new(file: Path, key: str) -> None:
+    """Writes a key to a file that only its owner can read, and that was not there before; whole or not at all.
+
+    Raises:
+        FileExistsError: There is a file, a link, or anything else.
+        OSError: The file cannot be written.
+    """
+    part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as target:
+        target.write(f"{key}\n")
+    try:
+        os.link(part, file)
+    finally:
+        part.unlink()

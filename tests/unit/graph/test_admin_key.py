@@ -1,0 +1,98 @@
+"""Where the admin key is found, and to whom it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.graph.admin_key import (
+    KEY_FILE_VARIABLE,
+    KEY_VARIABLE,
+    check_key,
+    find_key,
+    is_local,
+    is_private,
+    key_folders,
+    read_key,
+)
+from graphkiln_backend.graph.errors import InvalidInput
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The two folders for keys, private and empty."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    folders = list(key_folders())
+    for folder in folders:
+        folder.mkdir(parents=True, mode=0o700)
+    return folders
+
+
+class TestFinding:
+    @pytest.mark.parametrize("index", [0, 1])
+    def test_in_either_folder_by_port(self, folders: list[Path], index: int) -> None:
+        (folders[index] / "8000").write_text("secret\n")
+        assert find_key("localhost", 8000) == "secret"
+        assert find_key("localhost", 8001) == ""
+
+    def test_it_goes_to_no_other_machine(self, folders: list[Path]) -> None:
+        (folders[0] / "8000").write_text("secret\n")
+        assert find_key("example.org", 8000) == ""
+
+    def test_the_environment_goes_before(
+        self, folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (folders[0] / "8000").write_text("secret\n")
+        (tmp_path / "key").write_text("from-file\n")
+        monkeypatch.setenv(KEY_FILE_VARIABLE, str(tmp_path / "key"))
+        assert find_key("example.org", 8000) == "from-file"
+        monkeypatch.setenv(KEY_VARIABLE, "from-variable")
+        assert find_key("localhost", 8000) == "from-variable"
+
+    def test_a_file_that_others_can_write_is_not_trusted(self, folders: list[Path]) -> None:
+        key = folders[0] / "8000"
+        key.write_text("planted\n")
+        key.chmod(0o666)
+        assert find_key("localhost", 8000) == ""
+        key.chmod(0o600)
+        folders[0].chmod(0o777)
+        assert find_key("localhost", 8000) == ""
+
+    def test_a_half_written_file_is_no_key(self, folders: list[Path]) -> None:
+        (folders[0] / "8000").touch()
+        assert find_key("localhost", 8000) == ""
+
+    def test_a_relative_state_folder_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", "state")
+        assert [folder.is_absolute() for folder in key_folders()] == [True]
+
+
+@pytest.mark.parametrize("text", ["", "two words", "a\nb", "a,b", "a=b", "ä"])
+def test_a_key_that_cannot_be_sent(tmp_path: Path, text: str) -> None:
+    (tmp_path / "key").write_text(text)
+    with pytest.raises(InvalidInput, match="admin key"):
+        read_key(tmp_path / "key")
+
+
+def test_the_message_does_not_show_the_key() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_key("se cret", "FILE")
+    assert "cret" not in str(caught.value).replace("secrets", "")
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("localhost", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False), ("x.y", False)],
+)
+def test_what_is_this_machine(host: str, local: bool) -> None:
+    assert is_local(host) is local
+
+
+def test_links_are_not_private(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(mode=0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert is_private(tmp_path / "file")
+    assert not is_private(tmp_path / "link")
+    assert not is_private(tmp_path / "missing")

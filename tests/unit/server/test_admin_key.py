@@ -1,0 +1,94 @@
+"""How the admin key is made and published."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.graph.admin_key import find_key, key_folders
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server.admin_key import AdminKey, PublishedKey
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def mode(path: Path) -> int:
+    """Permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+class TestObtaining:
+    def test_every_start_has_its_own(self) -> None:
+        first, second = AdminKey.obtain(None), AdminKey.obtain(None)
+        assert first.value != second.value
+        assert len(first.value) == 64
+        assert first.value not in repr(first)
+
+    def test_a_missing_file_is_made_and_kept(self, tmp_path: Path) -> None:
+        key = AdminKey.obtain(tmp_path / "key")
+        assert mode(tmp_path / "key") == 0o600
+        assert AdminKey.obtain(tmp_path / "key") == key
+        assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+    def test_a_file_for_everybody_is_named(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        (tmp_path / "key").write_text("abc")
+        (tmp_path / "key").chmod(0o644)
+        assert AdminKey.obtain(tmp_path / "key").value == "abc"
+        assert "chmod 600" in caplog.text
+
+    @pytest.mark.parametrize("name", ["missing/key", "."])
+    def test_a_file_that_cannot_be(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(ServerSetupError, match="--admin-key-file"):
+            AdminKey.obtain(tmp_path / name)
+
+    def test_an_empty_file(self, tmp_path: Path) -> None:
+        (tmp_path / "key").touch()
+        with pytest.raises(ServerSetupError, match="letters, digits"):
+            AdminKey.obtain(tmp_path / "key")
+
+
+class TestPublishing:
+    def test_this_user_finds_it_until_the_server_ends(self) -> None:
+        with PublishedKey(AdminKey("abc"), [8000, 8001]):
+            assert find_key("localhost", 8000) == find_key("127.0.0.1", 8001) == "abc"
+            file = next(key_folders()) / "8000"
+            assert (mode(file), mode(file.parent)) == (0o600, 0o700)
+        assert find_key("localhost", 8000) == ""
+
+    def test_a_home_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "state").touch()
+        with PublishedKey(AdminKey("abc"), [8000]):
+            assert find_key("localhost", 8000) == "abc"
+
+    def test_nowhere(self, caplog: pytest.LogCaptureFixture) -> None:
+        for folder in key_folders():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.touch()
+        with PublishedKey(AdminKey("abc"), [8000]):
+            assert find_key("localhost", 8000) == ""
+        assert "--admin-key-file" in caplog.text
+
+    def test_a_folder_that_others_can_write_is_not_used(self) -> None:
+        first, second = key_folders()
+        first.mkdir(parents=True)
+        first.chmod(0o777)
+        with PublishedKey(AdminKey("abc"), [8000]):
+            assert not list(first.iterdir())
+            assert (second / "8000").exists()
+
+    def test_what_a_killed_server_left_is_replaced(self) -> None:
+        PublishedKey(AdminKey("old"), [8000])
+        with PublishedKey(AdminKey("new"), [8000]):
+            assert find_key("localhost", 8000) == "new"
+
+    def test_another_servers_key_stays(self) -> None:
+        old = PublishedKey(AdminKey("old"), [8000])
+        with PublishedKey(AdminKey("new"), [8000]):
+            old.close()
+            assert find_key("localhost", 8000) == "new"
