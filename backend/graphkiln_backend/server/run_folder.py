@@ -2,6 +2,7 @@
 
 In `/tmp/graphkiln-XXXX/`:
 
+- `owner.json`: says that the folder has an owner (graphkiln_backend.server.owned_folder)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
 - `backends/onnxruntime/`: the same, where no C++ backend of that name is installed
@@ -11,21 +12,28 @@ In `/tmp/graphkiln-XXXX/`:
 - `instances/`: status files (graphkiln_backend.triton.instance_status)
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
+
+The run's regions in /dev/shm have an owner of their own, the locked file `/dev/shm/graphkiln-XXXX-owner`: containers
+may share /dev/shm and have a /tmp each.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY
+from graphkiln_backend.server.owned_folder import OwnedFolder, create_locked
+from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 
 BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 """All names that graphkiln's backend can have in a configuration."""
@@ -54,24 +62,34 @@ class RunFolder(Closeable):
     """
 
     def __init__(self) -> None:
-        parent = tempfile.gettempdir()
-        if not _SAFE_PATH.fullmatch(parent):
-            parent = "/tmp"  # noqa: S108 - where no other can be used
-        try:
-            self.path = Path(tempfile.mkdtemp(prefix="graphkiln-", dir=parent))
-        except OSError as error:
-            raise ServerSetupError(
-                f"cannot make a temporary folder: {error}", hint="set TMPDIR to a folder that can be written"
-            ) from error
+        self._resources = ExitStack()
+        self.path = self._resources.enter_context(OwnedFolder(temporary_parent())).path
         self.backends = self.path / "backends"
         self.instances = self.path / "instances"
         self.overlay = self.path / "overlay"
         self.shared = self.path / "shared"
         self.temporary = self.path / "tmp"
-        self.shared.mkdir()
-        self.instances.mkdir()
-        self.temporary.mkdir()
         self.shared_memory_prefix = f"{self.path.name}-"
+        self._resources.callback(self._remove_regions)
+        try:
+            with _explained_errors(self.path):
+                for folder in (self.shared, self.instances, self.temporary):
+                    folder.mkdir()
+            self._own_regions()
+        except BaseException:
+            self.close()
+            raise
+
+    def _own_regions(self) -> None:
+        """Makes the file whose lock says that the run lives, among its regions."""
+        owner = region_owner(self.path.name)
+        try:
+            self._resources.callback(os.close, create_locked(owner))
+        except OSError as error:
+            raise ServerSetupError(
+                f"cannot make a file in {SHARED_MEMORY}, which Triton needs for tensors: {error.strerror}",
+                hint="mount a tmpfs there that can be written; in a container: docker run --shm-size=1g",
+            ) from error
 
     def assemble_backends(
         self, installation: Installation, extra: Path | None, *, replace_onnxruntime: bool = False
@@ -87,21 +105,22 @@ class RunFolder(Closeable):
             The names under which graphkiln's backend is installed.
 
         Raises:
-            ServerSetupError: The user's backend folder does not exist.
+            ServerSetupError: The user's backend folder does not exist, or the run folder cannot be written.
         """
         if extra and not extra.is_dir():
             raise ServerSetupError(f"--backend-directory {extra} is not a folder")
         folders = [folder for folder in (extra, installation.backends) if folder]
         names = backend_names(folders, replace_onnxruntime=replace_onnxruntime)
-        self.backends.mkdir()
-        self._copy_python_backend(installation)
-        for name in names:
-            (self.backends / name).mkdir()
-            (self.backends / name / "model.py").write_text(_MODEL_FILE)
-        for backend in (backend for folder in folders for backend in folder.iterdir()):
-            link = self.backends / backend.name
-            if not link.exists():
-                link.symlink_to(backend.absolute())
+        with _explained_errors(self.path):
+            self.backends.mkdir()
+            self._copy_python_backend(installation)
+            for name in names:
+                (self.backends / name).mkdir()
+                (self.backends / name / "model.py").write_text(_MODEL_FILE)
+            for backend in (backend for folder in folders for backend in folder.iterdir()):
+                link = self.backends / backend.name
+                if not link.exists():
+                    link.symlink_to(backend.absolute())
         return names
 
     def _copy_python_backend(self, installation: Installation) -> None:
@@ -126,9 +145,63 @@ class RunFolder(Closeable):
 
     def close(self) -> None:
         """Removes the folder and what a killed server left in shared memory."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for region in SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
+        self._resources.close()
+
+    def _remove_regions(self) -> None:
+        remove_regions(self.path.name)
+
+
+def temporary_parent() -> Path:
+    """The folder that run folders are made in.
+
+    Raises:
+        ServerSetupError: No folder for temporary files can be written, or programs cannot be started from it.
+    """
+    try:
+        parent = tempfile.gettempdir()
+    except OSError as error:
+        raise ServerSetupError(
+            f"cannot make a temporary folder: {error.strerror or error}",
+            hint="set TMPDIR to a folder that can be written; in a container: docker run --tmpfs /tmp:exec",
+        ) from error
+    if not _SAFE_PATH.fullmatch(parent):
+        parent = "/tmp"  # noqa: S108 - where no other can be used
+    with suppress(OSError):  # a folder that is missing is named when a folder is made in it
+        if os.statvfs(parent).f_flag & os.ST_NOEXEC:
+            raise ServerSetupError(
+                f"{parent} is mounted noexec: Triton's Python backend is started from there",
+                hint="set TMPDIR to a folder on another file system; in a container: docker run --tmpfs /tmp:exec",
+            )
+    return Path(parent)
+
+
+def remove_regions(run: str) -> None:
+    """Removes the shared-memory regions of a run, as far as they can be.
+
+    Args:
+        run: The name of its folder.
+    """
+    regions = set(SHARED_MEMORY.glob(f"{run}-*")) - {region_owner(run)}
+    for region in (*sorted(regions), region_owner(run)):  # the owner last: what is interrupted still has one
+        with suppress(OSError):
             region.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained_errors(folder: Path) -> Iterator[None]:
+    """Says of a file system's error which folder it hit, and what to do.
+
+    Raises:
+        ServerSetupError: There was one.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        raise ServerSetupError(
+            f"the temporary folder {folder} {'is full' if full else 'cannot be written'}: {error.strerror or error}",
+            hint=f"{'make room there, or ' if full else ''}set TMPDIR to another folder",
+        ) from error
 
 
 def backend_names(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:

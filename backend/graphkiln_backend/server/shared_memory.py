@@ -15,6 +15,7 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.overlay import batch_footprints
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file
+OWNER_SUFFIX = "-owner"
 
 _MIN_REGION_BYTES = 1 << 20
 _ALIGNMENT = 1 << 20
@@ -72,6 +73,15 @@ def free_shared_memory() -> int:
             f"there is no {SHARED_MEMORY}: Triton needs it for tensors", hint="mount a tmpfs there"
         ) from error
     return stats.f_bavail * stats.f_frsize
+
+
+def region_owner(run: str) -> Path:
+    """The file among a run's regions that is locked as long as the run lives.
+
+    Args:
+        run: The name of its run folder.
+    """
+    return SHARED_MEMORY / f"{run}{OWNER_SUFFIX}"
 
 
 def _region_bytes(footprint_bytes: int) -> int:

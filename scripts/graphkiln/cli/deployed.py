@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,9 +26,10 @@ Set = Annotated[
 def open_artifact_cache(cache: str) -> Iterator[ArtifactCache]:
     """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries."""
     from graphkiln.cli.cache import cache_settings
+    from graphkiln_backend.server.owned_folder import OwnedFolder
 
     settings = cache_settings(cache, sys.maxsize)
-    with TemporaryDirectory(prefix="graphkiln-cache-") as temporary, settings.open(Path(temporary)) as artifacts:
+    with OwnedFolder(prefix="graphkiln-cache-") as temporary, settings.open(temporary.path) as artifacts:
         yield artifacts
 
 

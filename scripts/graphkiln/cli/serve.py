@@ -61,6 +61,7 @@ def serve(
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.launch import Launch
+    from graphkiln_backend.server.leftovers import remove_leftovers
     from graphkiln_backend.server.supervisor import Supervisor
 
     installation = find_installation()
@@ -68,6 +69,7 @@ def serve(
     stores = [*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     _check_stores(stores)
     overrides = _overrides(set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
+    remove_leftovers()
     flags.check_ports()
     supervisor = Supervisor(
         Launch(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
+import os
+import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server import run_folder as module
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.run_folder import BACKEND_NAMES, RunFolder, backend_names
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY
+from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 
 
 def test_never_holds_a_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,6 +116,61 @@ def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
     with pytest.raises(ServerSetupError, match="cannot make a temporary folder") as raised:
         RunFolder()
     assert raised.value.hint == "set TMPDIR to a folder that can be written"
+
+
+def test_where_nothing_can_be_written_that_is_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    with pytest.raises(ServerSetupError, match="cannot make a temporary folder: No usable") as raised:
+        RunFolder()
+    assert "set TMPDIR" in raised.value.hint
+    assert raised.value.exit_code == 2
+
+
+def test_a_folder_that_no_program_can_be_started_from_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class NoExec:
+        f_flag = os.ST_NOEXEC
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda _: NoExec)
+    with pytest.raises(ServerSetupError, match=f"{tmp_path} is mounted noexec"):
+        RunFolder()
+
+
+def test_a_full_temporary_folder_is_one_line_with_the_fix(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copy2", fail)
+    with RunFolder() as folder, pytest.raises(ServerSetupError, match="is full: No space left") as raised:
+        folder.assemble_backends(installation, None)
+    assert raised.value.hint == "make room there, or set TMPDIR to another folder"
+
+
+def test_shared_memory_that_cannot_be_written_is_one_line_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(_: Path) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "create_locked", fail)
+    with pytest.raises(ServerSetupError, match=r"cannot make a file in /dev/shm.*Read-only") as raised:
+        RunFolder()
+    assert "--shm-size" in raised.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_regions_have_an_owner_that_goes_with_them() -> None:
+    with RunFolder() as folder:
+        owner = region_owner(folder.path.name)
+        assert owner.name.startswith(folder.shared_memory_prefix)
+        assert owner.is_file()
+    assert not owner.exists()
 
 
 def test_two_runs_have_folders_of_their_own() -> None:

@@ -1,0 +1,139 @@
+"""What dead runs left behind: run folders, shared-memory regions, processes. The next start removes it.
+
+A run is dead when nobody holds the locks that its supervisor took (`owned_folder`). Another user's things are never
+touched, nor what no lock can tell about; two starts at once do not meet, because each looks with a lock held.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from graphkiln_backend.server.owned_folder import PREFIX, locked_if_dead, owned_folders, remove_owned
+from graphkiln_backend.server.run_folder import remove_regions
+from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY
+from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
+
+_log = logging.getLogger("graphkiln.server")
+
+_END_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leftovers:
+    """What dead runs left.
+
+    Attributes:
+        folders: Temporary folders.
+        region_owners: The lock files of sets of shared-memory regions.
+    """
+
+    folders: Sequence[Path] = ()
+    region_owners: Sequence[Path] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.folders or self.region_owners)
+
+
+def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
+    """What dead runs of this user left; nothing is changed.
+
+    Args:
+        parents: Where temporary folders are; None for where this process makes its own, and /tmp.
+    """
+    return Leftovers(
+        folders=[path for path in _folders(parents) if _is_dead(path)],
+        region_owners=[path for path in _region_owners() if _is_dead(path)],
+    )
+
+
+def remove_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
+    """Removes what dead runs of this user left, and ends processes of theirs that still run.
+
+    Args:
+        parents: As for `find_leftovers`.
+
+    Returns:
+        What was removed.
+    """
+    removed = Leftovers(
+        folders=[path for path in _folders(parents) if _remove_folder(path)],
+        region_owners=[path for path in _region_owners() if _remove_regions(path)],
+    )
+    if removed:
+        _log.info(
+            "removed what %d dead runs left",
+            len({_run_name(path) for path in (*removed.folders, *removed.region_owners)}),
+        )
+    return removed
+
+
+def living_runs(parents: Iterable[Path] | None = None) -> list[Path]:
+    """The temporary folders whose owners live, or may live, as far as this user can see them."""
+    return [path for path in _folders(parents) if not _is_dead(path)]
+
+
+def _folders(parents: Iterable[Path] | None) -> list[Path]:
+    return [folder for parent in sorted(set(parents or _default_parents())) for folder in owned_folders(parent)]
+
+
+def _default_parents() -> set[Path]:
+    places = {Path("/tmp")}  # noqa: S108 - where run folders are made when TMPDIR has a space in it
+    with suppress(OSError):
+        places.add(Path(tempfile.gettempdir()))
+    return places
+
+
+def _region_owners() -> list[Path]:
+    return sorted(SHARED_MEMORY.glob(f"{PREFIX}*{OWNER_SUFFIX}"))
+
+
+def _run_name(path: Path) -> str:
+    return path.name.removesuffix(OWNER_SUFFIX)
+
+
+def _is_dead(path: Path) -> bool:
+    with locked_if_dead(path) as dead:
+        return dead
+
+
+def _remove_folder(path: Path) -> bool:
+    with locked_if_dead(path) as dead:
+        if dead:
+            _end_processes(path)
+            remove_owned(path)
+        return dead and not path.exists()
+
+
+def _remove_regions(owner: Path) -> bool:
+    with locked_if_dead(owner) as dead:
+        if dead:
+            remove_regions(_run_name(owner))
+        return dead and not owner.exists()
+
+
+def _end_processes(run: Path) -> None:
+    """Ends what still runs of a run whose supervisor is dead, such as an instance that hangs: it may hold ports."""
+    found = [process for process in psutil.process_iter() if _belongs_to(process, run)]
+    for process in found:
+        _log.warning("ending process %d, which a dead server left", process.pid)
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=_END_WITHIN_S)
+
+
+def _belongs_to(process: psutil.Process, run: Path) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        own = process.uids().effective == os.geteuid()
+        return own and Path(process.environ().get(RUN_FOLDER_VARIABLE, "/")).is_relative_to(run)
+    except (psutil.Error, OSError):
+        return False

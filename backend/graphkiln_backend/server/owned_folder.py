@@ -1,0 +1,149 @@
+"""A temporary folder that says whether its owner still lives, so that the next start can remove what a dead one left.
+
+The owner holds a lock on the folder itself as long as it lives; the kernel takes it away from a process that dies. That
+holds across PID namespaces, where a PID would say nothing. Folders without `owner.json` are nobody's business here.
+
+Why the folder and not a file in it: cleaners of /tmp, such as systemd-tmpfiles, leave a folder alone that is locked.
+Sources: flock(2), tmpfiles.d(5).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.errors import ServerSetupError
+
+PREFIX = "graphkiln-"
+"""What the names of all such folders begin with."""
+OWNER_FILE = "owner.json"
+"""For people: whose folder it is."""
+
+
+class OwnedFolder(Closeable):
+    """A new temporary folder; closing it removes it.
+
+    Args:
+        parent: Where to make it; None for the folder of temporary files.
+        prefix: What its name begins with.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        ServerSetupError: None can be made.
+    """
+
+    def __init__(self, parent: Path | None = None, prefix: str = PREFIX) -> None:
+        self._lock = -1
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            self._lock = hold_lock(self.path)
+            (self.path / OWNER_FILE).write_text(json.dumps({"pid": os.getpid()}) + "\n")
+        except OSError as error:
+            self.close()
+            raise ServerSetupError(f"cannot make a temporary folder: {error}", hint=_way_out(error)) from error
+
+    def close(self) -> None:
+        """Removes the folder."""
+        if path := getattr(self, "path", None):
+            remove_owned(path)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def hold_lock(path: Path) -> int:
+    """Takes a lock on a file or folder, for as long as the returned descriptor stays open.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks: then nobody else finds it unlocked either
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def create_locked(path: Path) -> int:
+    """Makes an empty file that is locked from the first moment that it has its name.
+
+    Returns:
+        A descriptor; the lock is held as long as it stays open.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    nameless = path.with_name(f".{path.name}")
+    os.close(os.open(nameless, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    descriptor = hold_lock(nameless)
+    nameless.rename(path)
+    return descriptor
+
+
+@contextmanager
+def locked_if_dead(path: Path) -> Iterator[bool]:
+    """Looks whether the owner of a file or folder of this user is dead.
+
+    Args:
+        path: What the owner locked.
+
+    Yields:
+        Whether it is: then nobody else can find out the same until the end of the block. False where that cannot be
+        told, for what belongs to another user, and for links.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield os.fstat(descriptor).st_uid == os.geteuid() and _can_lock(descriptor) and _is_at(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def owned_folders(parent: Path) -> list[Path]:
+    """The folders in a folder that were made as `OwnedFolder`, by whichever process."""
+    return sorted(path.parent for path in parent.glob(f"{PREFIX}*/{OWNER_FILE}"))
+
+
+def remove_owned(path: Path) -> None:
+    """Removes a folder; where that is interrupted, what is left still says that it had an owner."""
+    with suppress(OSError):
+        for inside in [inside for inside in path.iterdir() if inside.name != OWNER_FILE]:
+            if inside.is_dir() and not inside.is_symlink():
+                shutil.rmtree(inside, ignore_errors=True)
+            else:
+                inside.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _can_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether what was opened is still there: another start may have removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
+
+
+def _way_out(error: OSError) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "make room there, or set TMPDIR to another folder"
+    return "set TMPDIR to a folder that can be written"

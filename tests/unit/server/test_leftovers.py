@@ -1,0 +1,154 @@
+"""What dead runs left is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from graphkiln_backend.server.leftovers import find_leftovers, living_runs, remove_leftovers
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
+
+DIE = """
+import os, sys, tempfile
+from pathlib import Path
+from graphkiln_backend.server.run_folder import RunFolder
+tempfile.tempdir = sys.argv[1]
+folder = RunFolder()
+(folder.shared / "weights").write_bytes(b"x" * 1000)
+Path("/dev/shm", folder.shared_memory_prefix + "region").write_bytes(b"x")
+print(folder.path, flush=True)
+os._exit(9)
+"""
+
+
+def die(parent: Path) -> Path:
+    """The folder of a run whose supervisor was killed."""
+    finished = subprocess.run(
+        [sys.executable, "-c", DIE, str(parent)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert finished.returncode == 9, finished.stderr
+    return Path(finished.stdout.strip())
+
+
+def regions_of(run: Path) -> list[Path]:
+    return sorted(SHARED_MEMORY.glob(f"{run.name}*"))
+
+
+def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logged: list[str]) -> None:
+    dead = die(tmp_path)
+    assert len(regions_of(dead)) == 2
+    found = find_leftovers([tmp_path])
+    assert found.folders == [dead]
+    assert region_owner(dead.name) in found.region_owners
+    assert dead.is_dir()
+    removed = remove_leftovers([tmp_path])
+    assert removed.folders == [dead]
+    assert region_owner(dead.name) in removed.region_owners
+    assert not dead.exists()
+    assert regions_of(dead) == []
+    assert logged[-1].startswith("removed what ")
+    assert not find_leftovers([tmp_path]).folders
+
+
+def test_a_living_run_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with RunFolder() as run:
+        region = SHARED_MEMORY / f"{run.shared_memory_prefix}region"
+        region.touch()
+        assert run.path not in remove_leftovers([tmp_path]).folders
+        assert run.path.is_dir()
+        assert region.exists()
+        assert living_runs([tmp_path]) == [run.path]
+    assert living_runs([tmp_path]) == []
+    assert not region.exists()
+
+
+def test_regions_go_also_where_the_folder_is_not_to_be_seen(tmp_path: Path) -> None:
+    """Containers may share /dev/shm and have a /tmp each."""
+    dead = die(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert region_owner(dead.name) in remove_leftovers([elsewhere]).region_owners
+    assert regions_of(dead) == []
+    assert dead.is_dir()
+
+
+def test_regions_of_a_run_whose_folder_is_not_to_be_seen_are_left_alone_while_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with RunFolder() as run:
+        remove_leftovers([elsewhere])
+        assert region_owner(run.path.name).exists()
+
+
+def test_what_belongs_to_nobody_known_is_left_alone(tmp_path: Path) -> None:
+    mine = tmp_path / "graphkiln-mine"
+    mine.mkdir()
+    region = SHARED_MEMORY / f"graphkiln-client-{os.getpid()}-test"
+    region.touch()
+    try:
+        assert not remove_leftovers([tmp_path]).folders
+        assert mine.is_dir()
+        assert region.exists()
+    finally:
+        region.unlink()
+
+
+def test_two_starts_at_once_remove_a_run_once(tmp_path: Path) -> None:
+    dead = [die(tmp_path) for _ in range(3)]
+    removed: list[Path] = []
+    starts = [threading.Thread(target=lambda: removed.extend(remove_leftovers([tmp_path]).folders)) for _ in range(4)]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    assert sorted(removed) == sorted(dead)
+    assert not any(path.exists() for path in dead)
+
+
+def test_a_process_that_still_runs_for_a_dead_run_is_ended_and_no_other(tmp_path: Path) -> None:
+    dead = die(tmp_path)
+    environment = {**os.environ, "GRAPHKILN_RUN_FOLDER": str(dead / "instances")}
+    other = {**os.environ, "GRAPHKILN_RUN_FOLDER": str(tmp_path / "graphkiln-other" / "instances")}
+    with (
+        subprocess.Popen(["sleep", "60"], env=environment) as left,
+        subprocess.Popen(["sleep", "60"], env=other) as kept,
+    ):
+        try:
+            psutil.Process(left.pid).suspend()  # as an instance that hangs
+            remove_leftovers([tmp_path])
+            assert not psutil.pid_exists(left.pid)  # it was waited for, too
+            assert kept.poll() is None
+        finally:
+            left.kill()
+            kept.kill()
+
+
+def test_a_folder_that_cannot_be_removed_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = die(tmp_path)
+    monkeypatch.setattr("graphkiln_backend.server.leftovers.remove_owned", lambda _: None)
+    assert remove_leftovers([tmp_path]).folders == []
+    monkeypatch.undo()
+    assert remove_leftovers([tmp_path]).folders == [dead]
+
+
+def test_where_there_is_no_folder_for_temporary_files_nothing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setattr("graphkiln_backend.server.leftovers.SHARED_MEMORY", tmp_path)
+    find_leftovers()
