@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, open_source
@@ -62,6 +63,7 @@ def _open_source(recipe: Recipe) -> SourceModel:
         features_only=recipe.features_only,
         out_indices=recipe.out_indices,
         shapes=recipe.shapes,
+        allow_code=recipe.allow_code,
     )
     source = open_source(recipe.source, options)
     if not recipe.gradient:
@@ -110,6 +112,6 @@ def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
     if recipe.labels is None:
         return () if recipe.features_only else source.labels
     try:
-        return tuple(recipe.labels.read_text().splitlines())
+        return tuple(read_text(recipe.labels).splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise ConversionError(f"cannot read labels from {recipe.labels}: {error}") from error

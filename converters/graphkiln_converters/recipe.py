@@ -75,6 +75,9 @@ class Recipe(BaseModel):
     out_indices: Annotated[tuple[int, ...], Flag(panel=_SOURCE, metavar="1,2,3")] = Field(
         default=(), description="Which feature maps."
     )
+    allow_code: Annotated[bool, Flag(panel=_SOURCE)] = Field(
+        default=False, exclude=True, description="Open files that can run code: .pt2, or python: named in a recipe."
+    )
     shape: Annotated[tuple[str, ...], Flag(panel=_SOURCE, metavar="[NAME=]3x224x224")] = Field(
         default=(), description="Sizes of one sample."
     )

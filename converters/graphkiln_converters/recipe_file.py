@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_converters.recipe import Recipe, respelled
+from graphkiln_converters.recipe_text import parse_document
+from graphkiln_converters.sources.base import CODE_HINT
 
 _BASE = "_base_"
+_MOST_FILES = 100
 _MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
 """How pydantic writes a member of an enumeration."""
 
@@ -30,40 +33,76 @@ def read_recipe(path: Path | None, options: Mapping[str, Any], overrides: Sequen
     Raises:
         ConversionError: A file cannot be read, or a key or value is not one; the message names the nearest key.
     """
-    document = _load(path, ()) if path is not None else {}
+    document = _Files().load(path, ()) if path is not None else {}
+    source_in_file = document.get("source")
     document.update(options)
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
             raise ConversionError(f"'{override}' is not key=value")
-        _set(document, key.split("."), _parse(text, override))
+        _set(document, key.split("."), parse_document(text, override))
         document = respelled(document)
     try:
-        return Recipe.model_validate(document)
+        recipe = Recipe.model_validate(document)
     except ValidationError as error:
         raise _translated(error) from error
+    if recipe.source == source_in_file and recipe.source.startswith("python:") and not recipe.allow_code:
+        raise ConversionError(f"recipe {path} would run code: {recipe.source}", hint=CODE_HINT)
+    return recipe
 
 
-def _load(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in seen:
-        raise ConversionError(f"recipe {path} is based on itself: {' -> '.join(map(str, (*seen, path)))}")
+class _Files:
+    """Reads a recipe and all that it is based on."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_FILES
+
+    def load(self, path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+        path = _resolved(path)
+        if path in seen:
+            raise ConversionError(f"recipe {path} is based on itself: {' -> '.join(map(str, (*seen, path)))}")
+        self._left -= 1
+        if self._left < 0:
+            raise ConversionError(f"recipe {seen[0]} is based on more than {_MOST_FILES} files")
+        document = _read(path)
+        merged: dict[str, Any] = {}
+        for base in _bases(document, path):
+            _merge(merged, self.load(path.parent / base, (*seen, path)))
+        _merge(merged, document)
+        return merged
+
+
+def _resolved(path: Path) -> Path:
     try:
-        content = path.read_text()
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a null character
+        raise ConversionError(f"cannot read recipe {path}: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The keys of one file, by the names of this release."""
+    try:
+        content = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConversionError(f"cannot read recipe {path}: {error}") from error
-    document = _parse(content, str(path))
+    document = parse_document(content, str(path))
     if not isinstance(document, dict):
         raise ConversionError(f"recipe {path} must be a mapping of keys to values")
     if "format_version" in document:
         document = _recipe_of_manifest(document, path)
-    document = respelled(document)
+    if "allow_code" in document:
+        raise ConversionError(
+            f"recipe {path} holds allow_code", hint="only the command line can allow it: --allow-code"
+        )
+    return respelled(document)
+
+
+def _bases(document: dict[str, Any], path: Path) -> list[str]:
     bases = document.pop(_BASE, [])
-    merged: dict[str, Any] = {}
-    for base in bases if isinstance(bases, list) else [bases]:
-        _merge(merged, _load(path.parent / str(base), (*seen, path)))
-    _merge(merged, document)
-    return merged
+    bases = bases if isinstance(bases, list) else [bases]
+    if not all(isinstance(base, str) and base for base in bases):
+        raise ConversionError(f"cannot read recipe {path}: '{_BASE}' must be the name of a recipe, or a list of names")
+    return bases
 
 
 def _recipe_of_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -73,13 +112,6 @@ def _recipe_of_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, An
     if not isinstance(recipe, dict):
         raise ConversionError(f"the manifest {path} holds no recipe", hint="it was not made by graphkiln convert")
     return {key: value for key, value in recipe.items() if key != "version"}
-
-
-def _parse(text: str, origin: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConversionError(f"{origin} is not YAML: {error}") from error
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.formats import SUFFIXES, image_files
@@ -144,14 +143,10 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
 
 def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
     try:
-        with path.open("rb") as file:  # of a damaged file, numpy would leave its own open
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ConversionError(f"{path} holds one array without a name", hint="use numpy.savez(FILE, NAME=...)")
-            with archive:
-                return {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConversionError(f"cannot read {kind} from {path}: {error}", hint="an .npz of arrays by name") from error
+        return read_npz(path)
+    except ManifestError as error:
+        hint = error.hint or "an .npz of arrays by name"
+        raise ConversionError(f"cannot read {kind} from {path}: {error.message}", hint=hint) from error
 
 
 def _images(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.files import open_regular
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
@@ -73,9 +74,10 @@ def _unwrap(checkpoint: dict[str, Any], expected: Mapping[str, Any]) -> dict[str
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         raise ConversionError(f"there are no weights at {path}", hint="name a .pth, .pt or .safetensors file")
     try:
+        open_regular(path).close()
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -395,13 +396,26 @@ class TestSources:
         program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(program, tmp_path / "m.pt2")
         sample = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
-        got = answers(run(str(tmp_path / "m.pt2")), INPUT_0=sample)["OUTPUT_0"]
+        got = answers(run(str(tmp_path / "m.pt2"), allow_code=True), INPUT_0=sample)["OUTPUT_0"]
         np.testing.assert_allclose(got, expected(sample), rtol=1e-4, atol=1e-5)
 
     def test_an_exported_program_with_its_batch_baked_in(self, run: Convert, tmp_path: Path) -> None:
         torch.export.save(torch.export.export(modules.small().eval(), (torch.zeros(2, 3, 16, 16),)), tmp_path / "m.pt2")
         with pytest.raises(ConversionError, match="is fixed"):
+            run(str(tmp_path / "m.pt2"), allow_code=True)
+
+    def test_an_exported_program_runs_no_code_unasked(self, run: Convert, tmp_path: Path) -> None:
+        owned = tmp_path / "owned"
+
+        class Payload:
+            def __reduce__(self) -> Any:
+                return Path.touch, (owned,)
+
+        with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(Payload()))
+        with pytest.raises(ConversionError, match="can run code"):
             run(str(tmp_path / "m.pt2"))
+        assert not owned.exists()
 
     def test_feature_maps(self, run: Convert) -> None:
         version = run("timm:resnet18", features_only=True, out_indices=[1, 3])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
+"""Of values in messages: a file from outside can hold anything."""
 
 
 def decode(cls: type[T], value: object, *, path: str = "") -> T:
@@ -77,7 +83,7 @@ def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
     """
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"{what} is not JSON: {error}") from error
     return decode(cls, document, path=path)
 
@@ -152,4 +158,4 @@ def _join(path: str, key: object) -> str:
 
 
 def _wrong(path: str, expected: str, value: object) -> ManifestError:
-    return ManifestError(f"'{path or 'the document'}' must be {expected}, got {value!r}")
+    return ManifestError(f"'{path or 'the document'}' must be {expected}, got {_SHORT.repr(value)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
 
@@ -52,18 +52,17 @@ class GoldenSamples:
         """
         groups: dict[str, dict[str, AnyArray]] = {prefix: {} for prefix in _PREFIXES}
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                for key in archive.files:
-                    prefix, _, name = key.partition("/")
-                    groups[prefix][name] = _typed(archive[key])
-        except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+            for key, array in read_npz(path).items():
+                prefix, _, name = key.partition("/")
+                groups[prefix][name] = _typed(array)
+        except ManifestError as error:
+            raise ManifestError(f"cannot read golden samples from {path}: {error.message}") from error
+        except KeyError as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
         return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
 
 
-def _typed(array: AnyArray | bytes) -> AnyArray:
+def _typed(array: AnyArray) -> AnyArray:
     """An .npz keeps bf16 elements as two bytes without a type; nothing else in it has none."""
-    if isinstance(array, bytes):
-        raise TypeError("it holds a file that is not an array")
     bf16 = DType.BF16.numpy
     return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array

@@ -10,6 +10,7 @@ from typing import Any
 
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.files import TEXT_LIMIT, open_regular, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
@@ -153,10 +154,10 @@ class Manifest:
             ManifestError: Missing, not JSON, or a key is unknown, missing or of the wrong type.
         """
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(read_bytes(path, TEXT_LIMIT))
         except OSError as error:
             raise ManifestError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ManifestError(f"{path} is not JSON: {error}") from error
         try:
             return decode(cls, document)
@@ -170,5 +171,5 @@ class Manifest:
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

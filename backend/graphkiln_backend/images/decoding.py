@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,19 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.formats import FORMATS
 
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 """A file path, an encoded image, a Pillow image, or uint8 pixels.
 
 Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 """
+
+_FILE_LIMIT = GIB
+_MOST_PIXELS = 1 << 28
+_HINT = f"known are {', '.join(FORMATS)}"
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -40,41 +47,41 @@ def describe(image: ImageLike) -> str:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    """Decodes an image and turns it upright by its EXIF orientation.
+    """Decodes an image and turns it upright by its EXIF orientation; of several, the first.
 
     Raises:
-        InvalidInput: Not an image, damaged, missing or too large; the message names it.
+        InvalidInput: Not an image, in another format, damaged, missing or too large; the message names it.
     """
     name = describe(image)
     try:
-        opened = _opened(image, name)
-        _load(opened)
-        return ImageOps.exif_transpose(opened)
+        if isinstance(image, str | Path):
+            with open_regular(image, _FILE_LIMIT) as file:
+                return _decode(file)
+        if isinstance(image, np.ndarray):
+            return Image.fromarray(_checked_pixels(image, name))
+        return _decode(io.BytesIO(image)) if isinstance(image, bytes) else _upright(image)
+    except InvalidInput:
+        raise
     except UnidentifiedImageError as error:
-        raise InvalidInput(f"{name} is not an image in a known format", hint="send JPEG, PNG or WebP") from error
+        raise InvalidInput(f"{name} is not an image in a known format", hint=_HINT) from error
     except FileNotFoundError as error:
         raise InvalidInput(f"there is no file {name}") from error
     except Image.DecompressionBombError as error:
         raise InvalidInput(f"{name} is too large to decode safely: {error}") from error
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InvalidInput(f"{name} cannot be decoded: {error}") from error
+    except Exception as error:  # damaged files make Pillow's decoders fail in any way
+        raise InvalidInput(f"{name} cannot be decoded: {error or type(error).__name__}") from error
 
 
-def _opened(image: ImageLike, name: str) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image
-    if isinstance(image, np.ndarray):
-        return Image.fromarray(_checked_pixels(image, name))
-    return Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+def _decode(file: BinaryIO) -> Image.Image:
+    with Image.open(file, formats=FORMATS) as image:
+        return _upright(image)
 
 
-def _load(image: Image.Image) -> None:
-    """Decodes; a file that cannot be decoded is closed, as Pillow closes one that can."""
-    try:
-        image.load()
-    except BaseException:
-        image.close()
-        raise
+def _upright(image: Image.Image) -> Image.Image:
+    if image.format == "EPS":  # a program, not pixels: it is not run, whoever opened it
+        raise UnidentifiedImageError
+    image.load()
+    return ImageOps.exif_transpose(image)
 
 
 def load_sample(image: ImageLike, spec: Preprocess) -> AnyArray:
@@ -89,6 +96,8 @@ def load_sample(image: ImageLike, spec: Preprocess) -> AnyArray:
     """
     decoded = _convert(open_image(image), spec.color)
     height, width = spec.resized(decoded.height, decoded.width)
+    if height * width > _MOST_PIXELS:  # an image of one row can be resized to any width
+        raise InvalidInput(f"{describe(image)} is too long and narrow: it would be resized to {width}x{height}")
     if (height, width) != (decoded.height, decoded.width):
         decoded = decoded.resize((width, height), _FILTERS[spec.interpolation])
     box = spec.cropped(height, width)

@@ -1,4 +1,4 @@
-"""Which files are images, by their endings."""
+"""Which files are images: by their endings, and by what is decoded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 """Endings of image files, in lower case."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""What is decoded, by Pillow's names, whatever a file's ending says. It knows sixty more; one starts Ghostscript."""
 
 
 def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]:

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
 from graphkiln_backend.repository.version import has_own_graph
 
@@ -119,7 +120,7 @@ def _content(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()

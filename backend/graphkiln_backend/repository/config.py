@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
@@ -42,8 +43,8 @@ def read_config(path: Path) -> ModelConfigProto:
     if not path.exists():
         return pb.ModelConfig()
     try:
-        return text_format.Parse(path.read_text(), pb.ModelConfig())
-    except (text_format.ParseError, UnicodeDecodeError) as error:
+        return text_format.Parse(read_text(path), pb.ModelConfig())
+    except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise RepositoryError(f"{path} is not a model configuration: {error}") from error
     except OSError as error:
         raise RepositoryError(f"cannot read {path}: {error}") from error

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.files import GRAPH_LIMIT, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
@@ -71,8 +72,8 @@ def count_products(path: Path) -> int:
 
 def _load(path: Path) -> onnx.GraphProto:
     try:
-        return onnx.load_model(path, load_external_data=False).graph
-    except (DecodeError, OSError) as error:
+        return onnx.load_model_from_string(read_bytes(path, GRAPH_LIMIT)).graph
+    except (DecodeError, OSError, MemoryError) as error:
         raise RepositoryError(
             f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
         ) from error

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.files import MIB, read_bytes
 
 Compression = Literal["", "gzip", "deflate"]
 
@@ -88,8 +89,10 @@ class Endpoint:
         if not self.is_secure:
             return None
         try:
+            if self.ca_file:
+                read_bytes(self.ca_file, MIB)  # OpenSSL would wait for a pipe
             return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports import failures
 from graphkiln_client.transports.endpoint import Compression, Endpoint
@@ -47,7 +48,7 @@ def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> 
     if not endpoint.is_secure:
         return library.insecure_channel(endpoint.authority, **options)
     endpoint.tls()  # says what is wrong with the CA file
-    authorities = endpoint.ca_file.read_bytes() if endpoint.ca_file else None
+    authorities = read_bytes(endpoint.ca_file, MIB) if endpoint.ca_file else None
     return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(authorities), **options)
 
 

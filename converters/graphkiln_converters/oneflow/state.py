@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.files import MIB, read_text
 from graphkiln_converters.oneflow.elements import BY_PROTO_NAME
 
 _DATA, _META = "out", "meta"
@@ -89,8 +90,8 @@ def read_state(folder: Path, name: str) -> StateTensor:
 def _read_meta(path: Path, name: str) -> tuple[DType, tuple[int, ...]]:
     meta = _meta_class()()
     try:
-        text_format.Parse(path.read_text(), meta, allow_unknown_field=True)
-    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        text_format.Parse(read_text(path, MIB), meta, allow_unknown_field=True)
+    except (OSError, UnicodeDecodeError, RecursionError, text_format.ParseError) as error:
         raise ConversionError(f"state tensor '{name}': {path} cannot be read: {error}", hint=_HINT) from error
     if not meta.data_type:
         raise ConversionError(

@@ -55,6 +55,7 @@ class SourceOptions:
         features_only: A backbone that returns feature maps (timm).
         out_indices: Which feature maps.
         shapes: Input name (or empty for the only one) -> sizes of one sample, where the source does not know them.
+        allow_code: Open files that can run code of whoever made them.
     """
 
     weights: Path | None = None
@@ -62,6 +63,7 @@ class SourceOptions:
     features_only: bool = False
     out_indices: tuple[int, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    allow_code: bool = False
 
 
 class SourceModel(Protocol):
@@ -144,19 +146,25 @@ _KINDS = {
     "oneflow": ("oneflow_graph", "convert"),
 }
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file"}
+CODE_HINT = "if you trust whoever made it, give --allow-code; an .onnx or .safetensors file runs none"
+_RUNS_CODE = ".pt2"
+"""Its loader runs what the file says: it evaluates text and loads pickles."""
 
 
 def open_source(source: str, options: SourceOptions) -> SourceModel:
     """Opens `KIND:LOCATION`, `FILE.pt2` or `FILE.onnx`.
 
     Raises:
-        ConversionError: There is no such kind, file or architecture, or it cannot be loaded.
+        ConversionError: There is no such kind, file or architecture, it cannot be loaded, or it could run code and
+            nobody allowed that.
         EngineUnavailable: The library of that kind is not installed.
     """
     kind, separator, location = source.partition(":")
     suffix = Path(source).suffix.lower()
     if suffix in _SUFFIXES and kind not in _KINDS:
         module_name, extra, location = _SUFFIXES[suffix], "convert", source
+        if suffix == _RUNS_CODE and not options.allow_code and Path(source).exists():
+            raise ConversionError(f"{source} is not loaded: a {_RUNS_CODE} file can run code", hint=CODE_HINT)
     elif separator and kind in _KINDS:
         module_name, extra = _KINDS[kind]
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.examples import input_specs
 from graphkiln_converters.sources.pytorch import TorchModel
@@ -21,9 +22,10 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     """
     if options.weights:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
-    if not Path(location).is_file():
+    if not Path(location).exists():
         raise ConversionError(f"there is no file {location}")
     try:
+        open_regular(location).close()
         program = torch.export.load(location)
     except Exception as error:
         raise ConversionError(f"{location} is not a program of torch.export: {error}") from error

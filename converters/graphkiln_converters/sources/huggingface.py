@@ -69,11 +69,15 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         ConversionError: There is no such model, or it is neither an image nor a text encoder.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(location)
+        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         model = _model(location, config)
     except GraphkilnError:
         raise
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ConversionError(
+                f"'{location}' brings code of its own, which is not run", hint="wrap the model: python:FILE:FACTORY"
+            ) from error
         raise ConversionError(
             f"transformers cannot open '{location}': {(str(error).splitlines() or [''])[0]}",
             hint="name a folder with config.json, or an id of the hub (needs the internet)",
@@ -103,7 +107,9 @@ def _model(location: str, config: Any) -> Any:
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         torch.manual_seed(0)
         return factory._from_config(config) if architecture else factory.from_config(config)  # noqa: SLF001
-    return factory.from_pretrained(location, config=config, dtype=torch.float32)
+    return factory.from_pretrained(
+        location, config=config, dtype=torch.float32, trust_remote_code=False, weights_only=True
+    )
 
 
 def _inputs(
@@ -135,7 +141,7 @@ def _preprocess(location: str) -> Preprocess | None:
         return None
     try:
         automatic: Any = transformers.AutoImageProcessor
-        processor = automatic.from_pretrained(location, backend="pil")
+        processor = automatic.from_pretrained(location, backend="pil", trust_remote_code=False)
     except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
         return None
     return preprocess_from_processor(processor)

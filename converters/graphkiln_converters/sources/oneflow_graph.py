@@ -18,6 +18,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.passes.addition import AddIntoProducer
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch, saved_batch
@@ -99,7 +100,7 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
         raise ConversionError(f"{location} holds its own weights and sizes", hint="leave --weights and --shape out")
     folder = _folder(Path(location))
     try:
-        text = (folder / GRAPH_TEXT).read_text()
+        text = read_text(folder / GRAPH_TEXT)
     except (OSError, UnicodeDecodeError) as error:
         raise ConversionError(f"{folder / GRAPH_TEXT} cannot be read: {error}") from error
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Mapping
@@ -13,13 +12,15 @@ import typer
 
 from graphkiln.cli.connection import connect
 from graphkiln.cli.options import CaFile, Headers, Timeout, Url
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput, ManifestError
+from graphkiln_backend.graph.files import GIB, read_bytes, read_stream
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
 
 _STDIN = "-"
+_LIMIT = 4 * GIB
 
 
 def infer(
@@ -59,23 +60,22 @@ def read_tensor(text: str) -> tuple[str, AnyArray]:
     Raises:
         InvalidInput: The text is not NAME=FILE, or the file is not an .npy file of numbers or texts.
     """
-    import numpy as np
+    from graphkiln_backend.graph.arrays import parse_npy
 
     name, equals, file = text.partition("=")
     if not (name and equals and file):
         raise InvalidInput(f"--input {text}: expected NAME=FILE", hint="for example --input INPUT_0=image.npy")
     try:
-        content = sys.stdin.buffer.read() if file == _STDIN else Path(file).read_bytes()
-        array = np.load(io.BytesIO(content), allow_pickle=False)
+        is_stdin = file == _STDIN
+        content = read_stream(sys.stdin.buffer, _LIMIT) if is_stdin else read_bytes(file, _LIMIT)
+        return name, parse_npy(content)
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
+    except ManifestError as error:
         raise InvalidInput(
-            f"{file} is not an .npy file of numbers or texts: {error}", hint="write one with numpy.save"
+            f"{file} is not an .npy file of numbers or texts: {error.message}",
+            hint=error.hint or "write one with numpy.save",
         ) from error
-    if not isinstance(array, np.ndarray):
-        raise InvalidInput(f"{file} holds several arrays", hint="write one .npy file for each input")
-    return name, array
 
 
 def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:

@@ -62,7 +62,7 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
                 values[name] = [int(number) for number in value.split(",")]
             elif kind == dict[str, Any]:
                 values[name] = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConversionError(f"cannot read {_spelled(name)}: {error}") from error
     return values
 

@@ -113,7 +113,7 @@ def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
         return None
     try:
         spec = json.loads(preprocess)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"--preprocess is not JSON: {error}") from error
     if not isinstance(spec, dict):
         raise InvalidInput(f"--preprocess must be an object, got {preprocess}")

@@ -15,6 +15,7 @@ from graphkiln.story.judgment import Judgment
 from graphkiln.story.variants import Variant
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError, MeasurementError
+from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.precision import Precision
 
 _REFERENCE = "eager"
@@ -94,8 +95,8 @@ class Record:
             MeasurementError: The file cannot be read, is damaged, or of another version of graphkiln.
         """
         try:
-            return decode(cls, json.loads(path.read_text()))
-        except (OSError, ValueError, ManifestError) as error:
+            return decode(cls, json.loads(read_text(path)))
+        except (OSError, ValueError, RecursionError, ManifestError) as error:
             raise MeasurementError(
                 f"cannot resume from {path}: {error}", hint="start anew, without --resume"
             ) from error

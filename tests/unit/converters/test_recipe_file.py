@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from odd_files import ODD
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.recipe_file import read_recipe
@@ -190,3 +191,60 @@ class TestMistakes:
         for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "latin.yaml"):
             with pytest.raises(ConversionError, match="cannot read recipe"):
                 read_recipe(path, {}, [])
+
+
+PYTHON = {**NEEDED, "source": "python:evil.py:make"}
+
+
+class TestCode:
+    """What runs code is named by a person, not by a file."""
+
+    def test_a_file_cannot_name_code(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "r.yaml", PYTHON)
+        with pytest.raises(ConversionError, match=r"r\.yaml would run code: python:evil\.py:make .*--allow-code"):
+            read_recipe(path, {}, [])
+        assert read_recipe(path, {"allow_code": True}, []).allow_code
+
+    def test_nor_can_its_base(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.yaml", PYTHON)
+        with pytest.raises(ConversionError, match="would run code"):
+            read_recipe(write(tmp_path / "r.yaml", {"_base_": "a.yaml"}), {}, [])
+
+    def test_a_person_can(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "r.yaml", NEEDED)
+        assert read_recipe(path, {"source": "python:mine.py:make"}, []).source == "python:mine.py:make"
+        assert read_recipe(path, {}, ["source=python:mine.py:make"]).source == "python:mine.py:make"
+
+    def test_a_file_cannot_allow_it(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "r.yaml", {**PYTHON, "allow_code": True})
+        with pytest.raises(ConversionError, match=r"holds allow_code"):
+            read_recipe(path, {"allow_code": True}, [])
+
+    def test_it_is_not_kept(self) -> None:
+        assert "allow_code" not in read_recipe(None, {**PYTHON, "allow_code": True}, []).frozen()
+
+
+class TestOddFiles:
+    @pytest.mark.parametrize("kind", ODD)
+    def test_are_refused(self, tmp_path: Path, kind: str) -> None:
+        make, reason = ODD[kind]
+        make(tmp_path / "r.yaml")
+        reason = "circle|loop|symbolic" if kind == "loop" else reason
+        with pytest.raises(ConversionError, match=rf"cannot read recipe .*: .*({reason})"):
+            read_recipe(tmp_path / "r.yaml", {}, [])
+
+    def test_as_a_base(self, tmp_path: Path) -> None:
+        ODD["device"][0](tmp_path / "b.yaml")
+        with pytest.raises(ConversionError, match=r"cannot read recipe .*: it is a device"):
+            read_recipe(write(tmp_path / "r.yaml", {"_base_": "b.yaml"}), {}, [])
+
+    def test_a_name_with_a_null_character(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match="cannot read recipe"):
+            read_recipe(write(tmp_path / "r.yaml", {"_base_": "a\0b"}), {}, [])
+
+    def test_bases_without_end(self, tmp_path: Path) -> None:
+        for number in range(10):
+            write(tmp_path / f"{number}.yaml", {"_base_": [f"{number + 1}.yaml"] * 10})
+        write(tmp_path / "10.yaml", NEEDED)
+        with pytest.raises(ConversionError, match=r"0\.yaml is based on more than 100 files"):
+            read_recipe(tmp_path / "0.yaml", {}, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_files import ODD
 from PIL import Image
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import describe, load_sample, open_image
+from graphkiln_backend.images.formats import FORMATS
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -225,3 +228,66 @@ class TestGeometry:
         np.testing.assert_array_equal(chw.transpose(1, 2, 0), hwc)
         assert chw.flags.c_contiguous
         assert hwc.flags.c_contiguous
+
+
+class TestWhatIsNotDecoded:
+    """Pillow opens much more than images that people send; what is not known here is not opened."""
+
+    EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(%pipe%touch owned) (w) file\n%%EOF\n"
+
+    @pytest.mark.parametrize("ending", ["eps", "png", "jpg"])
+    def test_a_program_is_not_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+        def no_process(*arguments: Any, **_: Any) -> None:
+            raise AssertionError(arguments)
+
+        monkeypatch.setattr("subprocess.check_call", no_process)
+        monkeypatch.setattr("subprocess.Popen", no_process)
+        (tmp_path / f"a.{ending}").write_bytes(self.EPS)
+        for image in (self.EPS, tmp_path / f"a.{ending}", Image.open(io.BytesIO(self.EPS))):
+            with pytest.raises(InvalidInput, match=r"is not an image in a known format.*known are JPEG, PNG, WEBP"):
+                load_sample(image, RAW)
+
+    @pytest.mark.parametrize("kind", ["PPM", "PCX", "TGA", "ICO", "SGI", "DDS", "PDF", "SPIDER", "MSP"])
+    def test_other_formats(self, kind: str) -> None:
+        content = encoded(Image.new("1" if kind == "MSP" else "F" if kind == "SPIDER" else "RGB", (4, 4)), kind)
+        with pytest.raises(InvalidInput, match="is not an image in a known format"):
+            load_sample(content, RAW)
+
+    @pytest.mark.parametrize("kind", FORMATS)
+    def test_the_ending_says_nothing(self, tmp_path: Path, kind: str) -> None:
+        (tmp_path / "a.eps").write_bytes(encoded(Image.new("RGB", (4, 5)), kind))
+        assert load_sample(tmp_path / "a.eps", RAW).shape == (5, 4, 3)
+
+    @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+    def test_of_several_images_the_first_counts(self, kind: str) -> None:
+        frames = [Image.new("RGB", (4, 4), color) for color in ("white", "black")]
+        content = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+        assert load_sample(content, RAW).min() > 250
+
+    @pytest.mark.parametrize("kind", [kind for kind in ODD if kind not in ("folder", "loop")])
+    def test_odd_files(self, tmp_path: Path, kind: str) -> None:
+        make, reason = ODD[kind]
+        make(tmp_path / "a.png")
+        with pytest.raises(InvalidInput, match=rf"a\.png cannot be decoded: {reason}"):
+            load_sample(tmp_path / "a.png", RAW)
+
+    def test_a_bomb(self) -> None:
+        header = encoded(Image.new("1", (1, 1)))
+        claimed = header[:16] + (30_000).to_bytes(4, "big") * 2 + header[24:29]
+        content = claimed + zlib.crc32(claimed[12:29]).to_bytes(4, "big") + header[33:]
+        with pytest.raises(InvalidInput, match="is too large to decode safely"):
+            load_sample(content, RAW)
+
+    @pytest.mark.parametrize("size", [(1, 100_000), (100_000, 1)])
+    def test_a_line_that_would_become_a_wall(self, size: tuple[int, int]) -> None:
+        with pytest.raises(InvalidInput, match=r"too long and narrow: it would be resized to"):
+            load_sample(encoded(Image.new("L", size)), Preprocess(resize=256, crop=(224, 224)))
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.sampled_from(FORMATS), st.data())
+    def test_damaged_files_are_one_error(self, kind: str, data: st.DataObject) -> None:
+        content = bytearray(encoded(Image.linear_gradient("L").resize((9, 7)).convert("RGB"), kind))
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(InvalidInput):
+            load_sample(bytes(content[: data.draw(st.integers(0, len(content)))]), RAW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +58,15 @@ class TestKinds:
     ) -> None:
         assert str(open_source(source, OPTIONS)) == "the model"
         assert opened == [(module, location, OPTIONS)]
+
+    @pytest.mark.parametrize("name", ["m.pt2", "M.PT2", "a:b.pt2"])
+    def test_a_file_that_can_run_code_is_not_opened(
+        self, opened: list[tuple[str, str, SourceOptions]], tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / name).touch()
+        with pytest.raises(ConversionError, match=r"can run code \(if you trust whoever made it, give --allow-code"):
+            open_source(str(tmp_path / name), OPTIONS)
+        assert opened == []
 
     @pytest.mark.parametrize(
         ("source", "hint"),

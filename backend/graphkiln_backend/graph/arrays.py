@@ -1,0 +1,80 @@
+"""Reads arrays that numpy saved, from files that somebody else may have made: without code, without bombs."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.files import GIB, format_size, open_regular
+
+_NPY = b"\x93NUMPY"
+_SMALL_BYTES = GIB
+_MOST_INFLATED = 20
+"""Arrays over a GiB may be this many times as large as their file: samples shrink to a half, a bomb a thousandfold."""
+
+
+def read_npz(path: Path) -> dict[str, AnyArray]:
+    """Reads the arrays of an .npz by name.
+
+    Raises:
+        ManifestError: The file cannot be read, is none of numpy's, or would fill the memory.
+    """
+    try:
+        with open_regular(path) as file:  # of a damaged file, numpy would leave its own open
+            _check_kind(file)
+            _check_inflated(file)
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: _array(archive[name]) for name in archive.files}
+    except ManifestError:
+        raise
+    except Exception as error:  # damaged, they fail in a dozen ways: MemoryError, zlib.error, TokenError, ...
+        raise ManifestError(str(error) or type(error).__name__) from error
+
+
+def parse_npy(content: bytes) -> AnyArray:
+    """The array of an .npy file.
+
+    Raises:
+        ManifestError: The bytes are none, or those of an .npz.
+    """
+    try:
+        found = np.load(io.BytesIO(content), allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+    except Exception as error:  # damaged, they fail in a dozen ways: MemoryError, zlib.error, TokenError, ...
+        raise ManifestError(str(error) or type(error).__name__) from error
+    found.close()
+    raise ManifestError("it holds several arrays", hint="write one .npy file for each input")
+
+
+def _check_kind(file: BinaryIO) -> None:
+    begun = file.read(len(_NPY))
+    file.seek(0)
+    if begun == _NPY:
+        raise ManifestError("it holds one array without a name", hint="use numpy.savez(FILE, NAME=...)")
+
+
+def _check_inflated(file: BinaryIO) -> None:
+    """Refuses an archive whose arrays are far larger than the file: zipfile reads no more than its directory says."""
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    inflated = sum(member.file_size for member in members)
+    compressed = sum(member.compress_size for member in members)
+    file.seek(0)
+    if inflated > max(_SMALL_BYTES, _MOST_INFLATED * compressed):
+        raise ManifestError(
+            f"{format_size(compressed)} in it would become {format_size(inflated)}",
+            hint="save the arrays with numpy.savez, without compression",
+        )
+
+
+def _array(found: object) -> AnyArray:
+    if not isinstance(found, np.ndarray):
+        raise TypeError("it holds something that is not an array")
+    return found

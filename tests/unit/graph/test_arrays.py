@@ -1,0 +1,100 @@
+"""Arrays from files that somebody else made."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from odd_files import ODD
+
+from graphkiln_backend.graph import arrays
+from graphkiln_backend.graph.arrays import parse_npy, read_npz
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ManifestError
+
+
+def npy(array: AnyArray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def header(shape: str) -> bytes:
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def test_arrays_come_back(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(6).reshape(2, 3), y=np.zeros(0))
+    found = read_npz(tmp_path / "a.npz")
+    assert list(found) == ["x", "y"]
+    np.testing.assert_array_equal(found["x"], np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ODD if kind != "huge"])
+def test_odd_files_are_refused(tmp_path: Path, kind: str) -> None:
+    make, reason = ODD[kind]
+    make(tmp_path / "a.npz")
+    with pytest.raises(ManifestError, match=reason):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_a_bomb_is_refused_before_it_is_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(1 << 20, np.uint8))
+    assert read_npz(tmp_path / "a.npz")["x"].nbytes == 1 << 20
+    monkeypatch.setattr(arrays, "_SMALL_BYTES", 1 << 19)
+    with pytest.raises(ManifestError, match=r"KiB in it would become 1 MiB .*without compression"):
+        read_npz(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.zeros(1 << 20, np.uint8))
+    assert read_npz(tmp_path / "a.npz")["x"].nbytes == 1 << 20
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header("(1000000000000000,)"),
+        header("(4,)"),
+        header("(-1,)"),
+        header("(" * 5000),
+        header("x"),
+        b"no array",
+        npy(np.array([{}])),
+    ],
+)
+def test_damaged_members_are_one_error(tmp_path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", content)
+    with pytest.raises(ManifestError) as caught:
+        read_npz(tmp_path / "a.npz")
+    assert str(caught.value)
+    with pytest.raises(ManifestError):
+        parse_npy(content)
+
+
+def test_encrypted_and_unknown_methods_are_one_error(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", npy(np.zeros(3)))
+    whole = (tmp_path / "a.npz").read_bytes()
+    for offset, value in ((6, 1), (8, 99)):  # flags and method: of the member, and of the directory
+        damaged = bytearray(whole)
+        damaged[offset] = damaged[whole.rindex(b"PK\x01\x02") + offset + 2] = value
+        (tmp_path / "a.npz").write_bytes(damaged)
+        with pytest.raises(ManifestError):
+            read_npz(tmp_path / "a.npz")
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(npy(np.zeros(3)))
+    with pytest.raises(ManifestError, match=r"one array without a name \(use numpy\.savez"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_one_array() -> None:
+    np.testing.assert_array_equal(parse_npy(npy(np.arange(3))), np.arange(3))
+    several = io.BytesIO()
+    np.savez(several, x=np.zeros(1))
+    with pytest.raises(ManifestError, match="it holds several arrays"):
+        parse_npy(several.getvalue())
