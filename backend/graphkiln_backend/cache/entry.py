@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln_backend.cache.trust import find_distrust_inside
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import sha256_of
@@ -101,6 +102,14 @@ def find_fault(folder: Path, key: Key | None = None) -> str | None:
         return f"{ENTRY_FILE} cannot be read"
     if folder.name != entry.name or (key is not None and entry.key != key):
         return "it was made for something else"
+    try:
+        distrust = find_distrust_inside(folder)
+    except OSError as error:
+        distrust = f"it cannot be read: {error.strerror}"
+    return distrust or _find_damage(folder, entry)
+
+
+def _find_damage(folder: Path, entry: Entry) -> str | None:
     for name, expected in entry.files.items():
         if Path(name).name != name:
             return f"'{name}' leads out of it"

@@ -10,30 +10,31 @@ Whoever looks for an entry or builds it holds its lock file for that time; the f
 Whoever uses an entry holds a shared lock on its `entry.json`, which keeps it from being pruned. The kernel takes a dead
 process's locks away. Nobody trusts an entry: its key and checksums are compared at each use, and a damaged or foreign
 one is discarded and built again.
+
+A cache is a convenience: where it cannot be used (a full or failing disk, a read-only folder that lacks an entry), a
+server uses its spare one in the temporary folder instead, and says so once.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, FileRecord, Key, entry_name, find_fault, read_entry
+from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault, read_entry
 from graphkiln_backend.cache.locks import locked_alone
+from graphkiln_backend.cache.reservation import Reservation, explained_errors
+from graphkiln_backend.cache.trust import make_private
 from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.errors import CacheError, GraphkilnError
+from graphkiln_backend.graph.errors import CacheError
 
 _log = logging.getLogger("graphkiln.cache")
 
-_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 GIB = 1 << 30
 DEFAULT_LIMIT_BYTES = 20 * GIB
 
@@ -47,59 +48,6 @@ class StoredEntry:
     used_s: float
 
 
-class Reservation:
-    """An entry whose lock is held: nobody else looks for it or builds it meanwhile. See `ArtifactCache.reserve`.
-
-    Args:
-        cache: The cache's folder.
-        entry: What is looked for; its folder need not be there.
-        path: The entry's folder, or None where it is not there.
-    """
-
-    def __init__(self, cache: Path, entry: Entry, path: Path | None) -> None:
-        self._cache = cache
-        self._entry = entry
-        self._path = path
-        self._begun = time.monotonic()
-
-    @property
-    def path(self) -> Path | None:
-        """The entry's folder, or None as long as it is not there. Stays until the cache is closed."""
-        return self._path
-
-    @contextmanager
-    def write(self) -> Iterator[Path]:
-        """An empty folder; what is in it at the end of the block is the entry, unless the block fails.
-
-        Raises:
-            CacheError: The entry cannot be written.
-        """
-        partial = self._cache / "partial" / self._entry.name
-        with _explained_errors(self._cache):
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it built
-            partial.mkdir()
-            try:
-                yield partial
-                self._path = self._keep(partial)
-            except GraphkilnError as error:
-                if os.statvfs(partial).f_bavail == 0:  # a runtime that cannot write says so in its own words
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-                raise
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)  # where all went well it has another name now
-
-    def _keep(self, partial: Path) -> Path:
-        entry = Entry(
-            kind=self._entry.kind,
-            model=self._entry.model,
-            key=self._entry.key,
-            files={file.name: FileRecord.of(file) for file in sorted(partial.iterdir())},
-            seconds=round(time.monotonic() - self._begun, 3),
-        )
-        entry.write(partial)
-        return partial.rename(self._cache / "entries" / entry.name)
-
-
 class ArtifactCache(Closeable):
     """The cache, as one process uses it. Entries that it hands out stay until it is closed. Not thread-safe.
 
@@ -107,11 +55,20 @@ class ArtifactCache(Closeable):
         folder: Where it lies; made when missing.
         limit_bytes: Least recently used entries go when all are larger together.
         lasting: Whether it outlives the server that uses it.
+        spare: One that vanishes, for what this one cannot give; closed with it. None where that is an error.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES, lasting: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        lasting: bool = True,
+        spare: ArtifactCache | None = None,
+    ) -> None:
         self.folder = folder
         self.lasting = lasting
+        self._spare = spare
         self._entries = folder / "entries"
         self._locks = folder / "locks"
         self._partial = folder / "partial"
@@ -131,11 +88,49 @@ class ArtifactCache(Closeable):
         Raises:
             CacheError: It is not there, and cannot be written.
         """
-        with self.reserve(kind, model, key) as reservation:
+        try:
+            return self._get(kind, model, key, build)
+        except CacheError as error:
+            return self._use_spare(error).get(kind, model, key, build)
+
+    def get_lasting(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path | None:
+        """As `get`, for what is not worth building unless it lasts: then None.
+
+        Raises:
+            CacheError: It is not there, cannot be written, and there is no spare cache.
+        """
+        if not self.lasting:
+            return None
+        try:
+            return self._get(kind, model, key, build)
+        except CacheError as error:
+            self._use_spare(error)
+            return None
+
+    def _get(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path:
+        with self._reserve(kind, model, key) as reservation:
             if reservation.path is None:
                 with reservation.write() as folder:
                     build(folder)
         return self._paths[entry_name(kind, key)]
+
+    def _use_spare(self, error: CacheError) -> ArtifactCache:
+        """The spare cache; says once in a run why it is used.
+
+        Raises:
+            CacheError: There is none.
+        """
+        if self._spare is None:
+            raise error
+        try:
+            make_private(self._spare.folder)
+            (self._spare.folder / "said").touch(exist_ok=False)
+        except FileExistsError:  # by another instance of the run, or earlier
+            return self._spare
+        except OSError:
+            pass
+        _log.warning("served without the artifact cache: %s", error)
+        return self._spare
 
     @contextmanager
     def reserve(self, kind: str, model: str, key: Key) -> Iterator[Reservation]:
@@ -149,17 +144,26 @@ class ArtifactCache(Closeable):
         Raises:
             CacheError: It is not there, and cannot be written.
         """
+        with ExitStack() as held:
+            try:
+                reservation = held.enter_context(self._reserve(kind, model, key))
+            except CacheError as error:
+                reservation = held.enter_context(self._use_spare(error).reserve(kind, model, key))
+            yield reservation
+
+    @contextmanager
+    def _reserve(self, kind: str, model: str, key: Key) -> Iterator[Reservation]:
         entry = Entry(kind=kind, model=model, key=dict(key))
         if entry.name in self._paths:
             yield Reservation(self.folder, entry, self._paths[entry.name])
             return
         with ExitStack() as locked:
-            with _explained_errors(self.folder):
+            with explained_errors(self.folder):
                 found = self._find(entry, locked)
             reservation = Reservation(self.folder, entry, found)
             yield reservation
             if reservation.path:
-                with _explained_errors(self.folder):
+                with explained_errors(self.folder):
                     self._hold(reservation.path)
         if reservation.path and not found:
             try:
@@ -173,12 +177,12 @@ class ArtifactCache(Closeable):
         try:
             self._make_folders()
             lock = locked.enter_context((self._locks / entry.name).open("a"))
-        except OSError as error:
-            if error.errno in _READ_ONLY and find_fault(path, entry.key) is None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            if find_fault(path, entry.key) is None:
                 self._paths[entry.name] = path  # mounted read-only, and filled ahead of time
                 return path
             raise
-        fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             return None
         if fault := find_fault(path, entry.key):
@@ -194,7 +198,8 @@ class ArtifactCache(Closeable):
             return
         used = self._held.enter_context((path / ENTRY_FILE).open("rb"))
         fcntl.flock(used, fcntl.LOCK_SH)
-        os.utime(self._locks / path.name)
+        with suppress(OSError):  # when it was used matters to pruning alone
+            os.utime(self._locks / path.name)
         self._paths[path.name] = path
 
     def _discard(self, path: Path) -> None:
@@ -233,7 +238,7 @@ class ArtifactCache(Closeable):
         Raises:
             CacheError: The folder cannot be written.
         """
-        with _explained_errors(self.folder):
+        with explained_errors(self.folder):
             return self._prune(limit_bytes)
 
     def _prune(self, limit_bytes: int) -> list[Path]:
@@ -246,12 +251,21 @@ class ArtifactCache(Closeable):
             if self._remove(stored.path):
                 total -= stored.entry.bytes
                 removed.append(stored.path)
+        self._remove_unfinished()
+        return removed
+
+    def remove_unfinished(self) -> None:
+        """Removes what dead builds left, as far as it can be; builds that run keep theirs."""
+        with suppress(OSError):
+            if self.folder.is_dir():
+                self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
         self._make_folders()
         for left in (*self._partial.glob("*"), *self._entries.glob("*")):
             with locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:
                 if alone and read_entry(left) is None:
                     shutil.rmtree(left, ignore_errors=True)
-        return removed
 
     def _remove(self, path: Path) -> bool:
         """Removes an entry, unless somebody uses it; says whether it is gone."""
@@ -270,27 +284,9 @@ class ArtifactCache(Closeable):
         """Gives all entries back."""
         self._held.close()
         self._paths.clear()
+        if self._spare:
+            self._spare.close()
 
     def _make_folders(self) -> None:
         for folder in (self._entries, self._locks, self._partial):
-            folder.mkdir(parents=True, exist_ok=True)
-
-
-@contextmanager
-def _explained_errors(folder: Path) -> Iterator[None]:
-    """Says of a file system's error what it means for the cache, and what to do.
-
-    Raises:
-        CacheError: There was one.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            hint = "make room (graphkiln cache prune), or choose another folder: serve --cache DIR"
-            raise CacheError(f"the artifact cache {folder} is full: {error.strerror}", hint=hint) from error
-        hint = (
-            "choose a folder that can be written (serve --cache DIR), or fill this one ahead of time "
-            "(graphkiln lower), or do without (--cache off)"
-        )
-        raise CacheError(f"the artifact cache {folder} cannot be written: {error.strerror}", hint=hint) from error
+            make_private(folder)

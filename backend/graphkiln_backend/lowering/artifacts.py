@@ -13,7 +13,8 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
 
-from graphkiln_backend.cache.store import ArtifactCache, Reservation
+from graphkiln_backend.cache.reservation import Reservation
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
@@ -80,7 +81,7 @@ class Artifacts:
             engine.compile(self.prepare_graph(config), config, folder)
             self.check_unchanged()
 
-        return self._cache.get(config.engine, self._model, key, build)
+        return self._cache.get_lasting(config.engine, self._model, key, build)
 
     def build_session(self, engine: Engine, config: SessionConfig) -> Session:
         """A session from what was compiled where that is kept, else from the graph.

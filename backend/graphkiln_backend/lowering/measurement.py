@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphkiln_backend.cache.store import Reservation
+from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError

@@ -54,6 +54,11 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
             "for their largest batches",
             hint=f"docker run --shm-size={2 * needed >> 20}m, or a smaller max_batch_size",
         )
+    if free_bytes < _MIN_REGION_BYTES:
+        raise ServerSetupError(
+            f"{SHARED_MEMORY} is full: {free_bytes >> 10} kB left, and an instance begins with 1 MB",
+            hint="remove what fills it (graphkiln doctor names what dead runs left), or docker run --shm-size=1g",
+        )
     largest = max(sizes, default=_MIN_REGION_BYTES)
     # One size serves all instances: take the largest where that leaves half of the memory free.
     fits = largest * len(sizes) <= free_bytes // 2

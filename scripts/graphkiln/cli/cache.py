@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +81,7 @@ def verify(folder: _Folder = "") -> None:
 
 
 def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
-    """The cache that a command line requests; says so when the default folder cannot be used.
+    """The cache that a command line requests, whether or not it can be used.
 
     Args:
         folder: A folder, `off`, or empty for the default one.
@@ -95,13 +93,11 @@ def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
         return CacheSettings(limit_bytes=limit_bytes)
     if folder:
         return CacheSettings(folder=Path(folder).absolute(), limit_bytes=limit_bytes)
-    default = user_cache_folder()
-    with suppress(OSError):
-        default.mkdir(parents=True, exist_ok=True)
-    if os.access(default, os.W_OK):
-        return CacheSettings(folder=default, limit_bytes=limit_bytes)
-    say(f"no artifact cache: {default} cannot be written; models are lowered again at each start")
-    return CacheSettings(limit_bytes=limit_bytes)
+    try:
+        return CacheSettings(folder=user_cache_folder(), limit_bytes=limit_bytes)
+    except CacheError as error:
+        say(f"no artifact cache: {error}")
+        return CacheSettings(limit_bytes=limit_bytes)
 
 
 def parse_size(text: str) -> int:

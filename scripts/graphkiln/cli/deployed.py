@@ -23,13 +23,25 @@ Set = Annotated[
 
 
 @contextmanager
-def open_artifact_cache(cache: str) -> Iterator[ArtifactCache]:
-    """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries."""
+def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[ArtifactCache]:
+    """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries.
+
+    Args:
+        cache: The option.
+        must_keep: Whether what cannot be kept in the folder is an error.
+
+    Raises:
+        CacheError: The folder cannot be used, and `must_keep`.
+    """
     from graphkiln.cli.cache import cache_settings
     from graphkiln_backend.server.owned_folder import OwnedFolder
 
     settings = cache_settings(cache, sys.maxsize)
-    with OwnedFolder(prefix="graphkiln-cache-") as temporary, settings.open(temporary.path) as artifacts:
+    if must_keep and settings.folder:
+        with settings.open_to_fill() as artifacts:
+            yield artifacts
+        return
+    with OwnedFolder(prefix="graphkiln-cache-") as temporary, settings.checked().open(temporary.path) as artifacts:
         yield artifacts
 
 

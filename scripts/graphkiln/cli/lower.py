@@ -17,7 +17,7 @@ def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
     The session is proven as it is before serving.
     """
     begun = time.monotonic()
-    with open_artifact_cache(cache) as artifacts:
+    with open_artifact_cache(cache, must_keep=True) as artifacts:
         proven = read_deployment(path, set_, artifacts).build(artifacts)
         with proven.session:
             seconds = time.monotonic() - begun

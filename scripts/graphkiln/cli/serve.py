@@ -69,7 +69,9 @@ def serve(
     stores = [*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     _check_stores(stores)
     overrides = _overrides(set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
+    settings = cache_settings(cache, parse_size(cache_size)).checked()
     remove_leftovers()
+    settings.remove_unfinished()
     flags.check_ports()
     supervisor = Supervisor(
         Launch(
@@ -77,7 +79,7 @@ def serve(
             stores=stores,
             flags=flags,
             overrides=overrides,
-            cache=cache_settings(cache, parse_size(cache_size)),
+            cache=settings,
             replace_onnxruntime=replace_onnxruntime,
         ),
         on_live=lambda states: _print_states(states, flags),

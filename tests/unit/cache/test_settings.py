@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from graphkiln_backend.cache.settings import CacheSettings, user_cache_folder
-from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES
+from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
+from graphkiln_backend.graph.errors import CacheError
 
 
 class TestUserFolder:
@@ -31,6 +35,14 @@ class TestUserFolder:
     def test_other_purposes_have_folders_of_their_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert user_cache_folder("graphkiln-story") == tmp_path / "graphkiln-story"
+
+    def test_a_user_without_a_home_folder_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", refuse)
+        with pytest.raises(CacheError, match=r"no home folder.*set HOME"):
+            user_cache_folder()
 
     def test_is_not_made_by_asking(self, tmp_path: Path) -> None:
         user_cache_folder()
@@ -62,3 +74,118 @@ class TestSettings:
 
     def test_the_default_limit_is_what_the_help_says(self) -> None:
         assert CacheSettings().limit_bytes == DEFAULT_LIMIT_BYTES == 20 * 1024**3
+
+
+def get(cache: ArtifactCache) -> Path:
+    return cache.get("engine", "m/1", {"graph": "abc"}, lambda path: (path / "f").touch())
+
+
+class TestUsability:
+    """A folder that is of no use is said once, and served without."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> CacheSettings:
+        return CacheSettings(folder=tmp_path / "mine", limit_bytes=7)
+
+    def test_one_that_is_missing_is_made(self, settings: CacheSettings, logged: list[str]) -> None:
+        assert settings.checked() == settings
+        assert settings.folder
+        assert settings.folder.stat().st_mode & 0o022 == 0
+        assert logged == []
+
+    def test_one_that_others_can_write_is_not_used(self, settings: CacheSettings, logged: list[str]) -> None:
+        assert settings.folder
+        settings.folder.mkdir()
+        settings.folder.chmod(0o777)
+        assert settings.checked() == CacheSettings(limit_bytes=7)
+        (line,) = logged
+        assert line.startswith(f"no artifact cache: {settings.folder} is not trusted, because {settings.folder} can be")
+        assert "--cache DIR" in line
+
+    @pytest.mark.parametrize("name", ["entries", "locks", "partial"])
+    def test_nor_one_whose_parts_others_can_write(self, settings: CacheSettings, name: str) -> None:
+        assert settings.folder
+        (settings.folder / name).mkdir(parents=True)
+        (settings.folder / name).chmod(0o777)
+        assert settings.checked().folder is None
+
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EDQUOT])
+    def test_one_that_cannot_be_written_and_is_empty_is_not_used(
+        self, settings: CacheSettings, number: int, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        refuse_to_write(monkeypatch, number)
+        assert settings.checked().folder is None
+        assert len(logged) == 1
+        assert os.strerror(number) in logged[0]
+
+    def test_one_that_is_filled_is_used_as_it_is(
+        self, settings: CacheSettings, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        assert settings.folder
+        with ArtifactCache(settings.folder) as cache:
+            get(cache)
+        refuse_to_write(monkeypatch, errno.EROFS)
+        assert settings.checked() == settings
+        assert logged == []
+
+    def test_a_file_in_its_place(self, settings: CacheSettings) -> None:
+        assert settings.folder
+        settings.folder.touch()
+        assert settings.checked().folder is None
+
+    def test_without_a_folder_there_is_nothing_to_check(self, logged: list[str]) -> None:
+        assert CacheSettings().checked() == CacheSettings()
+        CacheSettings().remove_unfinished()
+        assert logged == []
+
+    def test_one_that_is_opened_up_later_is_not_used(
+        self, settings: CacheSettings, tmp_path: Path, logged: list[str]
+    ) -> None:
+        assert settings.folder
+        settings.folder.mkdir()
+        settings.folder.chmod(0o777)
+        with settings.open(tmp_path / "vanishing") as cache:
+            assert get(cache).is_relative_to(tmp_path / "vanishing")
+        assert len(logged) == 1
+
+    def test_what_fails_later_is_built_in_the_vanishing_one(self, settings: CacheSettings, tmp_path: Path) -> None:
+        assert settings.folder
+        settings.folder.touch()
+        with settings.open(tmp_path / "vanishing") as cache:
+            assert get(cache).is_relative_to(tmp_path / "vanishing")
+
+    def test_what_dead_builds_left_is_removed(self, settings: CacheSettings) -> None:
+        assert settings.folder
+        (settings.folder / "partial" / "engine-dead").mkdir(parents=True)
+        settings.remove_unfinished()
+        assert list((settings.folder / "partial").iterdir()) == []
+
+
+class TestFilling:
+    """`graphkiln lower` is told to fill a folder: that it cannot be is an error."""
+
+    def test_a_folder_is_filled(self, tmp_path: Path) -> None:
+        with CacheSettings(folder=tmp_path / "mine").open_to_fill() as cache:
+            assert get(cache).is_relative_to(tmp_path / "mine")
+
+    def test_one_that_is_not_trusted_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine").chmod(0o777)
+        with pytest.raises(CacheError, match=r"cannot be filled: .* is not trusted"):
+            CacheSettings(folder=tmp_path / "mine").open_to_fill()
+
+    def test_so_is_none(self) -> None:
+        with pytest.raises(CacheError, match="no artifact cache to fill"):
+            CacheSettings().open_to_fill()
+
+    def test_and_one_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(CacheError, match=r"cannot be filled: .*file cannot be written"):
+            CacheSettings(folder=tmp_path / "file").open_to_fill()
+
+
+def refuse_to_write(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -11,13 +12,16 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphkiln_backend.cache.entry import entry_name
-from graphkiln_backend.cache.store import ArtifactCache, Reservation
+from graphkiln_backend.cache import entry as entry_module
+from graphkiln_backend.cache.entry import Entry, entry_name
+from graphkiln_backend.cache.reservation import Reservation
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import CacheError, LoweringError
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}
@@ -149,7 +153,7 @@ def test_a_runtime_that_fails_on_a_full_disk_is_told_apart(tmp_path: Path, monke
     def fail(_: Path) -> None:
         raise LoweringError("cannot save", attempts=())
 
-    monkeypatch.setattr("graphkiln_backend.cache.store.os.statvfs", lambda _: Full)
+    monkeypatch.setattr("graphkiln_backend.cache.reservation.os.statvfs", lambda _: Full)
     with pytest.raises(CacheError, match="is full"):
         fetch(tmp_path, fail)
 
@@ -380,6 +384,179 @@ class TestReserving:
         monkeypatch.setattr(ArtifactCache, "_make_folders", read_only)
         with pytest.raises(CacheError, match="Read-only file system"):
             fetch(tmp_path, Builder())
+
+
+def refusing(number: int) -> Any:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.fixture
+def with_spare(tmp_path: Path) -> Iterator[ArtifactCache]:
+    """A cache as servers use it."""
+    spare = ArtifactCache(tmp_path / "spare", lasting=False)
+    with ArtifactCache(tmp_path / "cache", spare=spare) as cache:
+        yield cache
+
+
+class TestSpare:
+    """What a cache cannot give, a server builds for itself: no fault of a disk is a reason not to serve."""
+
+    FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ENOLCK, errno.ENOENT)
+
+    @pytest.mark.parametrize("number", FAULTS)
+    @pytest.mark.parametrize("what", ["folders", "lock", "entry"])
+    def test_whatever_fails_the_artifact_is_there(
+        self, with_spare: ArtifactCache, monkeypatch: pytest.MonkeyPatch, number: int, what: str, logged: list[str]
+    ) -> None:
+        original = {"folders": ArtifactCache._make_folders, "lock": fcntl.flock, "entry": Entry.write}[what]
+
+        def fail(*arguments: Any) -> None:
+            if what != "lock":
+                about = str(arguments[1] if what == "entry" else arguments[0].folder)
+            else:
+                about = str(Path(f"/proc/self/fd/{arguments[0].fileno()}").readlink())
+            if about.startswith(str(with_spare.folder)):
+                raise OSError(number, os.strerror(number))
+            original(*arguments)
+
+        target = {"folders": (ArtifactCache, "_make_folders"), "lock": (fcntl, "flock"), "entry": (Entry, "write")}
+        monkeypatch.setattr(*target[what], fail)
+        build = Builder()
+        path = with_spare.get("engine", "m/1", KEY, build)
+        assert (path / "model.blob").read_bytes() == b"compiled"
+        assert path.is_relative_to(with_spare.folder.with_name("spare"))
+        with_spare.get("engine", "m/1", {**KEY, "graph": "other"}, build)
+        assert [line for line in logged if line.startswith("served without the artifact cache: ")] == logged
+        assert len(logged) == 1
+
+    def test_instances_of_a_run_say_it_once_together(self, tmp_path: Path, logged: list[str]) -> None:
+        (tmp_path / "file").touch()
+        for _ in range(2):
+            spare = ArtifactCache(tmp_path / "spare", lasting=False)
+            with ArtifactCache(tmp_path / "file" / "cache", spare=spare) as cache:
+                cache.get("engine", "m/1", KEY, Builder())
+        assert len(logged) == 1
+
+    def test_they_build_it_once_together(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        build = Builder()
+        for _ in range(2):
+            spare = ArtifactCache(tmp_path / "spare", lasting=False)
+            with ArtifactCache(tmp_path / "file" / "cache", spare=spare) as cache:
+                cache.get("engine", "m/1", KEY, build)
+        assert build.calls == 1
+
+    def test_what_only_pays_when_it_lasts_is_not_built(
+        self, with_spare: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        monkeypatch.setattr(ArtifactCache, "_make_folders", refusing(errno.ENOSPC))
+        build = Builder()
+        assert with_spare.get_lasting("engine", "m/1", KEY, build) is None
+        assert build.calls == 0
+        assert len(logged) == 1
+
+    def test_and_given_where_it_does(self, with_spare: ArtifactCache, tmp_path: Path) -> None:
+        assert with_spare.get_lasting("engine", "m/1", KEY, Builder()) == entry_of(with_spare.folder)
+        with ArtifactCache(tmp_path / "other", lasting=False) as vanishing:
+            assert vanishing.get_lasting("engine", "m/1", KEY, Builder()) is None
+
+    def test_without_a_spare_one_it_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with ArtifactCache(tmp_path / "file" / "cache") as cache:
+            with pytest.raises(CacheError, match="cannot be written"):
+                cache.get_lasting("engine", "m/1", KEY, Builder())
+            with pytest.raises(CacheError, match="cannot be written"):
+                cache.get("engine", "m/1", KEY, Builder())
+
+    def test_a_choice_is_remembered_for_the_run(
+        self, with_spare: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_folders = ArtifactCache._make_folders
+
+        def fail(cache: ArtifactCache) -> None:
+            if cache is with_spare:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            make_folders(cache)
+
+        monkeypatch.setattr(ArtifactCache, "_make_folders", fail)
+        with with_spare.reserve("choice", "m/1", KEY) as entry, entry.write() as folder:
+            (folder / "measured.json").write_text("{}")
+        with with_spare.reserve("choice", "m/1", KEY) as again:
+            assert again.path == entry.path is not None
+
+    @pytest.mark.parametrize("number", FAULTS)
+    def test_what_is_there_is_used_where_it_cannot_be_locked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        fetch(tmp_path, Builder())
+        monkeypatch.setattr(ArtifactCache, "_make_folders", refusing(number))
+        build = Builder()
+        assert fetch(tmp_path, build) == b"compiled"
+        assert build.calls == 0
+
+    def test_a_cache_that_is_removed_while_it_is_used(self, with_spare: ArtifactCache) -> None:
+        path = with_spare.get("engine", "m/1", KEY, Builder())
+        shutil.rmtree(with_spare.folder)
+        other = with_spare.get("engine", "m/1", {**KEY, "graph": "other"}, Builder())
+        assert (other / "model.blob").read_bytes() == b"compiled"
+        assert not path.exists()
+
+    def test_and_one_that_is_removed_while_an_entry_is_built(self, with_spare: ArtifactCache) -> None:
+        calls: list[Path] = []
+
+        def build(folder: Path) -> None:
+            calls.append(folder)
+            if len(calls) == 1:
+                shutil.rmtree(with_spare.folder)
+            (folder / "model.blob").write_bytes(b"compiled")
+
+        assert (with_spare.get("engine", "m/1", KEY, build) / "model.blob").read_bytes() == b"compiled"
+        assert len(calls) == 2
+
+    def test_a_disk_that_cannot_be_read(
+        self, with_spare: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        path = with_spare.get("engine", "m/1", KEY, Builder())
+        with_spare.close()
+        read = entry_module.sha256_of
+
+        def fail(file: Path) -> str:
+            if file.is_relative_to(path):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(file)
+
+        monkeypatch.setattr(entry_module, "sha256_of", fail)
+        monkeypatch.setattr(ArtifactCache, "_discard", refusing(errno.EIO))
+        assert (with_spare.get("engine", "m/1", KEY, Builder()) / "model.blob").read_bytes() == b"compiled"
+        assert any("cannot be read: Input/output error" in line for line in logged)
+
+    def test_an_entry_that_others_can_write_is_discarded(self, tmp_path: Path, logged: list[str]) -> None:
+        fetch(tmp_path, Builder())
+        (entry_of(tmp_path) / "model.blob").chmod(0o666)
+        build = Builder()
+        assert fetch(tmp_path, build) == b"compiled"
+        assert build.calls == 1
+        assert "can be written by other users" in logged[0]
+
+
+def test_what_dead_builds_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
+    fetch(tmp_path, Builder())
+    (tmp_path / "partial" / "engine-dead").mkdir()
+    other = {**KEY, "graph": "other"}
+    with ArtifactCache(tmp_path) as cache, cache.reserve("engine", "m/1", other) as entry, entry.write() as building:
+        ArtifactCache(tmp_path).remove_unfinished()
+        assert list((tmp_path / "partial").iterdir()) == [building]
+    assert len(list((tmp_path / "entries").iterdir())) == 2
+
+
+def test_where_nothing_can_be_removed_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ArtifactCache(tmp_path / "none").remove_unfinished()
+    assert not (tmp_path / "none").exists()
+    monkeypatch.setattr(ArtifactCache, "_make_folders", refusing(errno.EROFS))
+    ArtifactCache(tmp_path).remove_unfinished()
 
 
 class TestLayout:

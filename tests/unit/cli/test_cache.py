@@ -136,15 +136,19 @@ class TestSettings:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         settings = cache_settings("", 7)
         assert settings.folder == user_cache_folder() == tmp_path / "graphkiln"
-        assert settings.folder.is_dir()
 
-    def test_a_default_that_cannot_be_written_is_said_and_not_used(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    def test_without_a_home_there_is_none_and_that_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (tmp_path / "file").write_text("")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        def refuse() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", refuse)
         assert cache_settings("", 7).folder is None
-        assert "no artifact cache" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert said.startswith("graphkiln: no artifact cache: this user has no home folder")
+        assert len(said.splitlines()) == 1
 
 
 class TestSizes:

@@ -47,6 +47,11 @@ def test_no_model_needs_nothing(tmp_path: Path) -> None:
     assert plan_shared_memory([tmp_path / "empty"], free_bytes=MB).needed_bytes == 0
 
 
+def test_a_full_one_is_an_error_also_where_no_model_is_known_yet() -> None:
+    with pytest.raises(ServerSetupError, match=r"/dev/shm is full: 100 kB left.*--shm-size"):
+        plan_shared_memory([], free_bytes=100 << 10)
+
+
 def test_regions_are_whole_megabytes_with_room_for_messages(tmp_path: Path) -> None:
     planned = plan_shared_memory([make_store(tmp_path, rows=20, instances=1)], free_bytes=1000 * MB)
     tensors = 20 * (1000 * 250 * 4 + 4)

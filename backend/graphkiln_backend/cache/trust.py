@@ -1,0 +1,111 @@
+"""Whether a folder may be trusted to hold what this process will execute.
+
+Compiled artifacts are code. Checksums that lie beside them prove nothing against somebody who can write both, so a
+folder is trusted only where nobody but this user and root could have put anything into it: as ssh treats its files
+(sshd_config(5), StrictModes). A folder with the sticky bit, such as /tmp, may lie above: in it, others cannot rename
+what is not theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_ROOT = 0
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MAX_LINKS = 40
+"""As many as Linux follows. Source: path_resolution(7)."""
+
+
+def find_distrust(folder: Path) -> str | None:
+    """Why a folder must not be trusted, or None.
+
+    Every folder above it counts, and every link on the way: who can replace one can replace everything below.
+
+    Args:
+        folder: The folder; what of it is not there yet cannot be wrong.
+    """
+    try:
+        places = list(_places(folder.absolute()))
+        for place in places:
+            if reason := _distrust(place, place.lstat(), is_above=place != places[-1]):
+                return reason
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{error.filename or folder} cannot be examined: {error.strerror}"
+    return None
+
+
+def find_distrust_inside(folder: Path) -> str | None:
+    """Why what lies below a trusted folder must not be trusted, or None.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    for place in (folder, *sorted(folder.rglob("*"))):
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+            return f"{place} is neither a file nor a folder"
+        if reason := _distrust(place, status, is_above=False):
+            return reason
+    return None
+
+
+def close_to_others(folder: Path) -> None:
+    """Takes from others, whatever the umask is, the permission to write what lies in a folder of this user."""
+    for place in (folder, *folder.rglob("*")):
+        with suppress(OSError):  # a file system without permissions
+            if not place.is_symlink():
+                place.chmod(place.stat().st_mode & ~_WRITABLE_BY_OTHERS)
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder, and those above it, so that only this user can write them, whatever the umask is.
+
+    Raises:
+        OSError: It cannot be made, or is not a folder.
+    """
+    if not folder.parent.exists():
+        make_private(folder.parent)
+    folder.mkdir(mode=0o755, exist_ok=True)
+
+
+def _distrust(place: Path, status: os.stat_result, *, is_above: bool) -> str | None:
+    if status.st_uid not in {_ROOT, os.geteuid()}:
+        return f"{place} belongs to another user ({status.st_uid})"
+    mode = status.st_mode
+    harmless = stat.S_ISLNK(mode) or (is_above and mode & stat.S_ISVTX)
+    if mode & _WRITABLE_BY_OTHERS and not harmless:
+        return f"{place} can be written by other users (mode {stat.S_IMODE(mode):o})"
+    return None
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Every folder and link that the kernel passes on its way to a path, which comes last.
+
+    Raises:
+        OSError: There are too many links, or one cannot be read.
+    """
+    current = Path(path.anchor)
+    rest = list(reversed(path.parts[1:]))
+    links = 0
+    yield current
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        current /= part
+        yield current
+        if current.is_symlink():
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = current.readlink()
+            rest.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+            current = Path(target.anchor) if target.is_absolute() else current.parent

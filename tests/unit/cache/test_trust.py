@@ -1,0 +1,186 @@
+"""Which folders are trusted to hold code: those that nobody but this user and root can write."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.cache.trust import close_to_others, find_distrust, find_distrust_inside, make_private
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "above" / "cache"
+    make_private(path)
+    return path
+
+
+def give_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a file or folder, and nothing else, belong to another user; not everybody may call chown."""
+    found = path.lstat()
+    lstat = Path.lstat
+
+    def pretend(self: Path) -> os.stat_result:
+        status = lstat(self)
+        if not os.path.samestat(status, found):
+            return status
+        return os.stat_result((*status[:4], os.geteuid() + 7, *status[5:]))
+
+    monkeypatch.setattr(Path, "lstat", pretend)
+
+
+def test_a_folder_of_this_user_is_trusted(folder: Path) -> None:
+    assert find_distrust(folder) is None
+
+
+def test_so_is_one_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert find_distrust(tmp_path / "a" / "b") is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o770, 0o722])
+def test_one_that_others_can_write_is_not(folder: Path, mode: int) -> None:
+    folder.chmod(mode)
+    assert find_distrust(folder) == f"{folder} can be written by other users (mode {mode:o})"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_nor_one_below_a_folder_that_others_can_write(folder: Path, mode: int) -> None:
+    folder.parent.chmod(mode)
+    assert str(find_distrust(folder)).startswith(f"{folder.parent} can be written by other users")
+
+
+def test_the_sticky_bit_protects_what_is_below_and_not_the_folder_itself(folder: Path) -> None:
+    folder.parent.chmod(0o1777)
+    assert find_distrust(folder) is None
+    folder.chmod(0o1777)
+    assert str(find_distrust(folder)).startswith(f"{folder} can be written")
+
+
+def test_neither_is_one_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_to_another(folder, monkeypatch)
+    assert find_distrust(folder) == f"{folder} belongs to another user ({os.geteuid() + 7})"
+
+
+def test_nor_one_below_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_to_another(folder.parent, monkeypatch)
+    assert str(find_distrust(folder)).startswith(f"{folder.parent} belongs to another user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+def test_root_does_not_trust_a_users_folder(folder: Path) -> None:
+    os.chown(folder, 1234, 1234)
+    assert find_distrust(folder) == f"{folder} belongs to another user (1234)"
+
+
+def test_a_user_trusts_what_root_has_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lstat = Path.lstat
+    monkeypatch.setattr(Path, "lstat", lambda self: os.stat_result((*lstat(self)[:4], 0, *lstat(self)[5:])))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert find_distrust(tmp_path) is None
+
+
+class TestLinks:
+    def test_a_link_of_this_user_to_a_trusted_folder_is_trusted(self, tmp_path: Path, folder: Path) -> None:
+        (tmp_path / "link").symlink_to(folder)
+        (tmp_path / "relative").symlink_to("above/../link")
+        assert find_distrust(tmp_path / "link") is None
+        assert find_distrust(tmp_path / "relative") is None
+
+    def test_what_lies_behind_it_counts(self, tmp_path: Path, folder: Path) -> None:
+        (tmp_path / "link").symlink_to(folder)
+        folder.chmod(0o777)
+        assert str(find_distrust(tmp_path / "link")).startswith(f"{folder} can be written")
+
+    def test_so_does_what_lies_above_what_is_behind_it(self, tmp_path: Path, folder: Path) -> None:
+        (tmp_path / "link").symlink_to(folder)
+        folder.parent.chmod(0o777)
+        assert str(find_distrust(tmp_path / "link")).startswith(f"{folder.parent} can be written")
+
+    def test_and_the_folder_that_the_link_is_in(self, tmp_path: Path, folder: Path) -> None:
+        open_folder = tmp_path / "open"
+        open_folder.mkdir()
+        (open_folder / "link").symlink_to(folder)
+        open_folder.chmod(0o777)
+        assert str(find_distrust(open_folder / "link")).startswith(f"{open_folder} can be written")
+
+    def test_and_whose_the_link_is(self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        link = tmp_path / "link"
+        link.symlink_to(folder)
+        give_to_another(link, monkeypatch)
+        assert str(find_distrust(link)).startswith(f"{link} belongs to another user")
+
+    def test_links_in_a_circle_are_not_trusted(self, tmp_path: Path) -> None:
+        (tmp_path / "a").symlink_to("b")
+        (tmp_path / "b").symlink_to("a")
+        assert find_distrust(tmp_path / "a") == f"{tmp_path / 'a'} cannot be examined: {os.strerror(errno.ELOOP)}"
+
+
+def test_a_path_through_a_file_is_for_whoever_makes_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert find_distrust(tmp_path / "file" / "cache") is None
+
+
+def test_what_cannot_be_examined_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "lstat", fail)
+    assert str(find_distrust(tmp_path)).endswith(" cannot be examined: Permission denied")
+
+
+class TestInside:
+    def test_files_and_folders_of_this_user_are_trusted(self, folder: Path) -> None:
+        make_private(folder / "deep")
+        (folder / "deep" / "file").touch(0o644)
+        assert find_distrust_inside(folder) is None
+
+    def test_a_file_that_others_can_write_is_not(self, folder: Path) -> None:
+        file = folder / "file"
+        file.touch()
+        file.chmod(0o666)
+        assert find_distrust_inside(folder) == f"{file} can be written by other users (mode 666)"
+
+    def test_nor_one_of_another_user(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = folder / "file"
+        file.touch()
+        give_to_another(file, monkeypatch)
+        assert str(find_distrust_inside(folder)).startswith(f"{file} belongs to another user")
+
+    @pytest.mark.parametrize("kind", ["link", "fifo"])
+    def test_nor_what_is_neither_a_file_nor_a_folder(self, folder: Path, kind: str) -> None:
+        path = folder / "odd"
+        path.symlink_to("/etc/passwd") if kind == "link" else os.mkfifo(path)
+        assert find_distrust_inside(folder) == f"{path} is neither a file nor a folder"
+
+
+def test_what_is_made_is_trusted_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "a" / "b")
+        (tmp_path / "a" / "b" / "file").touch()
+    finally:
+        os.umask(before)
+    assert find_distrust(tmp_path / "a" / "b") is None
+    assert find_distrust_inside(tmp_path / "a" / "b")
+    close_to_others(tmp_path / "a" / "b")
+    assert find_distrust_inside(tmp_path / "a" / "b") is None
+
+
+def test_making_a_folder_twice_is_no_error_and_a_file_in_its_place_is(tmp_path: Path) -> None:
+    make_private(tmp_path / "a")
+    make_private(tmp_path / "a")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_private(tmp_path / "file")
+
+
+def test_closing_to_others_follows_no_link(tmp_path: Path, folder: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+    outside.chmod(0o666)
+    (folder / "link").symlink_to(outside)
+    close_to_others(folder)
+    assert outside.stat().st_mode & 0o777 == 0o666
