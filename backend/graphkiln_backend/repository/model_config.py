@@ -67,6 +67,7 @@ class ModelConfig:
         cpu_accelerators: Execution accelerators of CPU instances, in the order of preference.
         graph_level: `optimization.graph.level`, as written.
         row_bytes: Bytes of one row of all inputs and outputs. Dimensions that vary count as 1, texts as nothing.
+        input_ranks: Dimensions of each input as an instance is handed it, the batch among them.
     """
 
     name: str = ""
@@ -81,6 +82,7 @@ class ModelConfig:
     cpu_accelerators: tuple[Accelerator, ...] = ()
     graph_level: int = 0
     row_bytes: int = 0
+    input_ranks: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, *, has_gpu: bool) -> ModelConfig:
@@ -132,6 +134,7 @@ class ModelConfig:
             cpu_accelerators=tuple(map(_accelerator, accelerators.cpu_execution_accelerator)),
             graph_level=config.optimization.graph.level,
             row_bytes=sum(map(_row_bytes, (*config.input, *config.output))),
+            input_ranks={tensor.name: (config.max_batch_size > 0) + _rank(tensor) for tensor in config.input},
         )
 
     @property
@@ -191,3 +194,7 @@ def _accelerator(block: Any) -> Accelerator:
 def _row_bytes(tensor: Any) -> int:
     dtype = DType.from_config(tensor.data_type) if tensor.data_type else DType.BYTES  # not completed: size unknown
     return 0 if dtype is DType.BYTES else dtype.numpy.itemsize * math.prod(max(1, dim) for dim in tensor.dims)
+
+
+def _rank(tensor: Any) -> int:
+    return len(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.batch_guard import guard_batch
 from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,
@@ -95,6 +96,7 @@ def complete_config(model: Path, backends: frozenset[str], graph_folder: GraphFo
 
 def _mirror_model(model: Path, mirror: Path, backends: frozenset[str], graph_folder: GraphFolder) -> None:
     config = complete_config(model, backends, graph_folder)
+    guard_batch(config)
     mirror.mkdir()
     for entry in model.iterdir():
         if entry.name != CONFIG_FILE:

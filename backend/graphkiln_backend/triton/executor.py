@@ -9,16 +9,17 @@ times what a benchmark of it alone says.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.triton.batching import (
     Concatenator,
     Feeds,
@@ -32,6 +33,10 @@ from graphkiln_backend.triton.tensors import InputTensor, to_array
 _CANCELLATION_CHECK_S = 2e-3
 """Asking Triton whether a request was cancelled costs 40 us: not worth it where a run takes hardly longer."""
 _MAX_VALID_SHAPES = 1024
+_MAX_BATCH_SIZES = 1 << 16
+"""Kept for whoever reads them; more would be memory lost where nobody does."""
+
+_log = logging.getLogger("graphkiln.triton")
 
 Outputs = dict[str, AnyArray]
 Result = Outputs | GraphkilnError
@@ -60,20 +65,28 @@ class Cancelled(GraphkilnError):
     triton_code = "CANCELLED"
 
 
+class OutOfMemory(GraphkilnError):
+    """There is not enough memory for a request, or for the batch that it is part of."""
+
+    triton_code = "UNAVAILABLE"
+
+
 class Executor:
     """Executes requests on a session. Not thread-safe; does not own the session.
 
     Args:
         session: What computes; of a fixed batch size or not.
         batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
+        input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
+            the graph's is guarded (`repository.batch_guard`).
 
     Attributes:
         batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
         fixed_batch_size: The batch size that every batch is padded or split to, or None.
     """
 
-    def __init__(self, session: Session, *, batching: bool) -> None:
-        self.batch_sizes: deque[int] = deque()
+    def __init__(self, session: Session, *, batching: bool, input_ranks: Mapping[str, int] | None = None) -> None:
+        self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
         self.fixed_batch_size = session.signature.fixed_batch if batching else None
         self._session = session
         self._batching = batching
@@ -82,6 +95,9 @@ class Executor:
         inputs = (*self._signature.inputs, *self._signature.optional_inputs)
         self._input_types = {spec.name: spec.dtype for spec in inputs}
         self._scalars = {spec.name for spec in inputs if not spec.shape}
+        ranks = input_ranks or {}
+        guarded = [spec for spec in inputs if batching and ranks.get(spec.name) == len(spec.shape) + 1]
+        self._guarded = [(spec.name, ranks[spec.name]) for spec in guarded]
         self._output_names = [spec.name for spec in signature.outputs]
         self._concatenator = Concatenator()
         self._valid_shapes: set[tuple[object, ...]] = set()
@@ -92,8 +108,8 @@ class Executor:
         try:
             feeds = self._read(request)
             return self._run(feeds, self._requested_outputs(request))
-        except GraphkilnError as error:
-            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            return _as_result(error)
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
         """Executes requests, those of like shapes as one batch.
@@ -106,8 +122,8 @@ class Executor:
         for index, request in enumerate(requests):
             try:
                 feeds[index] = self._read(request)
-            except GraphkilnError as error:
-                results[index] = error
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+                results[index] = _as_result(error)
         for group in self._groups(feeds):
             group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
             results.update(zip(group, group_results, strict=True))
@@ -120,13 +136,19 @@ class Executor:
         feeds: dict[str, AnyArray] = {}
         for tensor in request.inputs():
             name = tensor.name()
-            feeds[name] = to_array(tensor, self._input_types[name])
-        for name in self._scalars:
+            feeds[name] = to_array(tensor, self._input_types.get(name))
+        for name, rank in self._guarded:
             if name in feeds:
+                array = feeds[name]
+                feeds[name] = array[:, 0] if array.ndim == rank and array.shape[1] == 1 else _without_batch(array)
+        for name in self._scalars:
+            if name in feeds and feeds[name].shape == (1,):
                 feeds[name] = feeds[name].reshape(())
         shapes = tuple([(name, array.dtype.char, array.shape) for name, array in feeds.items()])
         if shapes not in self._valid_shapes:
             self._signature.check(feeds)
+            if self._batching:
+                _check_rows(feeds)
             if len(self._valid_shapes) < _MAX_VALID_SHAPES:
                 self._valid_shapes.add(shapes)
         return feeds
@@ -152,7 +174,7 @@ class Executor:
         try:
             outputs = self._run(self._concatenator.concatenate(feeds), union)
             parts = split_batch(outputs, [batch_size(request_feeds) for request_feeds in feeds])
-        except GraphkilnError:
+        except Exception:  # noqa: BLE001 - the request at fault gets it once more, alone
             return [self.execute(request) for request in requests]
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
 
@@ -174,3 +196,29 @@ class Executor:
             for batch, count in pad_to_batches(feeds, size)
         ]
         return {name: np.concatenate([run[name] for run in runs]) for name in outputs}
+
+
+def _as_result(error: Exception) -> GraphkilnError:
+    """An error as the result of its request; what nobody foresaw is logged with its traceback."""
+    if isinstance(error, GraphkilnError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"there is not enough memory for this request: {error}")
+    _log.error("a request failed unexpectedly", exc_info=error)
+    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
+
+
+def _without_batch(array: AnyArray) -> AnyArray:
+    """Refuses a request of 0 rows, from which Triton took the batch dimension.
+
+    Raises:
+        SignatureError: Always.
+    """
+    raise SignatureError("wrong batch size", expected="at least one row", got=f"{list(array.shape)} without a batch")
+
+
+def _check_rows(feeds: Feeds) -> None:
+    """Raises a `SignatureError` where inputs differ in their rows: a batch of several requests would mix these up."""
+    rows = {name: len(array) for name, array in feeds.items() if array.ndim}
+    if len(set(rows.values())) > 1:
+        raise SignatureError("wrong batch size", expected="equal rows of every input", got=str(rows))

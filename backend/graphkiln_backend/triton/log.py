@@ -6,9 +6,11 @@ import logging
 
 import triton_python_backend_utils as pb_utils
 
+_FORMATTER = logging.Formatter()
+
 
 class _TritonHandler(logging.Handler):
-    """Hands records to Triton, each as one line that begins with the model."""
+    """Hands records to Triton, each as one line that begins with the model, and its traceback if it has one."""
 
     def __init__(self, model: str) -> None:
         super().__init__(logging.INFO)
@@ -16,6 +18,8 @@ class _TritonHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = f"graphkiln: {self._model}: {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + _FORMATTER.formatException(record.exc_info)
         log = pb_utils.Logger.log_warn if record.levelno >= logging.WARNING else pb_utils.Logger.log_info
         log(line)
 

@@ -85,7 +85,7 @@ class TritonPythonModel:
             self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = proven.session
-        self._executor = Executor(self._session, batching=config.max_batch_size > 0)
+        self._executor = Executor(self._session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks)
         status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(args["model_name"], deployment, proven, self._executor.fixed_batch_size)
         instance = args["model_instance_name"]

@@ -71,12 +71,12 @@ def _release(address: int) -> None:
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
-def to_array(tensor: InputTensor, dtype: DType) -> AnyArray:
+def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
     """A view of an input tensor's memory, valid as long as its request.
 
     Args:
         tensor: A tensor of a request, in the CPU's memory.
-        dtype: Its element type.
+        dtype: Its element type, or None where the graph has no such input.
     """
     if dtype is not DType.BF16:
         return tensor.as_numpy()

@@ -126,6 +126,7 @@ class TestJson:
             parameters={"engine": "auto"},
             default_model_filename="model.onnx",
             row_bytes=3 * 4 + 10 * 2,
+            input_ranks={"x": 2},
         )
 
     def test_a_file_and_its_json_are_the_same(self, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.triton import executor as module
-from graphkiln_backend.triton.executor import Cancelled, Executor, Result
+from graphkiln_backend.triton.executor import Cancelled, Executor, OutOfMemory, Result
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -114,10 +115,33 @@ class TestSingleRequest:
 
         assert Executor(FakeSession(compute=fail), batching=True).execute(request(1)) is error
 
-    def test_a_fault_of_the_program_is_not_hidden(self) -> None:
-        executor = Executor(FakeSession(compute=lambda _: {}), batching=True)
-        with pytest.raises(KeyError):
-            executor.execute(request(1))
+    def test_a_fault_of_the_program_is_the_result_and_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        result = Executor(FakeSession(compute=lambda _: {}), batching=True).execute(request(1))
+        assert isinstance(result, ExecutionError)
+        assert "unexpected KeyError: 'y'" in str(result)
+        (record,) = caplog.records
+        assert record.exc_info is not None
+
+    def test_too_little_memory_is_the_result(self) -> None:
+        def fail(_: Arrays) -> dict[str, np.ndarray]:
+            raise MemoryError("Unable to allocate 9 EiB")
+
+        result = Executor(FakeSession(compute=fail), batching=True).execute(request(1))
+        assert isinstance(result, OutOfMemory)
+        assert "9 EiB" in str(result)
+
+    def test_an_input_that_the_graph_does_not_have_is_an_error(self) -> None:
+        result = Executor(FakeSession(), batching=True).execute(InferenceRequest({"x": rows(1), "z": rows(1)}))
+        assert isinstance(result, SignatureError)
+        assert "unknown input 'z'" in str(result)
+
+    def test_a_tensor_that_cannot_be_read_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(_: object, __: object) -> np.ndarray:
+            raise TypeError("the tensor is on a device")
+
+        monkeypatch.setattr(module, "to_array", fail)
+        result = Executor(FakeSession(), batching=True).execute(request(1))
+        assert "the tensor is on a device" in str(result)
 
     def test_another_request_is_computed_after_an_error(self) -> None:
         executor = Executor(FakeSession(), batching=True)
@@ -194,6 +218,54 @@ class TestInputs:
         session = FakeSession(signature, lambda feeds: {"y": feeds["x"][::-1]})
         words = np.array([b"a", b"bc"], np.object_)
         check_outputs(Executor(session, batching=True).execute(InferenceRequest({"x": words})), y=words[::-1])
+
+    def test_a_scalar_with_more_elements_is_an_error(self) -> None:
+        signature = Signature(inputs=(spec("scale"),), outputs=(spec("y"),))
+        result = Executor(FakeSession(signature), batching=False).execute(
+            InferenceRequest({"scale": np.zeros(2, np.float32)})
+        )
+        assert isinstance(result, SignatureError)
+
+    def test_inputs_of_unequal_rows_are_an_error(self) -> None:
+        """Joined with another request whose rows are unequal the other way round, each would get the other's rows."""
+        signature = Signature(inputs=(spec("x", "a", 2), spec("z", "b", 2)), outputs=(spec("y", "a", 2),))
+        session = FakeSession(signature, lambda feeds: {"y": feeds["x"] + feeds["z"]})
+        executor = Executor(session, batching=True)
+        first, second = executor.execute_batch(
+            [InferenceRequest({"x": rows(1, 2), "z": rows(3)}), InferenceRequest({"x": rows(4), "z": rows(5, 6)})]
+        )
+        assert isinstance(first, SignatureError)
+        assert isinstance(second, SignatureError)
+        assert not session.shapes
+
+
+class TestGuard:
+    """The dimension of 1 after the batch, by which Triton counts no request as more rows than it has."""
+
+    @pytest.fixture
+    def executor(self) -> Executor:
+        return Executor(FakeSession(), batching=True, input_ranks={"x": 3})
+
+    def test_it_is_taken_away(self, executor: Executor) -> None:
+        check_outputs(executor.execute(InferenceRequest({"x": rows(1, 2)[:, None]})), y=rows(2, 4))
+
+    @pytest.mark.parametrize("shape", [(2,), (1, 2), (1, 1), (1, 0), (0,), (1, 1, 2, 1)])
+    def test_a_request_that_has_no_batch_is_an_error(self, executor: Executor, shape: tuple[int, ...]) -> None:
+        requests = [
+            InferenceRequest({"x": array}) for array in (rows(1)[:, None], np.ones(shape, np.float32), rows(3)[:, None])
+        ]
+        first, bad, last = executor.execute_batch(requests)
+        check_outputs(first, y=rows(2))
+        assert isinstance(bad, SignatureError)
+        check_outputs(last, y=rows(6))
+
+    def test_where_the_ranks_are_equal_there_is_none(self) -> None:
+        executor = Executor(FakeSession(), batching=True, input_ranks={"x": 2})
+        check_outputs(executor.execute(request(1)), y=rows(2))
+
+    def test_without_batching_there_is_none(self) -> None:
+        executor = Executor(FakeSession(), batching=False, input_ranks={"x": 3})
+        check_outputs(executor.execute(request(1)), y=rows(2))
 
 
 class TestValidShapes:
@@ -489,3 +561,76 @@ def test_a_single_request_passes_few_functions() -> None:
         sys.setprofile(None)
     functions = [name for name in called if name != "<listcomp>"]  # inlined since Python 3.12
     assert functions == ["execute", "_read", "to_array", "_requested_outputs", "_run"]
+
+
+HOSTILE_SHAPES = [(), (0,), (2,), (1, 1), (0, 1, 2), (1, 1, 3), (1, 2, 2), (1, 1, 2, 1), (9, 1, 2), (1, 1, 0)]
+
+
+class TestHostileNeighbors:
+    """No request fails another, whatever it holds: good ones get exactly their own rows."""
+
+    @staticmethod
+    def compute(feeds: Arrays) -> dict[str, np.ndarray]:
+        """Doubles, and fails where it is told to: as an engine, as its allocator, as a faulty program."""
+        array = feeds["x"]
+        if array.shape[1] > 2:
+            raise ValueError("too wide for this graph")
+        if (array == 666).any():
+            raise ExecutionError("an index out of range")
+        if (array == 667).any():
+            raise MemoryError
+        return {"y": array * 2, "sum": array.sum(axis=1)}
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("good"), st.lists(st.integers(-99, 99), min_size=1, max_size=3)),
+                st.tuples(st.just("value"), st.sampled_from([666, 667])),
+                st.tuples(st.just("nan"), st.sampled_from([np.nan, np.inf])),
+                st.tuples(st.just("shape"), st.sampled_from(HOSTILE_SHAPES)),
+                st.tuples(st.just("dtype"), st.sampled_from([np.float64, np.int8, np.bool_, np.object_])),
+                st.tuples(st.just("name"), st.sampled_from(["", "y", "z" * 1000])),
+                st.tuples(st.just("empty"), st.none()),
+                st.tuples(st.just("unreadable"), st.none()),
+                st.tuples(st.just("cancelled"), st.none()),
+            ),
+            max_size=8,
+        ),
+        st.booleans(),
+    )
+    def test_good_requests_get_their_own_rows(self, drawn: list[tuple[str, Any]], fixed: bool) -> None:
+        signature = SIGNATURE
+        if fixed:
+            signature = Signature(inputs=(spec("x", 2, "width"),), outputs=(spec("y", 2, "width"), spec("sum", 2)))
+        executor = Executor(FakeSession(signature, self.compute), batching=True, input_ranks={"x": 3})
+        executor._run_s = 1.0  # slow enough that cancellations are looked at
+        results = executor.execute_batch([self.make(kind, value) for kind, value in drawn])
+        assert len(results) == len(drawn)
+        for (kind, value), result in zip(drawn, results, strict=True):
+            if kind == "good":
+                check_outputs(result, y=rows(*value) * 2)
+            elif kind == "nan":
+                check_outputs(result, y=np.full((1, 2), value, np.float32))
+            elif kind == "shape" and value in {(9, 1, 2), (0, 1, 2), (1, 1, 0)}:
+                assert isinstance(result, GraphkilnError) or len(result["y"]) == value[0]
+            elif kind == "cancelled":
+                assert isinstance(result, Cancelled) or executor._run_s < 1.0
+            else:
+                assert isinstance(result, GraphkilnError), (kind, value)
+
+    @staticmethod
+    def make(kind: str, value: Any) -> InferenceRequest:
+        x = rows(*value if kind == "good" else [value if kind in {"value", "nan"} else 1])[:, None]
+        feeds = {"x": x}
+        if kind == "shape":
+            feeds = {"x": np.ones(value, np.float32)}
+        elif kind == "dtype":
+            feeds = {"x": x.astype(value)}
+        elif kind == "name":
+            feeds = {"x": x, value: x}
+        elif kind == "empty":
+            feeds = {}
+        made = InferenceRequest(feeds, cancelled=kind == "cancelled")
+        if kind == "unreadable":
+            made._tensors = [object()]  # type: ignore[list-item]
+        return made

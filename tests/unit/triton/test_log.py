@@ -52,3 +52,14 @@ def test_other_libraries_and_the_root_logger_are_left_alone() -> None:
     logging.getLogger("other").warning("not graphkiln's")
     assert not Logger.lines
     assert (root.level, root.handlers) == before
+
+
+def test_the_traceback_of_what_nobody_foresaw_is_logged() -> None:
+    log_to_triton("digits")
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        logging.getLogger("graphkiln.triton").exception("a request failed")
+    ((_, line),) = Logger.lines
+    assert line.startswith("graphkiln: digits: a request failed\nTraceback")
+    assert line.endswith("ZeroDivisionError: division by zero")

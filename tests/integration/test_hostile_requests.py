@@ -1,0 +1,82 @@
+"""Requests that no honest client sends, over raw gRPC, among good ones: each fails by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc.service_pb2 as pb
+import zoo
+from onnx import TensorProto
+from running import Server, Serving
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+pytestmark = pytest.mark.server
+
+BATCHES = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 5000 preferred_batch_size: [8] }"
+PAIR = np.array([3, 4], np.float32).tobytes()
+WORDS = b"\1\0\0\0a\1\0\0\0b"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("hostile")
+    store = folder / "store"
+    zoo.add(store, "pair", zoo.identity(("batch", 2)), BATCHES)
+    zoo.add(store, "varying", zoo.identity(("batch", "width")), BATCHES)
+    zoo.add(store, "words", zoo.identity(("batch", 2), TensorProto.STRING), BATCHES)
+    zoo.add(store, "half", zoo.identity(("batch", 1, 1), TensorProto.BFLOAT16), BATCHES)
+    zoo.add(store, "scalars", zoo.identity(("batch",)), BATCHES)
+    with Serving(folder, "--model-store", store) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def stub(server: Server) -> Iterator[GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(server.grpc_url.removeprefix("grpc://")) as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+def request(model: str, datatype: str, shape: list[int], content: bytes) -> pb.ModelInferRequest:
+    made = pb.ModelInferRequest(model_name=model, raw_input_contents=[content])
+    made.inputs.add(name="x", datatype=datatype, shape=shape)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        (request("pair", "FP32", [2**32, 2], PAIR), request("pair", "FP32", [1, 2], PAIR)),
+        (request("varying", "FP32", [2**32, 2], PAIR), request("varying", "FP32", [1, 2], PAIR)),
+        (request("varying", "FP32", [2**32, 0], b""), request("varying", "FP32", [1, 2], PAIR)),
+        (request("words", "BYTES", [2**32, 2], WORDS), request("words", "BYTES", [1, 2], WORDS)),
+        (request("words", "BYTES", [1, 2], b"\1\0\0\0\xff" * 2), request("words", "BYTES", [1, 2], WORDS)),
+        (request("words", "BYTES", [1, 2], b"\xff" * 9), request("words", "BYTES", [1, 2], WORDS)),
+        (request("half", "BF16", [2**32, 1, 1], b"\0\1"), request("half", "BF16", [1, 1, 1], b"\0\1")),
+        (request("scalars", "FP32", [2**32, 1], PAIR[:4]), request("scalars", "FP32", [1, 1], PAIR[:4])),
+        (request("pair", "FP32", [-1, 2], PAIR), request("pair", "FP32", [1, 2], PAIR)),
+        (request("pair", "INT8", [1, 2], b"\0\0"), request("pair", "FP32", [1, 2], PAIR)),
+        (request("pair", "FP32", [1, 2], PAIR * 3), request("pair", "FP32", [1, 2], PAIR)),
+        (request("pair", "FP32", [9, 2], PAIR * 9), request("pair", "FP32", [1, 2], PAIR)),
+    ],
+)
+def test_a_hostile_request_fails_alone(
+    stub: GRPCInferenceServiceStub, bad: pb.ModelInferRequest, good: pb.ModelInferRequest
+) -> None:
+    calls = [(index % 3 == 0, stub.ModelInfer.future(good if index % 3 else bad, timeout=30)) for index in range(90)]
+    for is_bad, call in calls:
+        error = call.exception()
+        if is_bad:
+            assert error is not None
+            assert error.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, error
+        else:
+            assert error is None, error
+            assert call.result().raw_output_contents == good.raw_input_contents
+
+
+def test_the_guard_is_not_seen_by_clients(stub: GRPCInferenceServiceStub) -> None:
+    (tensor,) = stub.ModelMetadata(pb.ModelMetadataRequest(name="varying")).inputs
+    assert list(tensor.shape) == [-1, -1]
