@@ -1,0 +1,65 @@
+"""Serves small models, sends traffic over both protocols, injects faults, and compares every answer with a reference.
+
+    scripts/soak --minutes 5               a report for the terminal
+    scripts/soak --minutes 30 --json FILE  the same, and everything that was seen as JSON
+    scripts/soak --fuzz 20000              requests of all shapes in place of faults
+
+The exit code is 1 when an answer was wrong, a request had neither an answer nor an error by its deadline, the service
+was not ready again within the limit, memory grew, or anything was left. Whatever ends the soak, no process stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from soaking.fuzz import fuzz, fuzz_to_json, fuzz_to_text
+from soaking.report import to_json, to_text
+from soaking.soak import soak
+
+
+def main() -> int:
+    """Runs a soak and prints its report."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are injected (default: 5)")
+    parser.add_argument("--fuzz", type=int, metavar="N", help="send that many generated requests instead")
+    parser.add_argument("--seed", type=int, help="of all random choices (default: another each time; it is printed)")
+    parser.add_argument("--json", type=Path, help="also write everything that was seen to this file")
+    parser.add_argument("--log", type=Path, help="keep the service's log in this file")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("graphkiln.soak").setLevel(logging.INFO)
+    print(f"seed {seed}", file=sys.stderr)
+    try:
+        text, document = _run(options, seed)
+    except GraphkilnError as error:
+        print(f"it could not begin: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=2))
+    return 1 if document["failures"] else 0
+
+
+def _run(options: argparse.Namespace, seed: int) -> tuple[str, dict[str, Any]]:
+    """The report as text and as data."""
+    if options.fuzz:
+        fuzzed = fuzz(options.fuzz, seed, options.log)
+        return fuzz_to_text(fuzzed), fuzz_to_json(fuzzed)
+    result = soak(options.minutes, seed, keep_log=options.log)
+    return to_text(result), to_json(result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

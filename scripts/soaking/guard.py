@@ -1,0 +1,93 @@
+"""A process beside the soak that ends what the soak has started, whatever happens to the soak.
+
+It waits at a pipe whose other end only the soak holds. However the soak ends, the kernel closes that end; then the
+guard kills every process that carries the soak's marker in its environment, unmounts, and removes the files. It is in
+a session of its own and heeds no signal that a terminal sends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from graphkiln_backend.graph.closing import Closeable
+from soaking.service import MARKER
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX keeps it on Linux
+_ROUNDS = 20
+
+
+class Guard(Closeable):
+    """Watches this process.
+
+    Args:
+        folder: Of the soak; removed when it is over. Its path is the marker of the soak's processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        read_end, self._write_end = os.pipe()
+        os.set_inheritable(self._write_end, False)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "soaking.guard", str(read_end), str(folder), str(os.getpid())],
+            pass_fds=(read_end,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(read_end)
+
+    def close(self) -> None:
+        """Ends and removes what the soak has left, and waits for that."""
+        os.close(self._write_end)
+        self._process.wait(60)
+
+
+def watch(read_end: int, folder: Path, soak_pid: int) -> None:
+    """What the guard does: waits for the end of the soak, then cleans up."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    while os.read(read_end, 1):
+        pass
+    end_processes(str(folder))
+    for mount in folder.glob("*.mount"):
+        subprocess.run(["umount", "--lazy", str(mount)], check=False, capture_output=True)
+    remove_regions(soak_pid, folder / "tmp")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_processes(marker: str) -> None:
+    """Kills every process that carries a marker in its environment, and those that they start meanwhile."""
+    for _ in range(_ROUNDS):
+        found = [process for process in psutil.process_iter() if _carries(process, marker)]
+        if not found:
+            return
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.1)
+
+
+def remove_regions(soak_pid: int, temporary: Path) -> None:
+    """Removes the shared-memory regions of the soak's own clients, and of servers whose run folder is still there."""
+    runs = [f"{run.name}-" for run in temporary.glob("graphkiln-*")]
+    for prefix in (f"graphkiln-client-{soak_pid}-", f"graphkiln-soak-{soak_pid}-", *runs):
+        for region in SHARED_MEMORY.glob(f"{prefix}*"):
+            region.unlink(missing_ok=True)
+
+
+def _carries(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(MARKER) == marker
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

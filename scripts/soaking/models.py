@@ -1,0 +1,205 @@
+"""The models of the soak: small, each of another kind, each with a reference that is computed without the server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from graphkiln_backend.graph.dtypes import AnyArray
+
+Arrays = Mapping[str, AnyArray]
+Tensor = tuple[str, tuple[int, ...]]
+"""Datatype, and shape without the batch dimension."""
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DIGITS = REPOSITORY / "model_repository" / "digits"
+DIGIT_IMAGES = REPOSITORY / "docs" / "digits"
+DIGIT_LABELS = tuple((DIGITS / "labels.txt").read_text().split())
+
+_TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
+_ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"
+_ROW: Tensor = ("FP32", (128,))
+_INTEGERS: Tensor = ("INT64", (4,))
+_TEXTS: Tensor = ("BYTES", (3,))
+TOLERANCE = 1e-4
+"""Of floating-point answers, absolute and relative: far above a rounding error, far below another row or version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakModel:
+    """A served model and what it must answer.
+
+    Attributes:
+        name: Model name.
+        inputs: Datatype and shape without the batch dimension, by input name.
+        largest_batch: Most rows in one request.
+        reference: From the version and the inputs to the outputs.
+        config: config.pbtxt, or None where the folder brings its own.
+        graph: Builds the graph of a version, or None where the folder brings its own.
+        versions: Which are there from the start.
+    """
+
+    name: str
+    inputs: Mapping[str, Tensor]
+    largest_batch: int
+    reference: Callable[[int, Arrays], dict[str, AnyArray]]
+    config: str | None = None
+    graph: Callable[[int], onnx.ModelProto] | None = None
+    versions: tuple[int, ...] = (1,)
+
+    def feeds(self, random: np.random.Generator, rows: int) -> dict[str, AnyArray]:
+        """Random inputs with a batch dimension."""
+        return {name: _random(random, dtype, (rows, *shape)) for name, (dtype, shape) in self.inputs.items()}
+
+
+def factor(version: int) -> float:
+    """What a version of `scaled` multiplies by."""
+    return float(version + 1)
+
+
+def scaled_graph(version: int) -> onnx.ModelProto:
+    """`y = x * factor(version)`."""
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["y"])]
+    return _graph(nodes, {"x": _ROW}, {"y": _ROW}, {"factor": np.float32(factor(version))})
+
+
+def _several_graph(_: int) -> onnx.ModelProto:
+    """`sum`, `difference` and `echo`: of two inputs with integers, and one with texts."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"]),
+        helper.make_node("Sub", ["a", "b"], ["difference"]),
+        helper.make_node("Identity", ["text"], ["echo"]),
+    ]
+    outputs = {"sum": _INTEGERS, "difference": _INTEGERS, "echo": _TEXTS}
+    return _graph(nodes, {"a": _INTEGERS, "b": _INTEGERS, "text": _TEXTS}, outputs)
+
+
+def _fixed_graph(_: int) -> onnx.ModelProto:
+    """`y = x + 1`, saved with a batch of 4: other batches are padded and split."""
+    nodes = [helper.make_node("Add", ["x", "one"], ["y"])]
+    return _graph(nodes, {"x": ("FP32", (3,))}, {"y": ("FP32", (3,))}, {"one": np.float32(1)}, batch=4)
+
+
+def _graph(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    constants: Mapping[str, Any] | None = None,
+    batch: int | str = "batch",
+) -> onnx.ModelProto:
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "soak", _values(inputs, batch), _values(outputs, batch), tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def _values(tensors: Mapping[str, Tensor], batch: int | str) -> list[onnx.ValueInfoProto]:
+    return [
+        helper.make_tensor_value_info(name, _TYPES[dtype], [batch, *shape]) for name, (dtype, shape) in tensors.items()
+    ]
+
+
+def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> AnyArray:
+    if dtype == "FP32":
+        return random.normal(size=shape).astype(np.float32)
+    if dtype == "INT64":
+        return random.integers(-(2**40), 2**40, size=shape)
+    texts = [f"{number:x}\N{SNOWMAN}".encode() * int(number % 3) for number in random.integers(0, 2**60, shape).ravel()]
+    return np.array(texts, dtype=object).reshape(shape)
+
+
+@cache
+def _digits_session() -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(DIGITS / "1" / "model.onnx", options, providers=["CPUExecutionProvider"])
+
+
+def digits_reference(_: int, feeds: Arrays) -> dict[str, AnyArray]:
+    """The digits model by ONNX Runtime, in this process."""
+    return {"OUTPUT_0": _digits_session().run(None, {"INPUT_0": feeds["INPUT_0"]})[0]}
+
+
+def _several_reference(_: int, feeds: Arrays) -> dict[str, AnyArray]:
+    a, b = (feeds[name].astype(np.int64) for name in ("a", "b"))
+    return {"sum": a + b, "difference": a - b, "echo": feeds["text"]}
+
+
+MODELS = (
+    SoakModel(name="digits", inputs={"INPUT_0": ("FP32", (1, 32, 32))}, largest_batch=32, reference=digits_reference),
+    SoakModel(
+        name="scaled",
+        inputs={"x": _ROW},
+        largest_batch=256,
+        reference=lambda version, feeds: {"y": feeds["x"].astype(np.float32) * np.float32(factor(version))},
+        config='backend: "graphkiln" max_batch_size: 256 version_policy { all {} }'
+        f" dynamic_batching {{ max_queue_delay_microseconds: 500 }} {_ONE_INSTANCE}",
+        graph=scaled_graph,
+        versions=(1, 2),
+    ),
+    SoakModel(
+        name="several",
+        inputs={"a": _INTEGERS, "b": _INTEGERS, "text": _TEXTS},
+        largest_batch=16,
+        reference=_several_reference,
+        config=f'backend: "onnxruntime" max_batch_size: 16 {_ONE_INSTANCE}',
+        graph=_several_graph,
+    ),
+    SoakModel(
+        name="fixed",
+        inputs={"x": ("FP32", (3,))},
+        largest_batch=8,
+        reference=lambda _, feeds: {"y": feeds["x"].astype(np.float32) + np.float32(1)},
+        config=f"max_batch_size: 8 {_ONE_INSTANCE}",
+        graph=_fixed_graph,
+    ),
+)
+MODELS_BY_NAME = {model.name: model for model in MODELS}
+
+
+def build_store(store: Path) -> None:
+    """Writes all models into an empty model store."""
+    store.mkdir(parents=True)
+    for model in MODELS:
+        if model.graph is None:
+            shutil.copytree(DIGITS, store / model.name)
+            continue
+        for version in model.versions:
+            write_version(store / model.name / str(version), model.graph(version))
+        (store / model.name / "config.pbtxt").write_text(model.config or "")
+
+
+def write_version(folder: Path, graph: onnx.ModelProto | bytes) -> None:
+    """Puts a version into a store as one should: whole, by a rename."""
+    folder.parent.mkdir(exist_ok=True)
+    temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
+    temporary.mkdir()
+    content = graph if isinstance(graph, bytes) else graph.SerializeToString()
+    (temporary / "model.onnx").write_bytes(content)
+    temporary.rename(folder)
+
+
+def difference(expected: Arrays, got: Arrays) -> str:
+    """Why an answer is wrong, or empty."""
+    if expected.keys() != got.keys():
+        return f"outputs {sorted(got)} instead of {sorted(expected)}"
+    for name, array in expected.items():
+        answer = np.asarray(got[name])
+        if answer.shape != array.shape:
+            return f"{name} has the shape {answer.shape} instead of {array.shape}"
+        same = _close(array, answer) if array.dtype.kind == "f" else bool((answer == array).all())
+        if not same:
+            return f"{name} is {answer.ravel()[:4]} instead of {array.ravel()[:4]}"
+    return ""
+
+
+def _close(expected: AnyArray, answer: AnyArray) -> bool:
+    return bool(np.allclose(expected, answer, rtol=TOLERANCE, atol=TOLERANCE))

@@ -1,0 +1,162 @@
+"""The report of a soak: a table of at most 80 columns, and JSON."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from soaking.injector import RECOVERY_LIMIT_S, Injection
+from soaking.ledger import DEADLINE_S, Outcome
+from soaking.memory import GROWTH_LIMIT, GROWTH_LIMIT_MB, grows
+from soaking.soak import Result
+
+_GOAL_S = 5.0
+_WIDTH = 80
+_VERDICTS = ("right", "refused", "wrong", "lost")
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultSummary:
+    """All injections of one kind of fault.
+
+    Attributes:
+        fault: Its name.
+        times: How often it was injected.
+        median_s: Median seconds until ready again; None when it never was within the limit.
+        worst_s: The most; None when it was beyond the limit once.
+        within_goal: How often it was ready again within 5 s.
+        restarts: What the service counted, by cause.
+        errors: What clients saw.
+        trouble: What went wrong, once each.
+    """
+
+    fault: str
+    times: int
+    median_s: float | None
+    worst_s: float | None
+    within_goal: int
+    restarts: dict[str, int]
+    errors: dict[str, int]
+    trouble: list[str]
+
+
+def summarize(injections: list[Injection]) -> list[FaultSummary]:
+    """By fault, in alphabetical order."""
+    names = sorted({injection.fault for injection in injections})
+    return [_summary(name, [each for each in injections if each.fault == name]) for name in names]
+
+
+def _summary(name: str, injections: list[Injection]) -> FaultSummary:
+    seconds = [each.ready_again_s for each in injections if each.ready_again_s is not None]
+    restarts: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    for each in injections:
+        restarts.update(each.restarts)
+        errors.update(each.errors)
+    return FaultSummary(
+        fault=name,
+        times=len(injections),
+        median_s=round(statistics.median(seconds), 2) if seconds else None,
+        worst_s=round(max(seconds), 2) if len(seconds) == len(injections) else None,
+        within_goal=sum(value <= _GOAL_S for value in seconds),
+        restarts=dict(restarts),
+        errors=dict(errors.most_common()),
+        trouble=sorted({each.trouble for each in injections if each.trouble}),
+    )
+
+
+def failures(result: Result) -> list[str]:
+    """Why the soak has failed; empty when it has not."""
+    totals = total(result.counts)
+    unrecovered = [each.fault for each in result.injections if each.ready_again_s is None]
+    checks = {
+        f"{totals['wrong']} wrong answers": totals["wrong"],
+        f"{totals['lost']} requests without an answer or an error within {DEADLINE_S:.0f} s": totals["lost"],
+        f"{result.stuck} senders still wait": result.stuck,
+        f"not ready again within {RECOVERY_LIMIT_S:.0f} s: {', '.join(unrecovered)}": unrecovered,
+        f"{len(result.unexplained)} requests refused while no fault was at work": result.unexplained,
+        f"readiness failed {result.unready} times while no fault was at work": result.unready,
+        f"memory grew by more than {GROWTH_LIMIT:.0%} and {GROWTH_LIMIT_MB:.0f} MB": bool(result.figures)
+        and grows(result.figures),
+        f"left behind: {', '.join(result.left)}": result.left,
+        f"SIGTERM ended with {result.stops}": any(code for code, _ in result.stops),
+        "no request was answered": not totals["right"],
+        **{f"{each.fault}: {each.trouble}": True for each in result.injections if each.trouble},
+        **{note: True for note in result.notes if note.startswith("ended early")},
+    }
+    return [text for text, failed in checks.items() if failed]
+
+
+def total(counts: dict[str, dict[str, int]]) -> Counter[str]:
+    """Number of requests by verdict."""
+    totals: Counter[str] = Counter()
+    for verdicts in counts.values():
+        totals.update(verdicts)
+    return totals
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Everything, as plain data."""
+    return {
+        **asdict(result),
+        "injections": [asdict(each) for each in result.injections],
+        "faults": [asdict(each) for each in summarize(result.injections)],
+        "totals": dict(total(result.counts)),
+        "failures": failures(result),
+    }
+
+
+def to_text(result: Result) -> str:
+    """The report for a terminal of 80 columns."""
+    lines = [
+        f"soak of {result.seconds / 60:.1f} minutes, seed {result.seed}",
+        f"first start: every model answered after {result.first_start_s:.1f} s",
+        "",
+        *_request_lines(result.counts),
+        "",
+        *_fault_lines(summarize(result.injections)),
+        "",
+        *(f"{name}: {value}" for name, value in result.figures.items()),
+        f"SIGTERM: {', '.join(f'code {code} after {seconds:.1f} s' for code, seconds in result.stops)}",
+        f"left behind: {', '.join(result.left) or 'nothing'}"[:_WIDTH],
+        *result.notes,
+        *_outcome_lines("wrong or lost", result.bad),
+        *_outcome_lines("refused without a fault", result.unexplained),
+        "",
+        *(line for failure in failures(result) for line in textwrap.wrap(f"FAILED: {failure}", _WIDTH)[:4]),
+    ]
+    return "\n".join(lines if failures(result) else [*lines, "passed"])
+
+
+def _request_lines(counts: dict[str, dict[str, int]]) -> list[str]:
+    rows = [*counts.items(), ("all", dict(total(counts)))]
+    header = f"{'requests':<26}" + "".join(f"{verdict:>10}" for verdict in _VERDICTS)
+    return [header, *(f"{name:<26}" + "".join(f"{row.get(v, 0):>10}" for v in _VERDICTS) for name, row in rows)]
+
+
+def _fault_lines(summaries: list[FaultSummary]) -> list[str]:
+    lines = [f"{'fault':<38}{'times':>6}{'ready again: median':>20}{'worst':>8}{'<= 5 s':>8}"]
+    for each in summaries:
+        figures = f"{_seconds(each.median_s):>20}{_seconds(each.worst_s):>8}{each.within_goal:>8}"
+        lines.append(f"{each.fault:<38}{each.times:>6}{figures}")
+        lines += _details("restarts", each.restarts) + _details("clients saw", each.errors)
+        lines += [f"    {text}"[:_WIDTH] for text in each.trouble]
+    return lines
+
+
+def _details(title: str, counts: dict[str, int]) -> list[str]:
+    parts = [f"{count} {name}" for name, count in list(counts.items())[:4]]
+    return [f"    {title}: {', '.join(parts)}"[:_WIDTH]] if parts else []
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f} s"
+
+
+def _outcome_lines(title: str, outcomes: list[Outcome]) -> list[str]:
+    lines = [f"  {each.sender}: {each.detail}"[:_WIDTH] for each in outcomes[:_SHOWN]]
+    return [f"{title}: {len(outcomes)}", *lines] if outcomes else []

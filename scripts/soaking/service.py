@@ -1,0 +1,203 @@
+"""`graphkiln serve` as the soak runs it: started again and again on the same ports, and never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+
+from graphkiln_backend.graph.errors import MeasurementError
+
+MARKER = "GRAPHKILN_SOAK"
+"""Environment variable of every process of a soak, so that its guard can find and end them."""
+START_LIMIT_S = 120.0
+_STOP_LIMIT_S = 60.0
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
+
+
+class Service:
+    """A served model store.
+
+    Args:
+        folder: For its log, temporary files and cache.
+        store: The model store.
+        flags: Further flags of `graphkiln serve`.
+        environment: Further environment variables.
+    """
+
+    def __init__(self, folder: Path, store: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self.log_path = folder / "serve.log"
+        self.starts = 0
+        ports = (
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+        )
+        self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *ports, *flags]
+        self._environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"}
+        self._environment |= {MARKER: str(folder), **(environment or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        """The key of the administrative endpoints, as a header."""
+        return {}
+
+    @property
+    def http_url(self) -> str:
+        """Where it answers over HTTP."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Where it answers over gRPC."""
+        return f"grpc://127.0.0.1:{self.grpc_port}"
+
+    def start(self) -> None:
+        """Starts the supervisor."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=self.temporary.parent,  # so that no request of the fuzzer leaves a file in ours
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl, which takes no lock
+            )
+        self.starts += 1
+
+    def is_running(self) -> bool:
+        """Whether the supervisor lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def wait_ready(self, limit_s: float = START_LIMIT_S) -> float:
+        """Seconds until the service is ready.
+
+        Raises:
+            MeasurementError: It ended, or is not ready within the limit.
+        """
+        begun = time.monotonic()
+        while self.ready_status() != http.HTTPStatus.OK:
+            if not self.is_running():
+                raise MeasurementError(f"the service ended:\n{self.log_tail()}")
+            if time.monotonic() - begun > limit_s:
+                raise MeasurementError(f"not ready within {limit_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+    def ready_status(self, timeout_s: float = 2.0) -> int | None:
+        """The HTTP status of readiness; None when nobody answers."""
+        return self.status("/v2/health/ready", timeout_s)
+
+    def status(self, path: str, timeout_s: float = 2.0) -> int | None:
+        """The HTTP status of a GET; None when nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout_s)
+        try:
+            connection.request("GET", path, headers={"Connection": "close"})
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def tree(self) -> list[psutil.Process]:
+        """The supervisor and all of its descendants."""
+        if self.process is None:
+            return []
+        with suppress(psutil.NoSuchProcess):
+            supervisor = psutil.Process(self.process.pid)
+            return [supervisor, *supervisor.children(recursive=True)]
+        return []
+
+    def servers(self) -> list[psutil.Process]:
+        """Processes of tritonserver (one, or none)."""
+        return [process for process in self.tree() if _program(process) == "tritonserver"]
+
+    def stubs(self) -> list[psutil.Process]:
+        """Processes of instances."""
+        return [process for process in self.tree() if _program(process) == "triton_python_backend_stub"]
+
+    def restarts(self) -> dict[str, int]:
+        """The metric `graphkiln_restarts_total` by cause, of the supervisor that runs now."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as response:
+                text = response.read().decode()
+        except OSError:
+            return {}
+        return {cause: int(float(count)) for cause, count in _RESTARTS.findall(text)}
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Sends a signal to the supervisor."""
+        if self.process is not None:
+            self.process.send_signal(signum)
+
+    def wait_end(self) -> int:
+        """Waits for the supervisor's end; returns its exit code, as a shell tells it."""
+        assert self.process is not None
+        code = self.process.wait(_STOP_LIMIT_S)
+        return code if code >= 0 else 128 - code
+
+    def stop(self) -> tuple[int, float]:
+        """SIGTERM; returns the exit code and the seconds that it took."""
+        begun = time.monotonic()
+        self.signal(signal.SIGTERM)
+        return self.wait_end(), time.monotonic() - begun
+
+    def end(self) -> None:
+        """Kills whatever is left of it."""
+        for process in self.tree():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self.process is not None:
+            self.process.wait(_STOP_LIMIT_S)
+
+    def copy_log(self, path: Path) -> None:
+        """Keeps its log in another file."""
+        shutil.copyfile(self.log_path, path)
+
+    def log_tail(self, size: int = 3000) -> str:
+        """The end of its log."""
+        return self.log_path.read_text(errors="replace")[-size:]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody holds; all are held together, so that none comes twice."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+
+
+def _program(process: psutil.Process) -> str:
+    """Name of the executed file; empty when the process has just ended."""
+    try:
+        command = process.cmdline()
+    except psutil.Error:
+        return ""
+    return Path(command[0]).name if command else ""
+
+
+def _end_with_parent() -> None:
+    """In the child: die when the soak does, even if it is killed."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

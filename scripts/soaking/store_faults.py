@@ -1,0 +1,214 @@
+"""Faults in the model store: bad versions, swapped files; and good versions that come and go."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from onnx import numpy_helper
+
+from graphkiln_backend.graph.errors import MeasurementError
+from soaking.fault import Fault, Field, Over, at_once
+from soaking.models import DIGITS, scaled_graph, write_version
+
+_HOLD_S = 5.0
+_LIVE_LIMIT_S = 60.0
+_TMPFS_BYTES = 32 << 20
+_BAD = "9"
+"""Number of each bad version: higher than all others, so that it would answer if it went live."""
+
+
+class BadVersion(Fault):
+    """A version that must not go live is put into the store, and taken away."""
+
+    heavy = False
+    hold_s = _HOLD_S
+
+    def __init__(self, name: str, model: str, put: Callable[[Path], None]) -> None:
+        self.name = f"bad version: {name}"
+        self._model = model
+        self._put = put
+
+    def inject(self, field: Field) -> Over:
+        self._put(field.store / self._model / _BAD)
+        return at_once
+
+    def undo(self, field: Field) -> None:
+        shutil.rmtree(field.store / self._model / _BAD)
+
+
+class SwappedFile(Fault):
+    """A file of a proven version is replaced while it serves, and put back."""
+
+    heavy = False
+    hold_s = _HOLD_S
+
+    def __init__(self, file: str, change: Callable[[bytes], bytes]) -> None:
+        self.name = f"swapped {file.rpartition('/')[2]}"
+        self._file = file
+        self._change = change
+
+    def inject(self, field: Field) -> Over:
+        replace_file(field.store / "digits" / self._file, self._change((DIGITS / self._file).read_bytes()))
+        return at_once
+
+    def undo(self, field: Field) -> None:
+        replace_file(field.store / "digits" / self._file, (DIGITS / self._file).read_bytes())
+
+
+class GoodVersion(Fault):
+    """A new version goes live under traffic, and is taken away."""
+
+    name = "good version added, removed"
+    heavy = False
+    hold_s = _HOLD_S
+
+    def __init__(self) -> None:
+        self._next = 20  # above every bad one
+        self.live_s: list[float] = []
+
+    def inject(self, field: Field) -> Over:
+        version = self._next = self._next + 1
+        field.versions.add("scaled", version)
+        begun = time.monotonic()
+        write_version(field.store / "scaled" / str(version), scaled_graph(version))
+        self._wait_live(field, version, begun)
+        field.versions.announce("scaled", version)
+        return at_once
+
+    def _wait_live(self, field: Field, version: int, begun: float) -> None:
+        path = f"/v2/models/scaled/versions/{version}/ready"
+        while field.service.status(path) != 200:
+            if time.monotonic() - begun > _LIVE_LIMIT_S:
+                raise MeasurementError(f"a good version is not live after {_LIVE_LIMIT_S:.0f} s")
+            time.sleep(0.1)
+        self.live_s.append(time.monotonic() - begun)
+
+    def undo(self, field: Field) -> None:
+        field.versions.withdraw("scaled", self._next)
+        shutil.rmtree(field.store / "scaled" / str(self._next), ignore_errors=True)
+
+
+class FullCache(GoodVersion):
+    """The disk of the artifact cache is full while a good version comes."""
+
+    name = "cache's disk full, good version"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 1020
+
+    def inject(self, field: Field) -> Over:
+        filler = cache_folder(field.folder) / "filler"
+        with filler.open("wb") as file:
+            try:
+                while file.write(bytes(1 << 16)):
+                    file.flush()
+            except OSError:
+                pass
+        return super().inject(field)
+
+    def undo(self, field: Field) -> None:
+        (cache_folder(field.folder) / "filler").unlink(missing_ok=True)
+        super().undo(field)
+
+
+def cache_folder(folder: Path) -> Path:
+    """The artifact cache of the served models."""
+    return folder / "cache.mount"
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """Mounts a small disk for the cache; gives whether that was allowed. Else the cache lies in an ordinary folder."""
+    mount = cache_folder(folder)
+    mount.mkdir(mode=0o700)
+    options = f"size={_TMPFS_BYTES},mode=700"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "soak", str(mount)], check=False, capture_output=True)
+    try:
+        yield done.returncode == 0
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "--lazy", str(mount)], check=False)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file by a rename."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    temporary.rename(path)
+
+
+def _garbage(folder: Path) -> None:
+    write_version(folder, b"\x08\x09 this is no graph")
+
+
+def _cut_off(folder: Path) -> None:
+    write_version(folder, (DIGITS / "1" / "model.onnx").read_bytes()[:5000])
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir()
+
+
+def _half_copied(folder: Path) -> None:
+    """The manifest and the graph are there, the golden samples are not yet."""
+    _copy_whole(folder, "manifest.json", "model.onnx")
+
+
+def _other_weights(folder: Path) -> None:
+    """A whole version whose graph is not the one that was proven."""
+    _copy_whole(folder, "manifest.json", "golden.npz")
+    replace_file(folder / "model.onnx", other_weights((DIGITS / "1" / "model.onnx").read_bytes()))
+
+
+def _copy_whole(folder: Path, *names: str) -> None:
+    folder.mkdir()
+    for name in names:
+        shutil.copyfile(DIGITS / "1" / name, folder / name)
+
+
+def _unknown_operator(folder: Path) -> None:
+    graph = scaled_graph(1)
+    graph.graph.node[0].op_type = "NoSuchOperator"
+    write_version(folder, graph)
+
+
+def _other_signature(folder: Path) -> None:
+    graph = scaled_graph(1)
+    graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    write_version(folder, graph)
+
+
+def other_weights(content: bytes) -> bytes:
+    """The same graph with its largest weight negated: valid, fast, and wrong."""
+    model = onnx.load_from_string(content)
+    largest = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    largest.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(largest), largest.name))
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
+def _other_labels(content: bytes) -> bytes:
+    return b"\n".join(reversed(content.split())) + b"\n"
+
+
+def store_faults() -> list[Fault]:
+    """One of each that needs no disk of its own."""
+    return [
+        BadVersion("garbage", "scaled", _garbage),
+        BadVersion("cut off", "digits", _cut_off),
+        BadVersion("empty folder", "scaled", _empty),
+        BadVersion("half copied", "digits", _half_copied),
+        BadVersion("other weights", "digits", _other_weights),
+        BadVersion("unknown operator", "scaled", _unknown_operator),
+        BadVersion("other signature", "scaled", _other_signature),
+        SwappedFile("1/model.onnx", other_weights),
+        SwappedFile("labels.txt", _other_labels),
+        GoodVersion(),
+    ]

@@ -1,0 +1,61 @@
+"""The guard ends what a soak leaves, however the soak ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = """
+import os, subprocess, sys, time
+from pathlib import Path
+from soaking.guard import Guard
+from soaking.service import MARKER
+
+folder = Path(sys.argv[1])
+with Guard(folder):
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, MARKER: str(folder)},
+        start_new_session=True,
+    )
+    print(child.pid, flush=True)
+    time.sleep(600 if sys.argv[2] == "wait" else 0)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("end", [None, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left(tmp_path: Path, end: signal.Signals | None) -> None:
+    folder = tmp_path / "soak"
+    folder.mkdir()
+    (folder / "file").touch()
+    arguments = [sys.executable, "-c", PROGRAM, str(folder), "wait" if end else "end"]
+    path = os.pathsep.join(sys.path)
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as soak:
+        assert soak.stdout
+        child = int(soak.stdout.readline())
+        if end:
+            assert is_alive(child)
+            os.killpg(soak.pid, end)
+        soak.wait(60)
+    deadline = time.monotonic() + 60
+    while is_alive(child) or folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

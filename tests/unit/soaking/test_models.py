@@ -1,0 +1,93 @@
+"""The soak's own references: an answer that is only a little wrong must not pass."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from graphkiln_client.results import Classification, Result
+from soaking.classifying import IMAGES, check, expected_scores
+from soaking.ledger import WrongAnswer
+from soaking.models import DIGIT_LABELS, MODELS, MODELS_BY_NAME, SoakModel, build_store, difference
+from soaking.traffic import Versions
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model.graph], ids=lambda model: model.name)
+def test_a_graph_computes_what_its_reference_says(model: SoakModel) -> None:
+    assert model.graph
+    for version in model.versions:
+        session = onnxruntime.InferenceSession(model.graph(version).SerializeToString())
+        feeds = model.feeds(np.random.default_rng(0), 4)
+        run = dict(feeds)
+        if "text" in run:
+            run["text"] = np.vectorize(bytes.decode, otypes=[object])(feeds["text"])
+        names = [output.name for output in session.get_outputs()]
+        outputs = dict(zip(names, session.run(None, run), strict=True))
+        if "echo" in outputs:
+            outputs["echo"] = np.vectorize(str.encode, otypes=[object])(outputs["echo"])
+        assert difference(model.reference(version, feeds), outputs) == ""
+
+
+def test_another_row_another_shape_and_another_version_are_differences() -> None:
+    model = MODELS_BY_NAME["scaled"]
+    feeds = model.feeds(np.random.default_rng(0), 3)
+    expected = model.reference(1, feeds)
+    assert difference(expected, {"y": expected["y"]}) == ""
+    assert "is" in difference(expected, {"y": expected["y"][::-1]})
+    assert "shape" in difference(expected, {"y": expected["y"][:2]})
+    assert "outputs" in difference(expected, {})
+    assert difference(expected, model.reference(2, feeds))
+
+
+def test_a_version_that_should_not_be_live_is_a_wrong_answer() -> None:
+    versions, model = Versions(), MODELS_BY_NAME["scaled"]
+    feeds = model.feeds(np.random.default_rng(0), 2)
+    versions.check(model, "", feeds, (dict(model.reference(2, feeds)), 2))
+    with pytest.raises(WrongAnswer, match="should not be live"):
+        versions.check(model, "", feeds, (dict(model.reference(9, feeds)), 9))
+    with pytest.raises(WrongAnswer, match="in place of 1"):
+        versions.check(model, "1", feeds, (dict(model.reference(2, feeds)), 2))
+    with pytest.raises(WrongAnswer, match="version any"):
+        versions.check(model, "", feeds, (dict(model.reference(9, feeds)), None))
+
+
+def test_a_withdrawn_version_is_no_longer_asked_for_but_may_answer() -> None:
+    versions, model = Versions(), MODELS_BY_NAME["scaled"]
+    versions.add("scaled", 21)
+    versions.announce("scaled", 21)
+    asked = {versions.to_ask("scaled", random.Random(seed)) for seed in range(100)}
+    assert asked == {"", "1", "2", "21"}
+    versions.withdraw("scaled", 21)
+    asked = {versions.to_ask("scaled", random.Random(seed)) for seed in range(100)}
+    assert "21" not in asked
+    feeds = model.feeds(np.random.default_rng(0), 1)
+    versions.check(model, "", feeds, (dict(model.reference(21, feeds)), 21))
+
+
+def test_a_swapped_label_is_a_wrong_answer() -> None:
+    scores = expected_scores(IMAGES[0])
+    best = np.argsort(-scores)[:3]
+
+    def result(labels: tuple[str, ...], added: float = 0.0) -> Result:
+        entries = tuple(
+            Classification(index=int(index), label=labels[index], score=float(scores[index]) + added) for index in best
+        )
+        return Result(
+            source="x", model="digits", version="1", request_id="", latency_ms=1.0, outputs={"OUTPUT_0": entries}
+        )
+
+    check(IMAGES[0], result(DIGIT_LABELS), 3)
+    with pytest.raises(WrongAnswer, match="instead of"):
+        check(IMAGES[0], result(DIGIT_LABELS[::-1]), 3)
+    with pytest.raises(WrongAnswer, match="other scores"):
+        check(IMAGES[0], result(DIGIT_LABELS, 0.1), 3)
+
+
+def test_the_store_holds_every_version(tmp_path: Path) -> None:
+    build_store(tmp_path / "store")
+    found = {(path.parts[-3], path.parts[-2]) for path in tmp_path.rglob("model.onnx")}
+    assert found == {(model.name, str(version)) for model in MODELS for version in model.versions}

@@ -1,0 +1,89 @@
+"""What fails a soak, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from soaking.injector import Injection
+from soaking.ledger import Outcome
+from soaking.report import failures, summarize, to_json, to_text
+from soaking.soak import Result
+
+GOOD = Result(
+    seed=1,
+    seconds=60.0,
+    first_start_s=3.0,
+    counts={"client http": {"right": 100, "refused": 3}, "client grpc": {"right": 50}},
+    bad=[],
+    unexplained=[],
+    unready=0,
+    injections=[
+        Injection(
+            fault="SIGKILL to an instance",
+            begun=10.0,
+            ended=14.0,
+            ready_again_s=seconds,
+            errors={"HTTP 503": 3},
+            restarts={"instance_died": 1},
+        )
+        for seconds in (2.0, 6.0, 3.0)
+    ],
+    figures={"start_mb": 400.0, "end_mb": 401.0},
+    left=[],
+    stops=[(0, 2.5)],
+    stuck=0,
+    notes=[],
+)
+LOST = Outcome(sender="client http", verdict="lost", detail="NoAnswer", begun=0.0, ended=30.0)
+
+
+def test_a_good_soak_passes() -> None:
+    assert failures(GOOD) == []
+    assert to_text(GOOD).endswith("passed")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"counts": {"client": {"right": 9, "wrong": 1}}}, "1 wrong answers"),
+        ({"counts": {"client": {"right": 9, "lost": 2}}}, "2 requests without an answer"),
+        ({"counts": {"client": {"refused": 9}}}, "no request was answered"),
+        ({"unexplained": [LOST]}, "1 requests refused while no fault was at work"),
+        ({"unready": 2}, "readiness failed 2 times"),
+        ({"figures": {"start_mb": 400.0, "end_mb": 800.0}}, "memory grew"),
+        ({"left": ["graphkiln-x"]}, "left behind: graphkiln-x"),
+        ({"stops": [(1, 31.0)]}, "SIGTERM ended with"),
+        ({"stuck": 1}, "1 senders still wait"),
+        ({"notes": ["ended early: no server"]}, "ended early"),
+        ({"injections": [replace(GOOD.injections[0], ready_again_s=None)]}, "not ready again within 60 s: SIGKILL"),
+        ({"injections": [replace(GOOD.injections[0], trouble="no stub")]}, "SIGKILL to an instance: no stub"),
+    ],
+)
+def test_every_fault_of_the_service_fails_the_soak(changed: dict[str, object], words: str) -> None:
+    result = replace(GOOD, **changed)  # type: ignore[arg-type]
+    assert any(words in failure for failure in failures(result))
+    assert "FAILED" in to_text(result)
+    assert "passed" not in to_text(result)
+
+
+def test_injections_of_one_kind_are_one_row() -> None:
+    (row,) = summarize(GOOD.injections)
+    assert (row.times, row.median_s, row.worst_s, row.within_goal) == (3, 3.0, 6.0, 2)
+    assert row.restarts == {"instance_died": 3}
+    assert row.errors == {"HTTP 503": 9}
+
+
+def test_a_fault_that_was_never_recovered_from_has_no_worst_time() -> None:
+    (row,) = summarize([*GOOD.injections, replace(GOOD.injections[0], ready_again_s=None)])
+    assert row.worst_s is None
+
+
+def test_the_report_fits_into_80_columns_and_into_json() -> None:
+    noisy = replace(GOOD, left=["graphkiln-abcdefgh"] * 20, bad=[replace(LOST, detail="x" * 200)] * 20)
+    assert max(map(len, to_text(noisy).splitlines())) <= 80
+    document = json.loads(json.dumps(to_json(noisy)))
+    assert document["totals"] == {"right": 150, "refused": 3}
+    assert document["faults"][0]["fault"] == "SIGKILL to an instance"
