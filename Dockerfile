@@ -29,6 +29,7 @@ COPY --from=build /opt/graphkiln /opt/graphkiln
 ENV PATH=/opt/graphkiln/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    GRAPHKILN_HOST=0.0.0.0 \
     GRAPHKILN_MODEL_STORE=/models
 USER graphkiln
 WORKDIR /home/graphkiln

@@ -93,6 +93,8 @@ class FakeClient:
 
     Attributes:
         connected: Arguments of the connections that were opened.
+        secured: Their certificates and admin keys.
+        changed: What was loaded and unloaded.
         healths: States that `health` returns or raises, one after the other; the last one for ever.
     """
 
@@ -101,6 +103,8 @@ class FakeClient:
     served: tuple[ServedModel, ...] = ()
     healths: list[Health | Exception] = field(default_factory=lambda: [Health(live=True, ready=True, server="triton")])
     connected: list[tuple[Any, ...]] = field(default_factory=list)
+    secured: list[dict[str, Any]] = field(default_factory=list)
+    changed: list[tuple[str, str]] = field(default_factory=list)
     models_opened: list[tuple[str, str]] = field(default_factory=list)
     shared: int = 0
     open: int = 0
@@ -119,6 +123,12 @@ class FakeClient:
     def shared_memory(self) -> Self:
         self.shared += 1
         return self
+
+    def load(self, name: str) -> None:
+        self.changed.append(("load", name))
+
+    def unload(self, name: str) -> None:
+        self.changed.append(("unload", name))
 
     def models(self) -> tuple[ServedModel, ...]:
         return self.served

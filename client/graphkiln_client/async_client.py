@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Self
+from typing import Self, Unpack
 
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput, Unauthorized
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
@@ -15,7 +14,7 @@ from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DE
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import Transport
-from graphkiln_client.transports.endpoint import Compression, Endpoint
+from graphkiln_client.transports.endpoint import Compression, Endpoint, Security
 from graphkiln_client.transports.factory import open_async
 
 
@@ -26,14 +25,13 @@ class AsyncClient:
         url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
         timeout_s: Seconds that one call may take, all its attempts together; the server is told as well.
         max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
-        headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
-        ca_file: Certificate authorities to trust in place of the system's.
         compression: How requests are compressed; worth it over slow networks only.
         fetch_urls: Whether images may be given as `https://` URLs.
         transport_for: Opens the transport; the synchronous client passes one that blocks.
+        **security: `headers`, `ca_file`, `client_cert`, `client_key` and `admin_key`: see `Security`.
 
     Raises:
-        InvalidInput: The URL, a header or the CA file cannot be used.
+        InvalidInput: The URL, a header, a file or the admin key cannot be used.
     """
 
     def __init__(
@@ -42,15 +40,14 @@ class AsyncClient:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_retries: int = DEFAULT_MAX_RETRIES,
-        headers: Mapping[str, str] | None = None,
-        ca_file: str | Path | None = None,
         compression: Compression = "",
         fetch_urls: bool = False,
         transport_for: Callable[[Endpoint, Compression], Transport] = open_async,
+        **security: Unpack[Security],
     ) -> None:
         if not timeout_s > 0 or max_retries < 0:
             raise InvalidInput(f"timeout_s must be above 0 and max_retries at least 0, got {timeout_s}, {max_retries}")
-        endpoint = Endpoint.parse(url, headers or {}, Path(ca_file) if ca_file else None)
+        endpoint = Endpoint.parse(url, **security)
         self.url = str(endpoint)
         self._fetch_urls = fetch_urls
         self._connection = Connection(transport_for(endpoint, compression), timeout_s, max_retries)
@@ -89,7 +86,7 @@ class AsyncClient:
             return Health(live=False, ready=False)
         ready = await self._connection.call(wire.ready())
         metadata = await self._connection.call(wire.server_metadata())
-        not_ready = () if ready else tuple(model for model in await self.models() if not model.ready)
+        not_ready = () if ready else await self._not_ready()
         server = f"{metadata.get('name', '')} {metadata.get('version', '')}".strip()
         return Health(live=True, ready=ready, server=server, not_ready=not_ready)
 
@@ -97,15 +94,24 @@ class AsyncClient:
         """Every model version that the server knows, by name and version.
 
         Raises:
+            Unauthorized: The server's admin key is missing or wrong.
             ClientError: The request failed.
         """
         rows = await self._connection.call(self._connection.wire.repository_index())
         return tuple(sorted(map(ServedModel.parse, rows), key=lambda row: (row.name, row.version)))
 
+    async def _not_ready(self) -> tuple[ServedModel, ...]:
+        """Empty where only the server's administrator may list its models: whether it is ready is still known."""
+        try:
+            return tuple(model for model in await self.models() if not model.ready)
+        except Unauthorized:
+            return ()
+
     async def load(self, name: str) -> None:
         """Loads or reloads a model; the server must run with `--model-control-mode=explicit`.
 
         Raises:
+            Unauthorized: The server's admin key is missing or wrong.
             ServerError: The model cannot be loaded; the message says why.
             ModelNotReady: The server does not load on demand.
             ClientError: The request failed.
@@ -116,6 +122,7 @@ class AsyncClient:
         """Unloads a model; returns before the server has finished the model's requests.
 
         Raises:
+            Unauthorized: The server's admin key is missing or wrong.
             ModelNotReady: The server does not unload on demand.
             ClientError: The request failed.
         """

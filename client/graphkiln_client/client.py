@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Unpack
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -13,7 +13,7 @@ from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DE
 from graphkiln_client.model import Model
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.runner import run
-from graphkiln_client.transports.endpoint import Compression
+from graphkiln_client.transports.endpoint import Compression, Security
 from graphkiln_client.transports.factory import open_blocking
 
 
@@ -24,13 +24,12 @@ class Client(Closeable):
         url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
         timeout_s: Seconds that one call may take, all its attempts together; the server is told as well.
         max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
-        headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
-        ca_file: Certificate authorities to trust in place of the system's.
         compression: How requests are compressed; worth it over slow networks only.
         fetch_urls: Whether images may be given as `https://` URLs.
+        **security: `headers`, `ca_file`, `client_cert`, `client_key` and `admin_key`: see `Security`.
 
     Raises:
-        InvalidInput: The URL, a header or the CA file cannot be used.
+        InvalidInput: The URL, a header, a file or the admin key cannot be used.
     """
 
     def __init__(
@@ -39,20 +38,18 @@ class Client(Closeable):
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_retries: int = DEFAULT_MAX_RETRIES,
-        headers: Mapping[str, str] | None = None,
-        ca_file: str | Path | None = None,
         compression: Compression = "",
         fetch_urls: bool = False,
+        **security: Unpack[Security],
     ) -> None:
         self._client = AsyncClient(
             url,
             timeout_s=timeout_s,
             max_retries=max_retries,
-            headers=headers,
-            ca_file=ca_file,
             compression=compression,
             fetch_urls=fetch_urls,
             transport_for=open_blocking,
+            **security,
         )
         self.url = self._client.url
 
@@ -89,6 +86,7 @@ class Client(Closeable):
         """Every model version that the server knows, by name and version.
 
         Raises:
+            Unauthorized: The server's admin key is missing or wrong.
             ClientError: The request failed.
         """
         return run(self._client.models())
@@ -97,6 +95,7 @@ class Client(Closeable):
         """Loads or reloads a model; the server must run with `--model-control-mode=explicit`.
 
         Raises:
+            Unauthorized: The server's admin key is missing or wrong.
             ServerError: The model cannot be loaded; the message says why.
             ModelNotReady: The server does not load on demand.
             ClientError: The request failed.
@@ -107,6 +106,7 @@ class Client(Closeable):
         """Unloads a model; returns before the server has finished the model's requests.
 
         Raises:
+            Unauthorized: The server's admin key is missing or wrong.
             ModelNotReady: The server does not unload on demand.
             ClientError: The request failed.
         """

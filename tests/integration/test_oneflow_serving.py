@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import saved_graphs
 import tritonclient.http as theirs
 from running import Server, Serving, StartServer, run_command
+
+from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 
@@ -172,7 +173,8 @@ class TestOtherWays:
         flags = ("--model-control-mode", "explicit", "--cache", tmp_path / "cache")
         server = start_server("--model-store", references["store"], *flags)
         server.wait_until(lambda: server.status("/v2/health/live") == 200)
-        urlopen(Request(f"{server.url}/v2/repository/models/swin/load", data=b"{}", method="POST")).close()
+        with Client(server.url) as client:
+            client.load("swin")
         found, expected = ask(server, "swin", references["swin"])
         np.testing.assert_allclose(found["OUTPUT_0"], expected["OUTPUT_0"], rtol=1e-4, atol=1e-5)
 
@@ -192,9 +194,9 @@ class TestOtherWays:
         server.wait_until(lambda: server.status("/v2/models/good/ready") == 200)
         found, expected = ask(server, "good", good)
         np.testing.assert_allclose(found["OUTPUT_0"], expected["OUTPUT_0"], rtol=1e-4, atol=1e-5)
-        with urlopen(Request(f"{server.url}/v2/repository/index", data=b"{}", method="POST")) as answer:
-            states = {each["name"]: each for each in json.load(answer)}
-        assert "state tensor 'm.classes.weight'" in states["bad"]["reason"]
+        with Client(server.url) as client:
+            states = {each.name: each for each in client.models()}
+        assert "state tensor 'm.classes.weight'" in states["bad"].reason
         with pytest.raises(HTTPError):
             urlopen(f"{server.url}/v2/models/bad")
 

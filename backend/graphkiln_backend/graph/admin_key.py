@@ -85,6 +85,11 @@ def check_key(key: str, origin: str) -> str:
     )
 
 
+def needs_admin_key(reason: str) -> bool:
+    """Whether Triton refused a request because the admin key was missing or wrong; over gRPC it says UNAVAILABLE."""
+    return "restricted" in reason and HTTP_HEADER in reason
+
+
 def is_local(host: str) -> bool:
     """Whether a host is this machine's loopback interface."""
     return host == "localhost" or _is_loopback_address(host)

@@ -5,6 +5,7 @@ The user's own `--http-restricted-api` and `--grpc-restricted-protocol` win for 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,9 +13,17 @@ from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER
 from graphkiln_backend.server.admin_key import AdminKey
 from graphkiln_backend.server.flags import TritonFlags
 
+_log = logging.getLogger("graphkiln.server")
+
 ADMIN_ENDPOINTS = ("model-repository", "shared-memory", "trace", "logging")
 """Triton's names of what changes the server. Loading runs code: a request may bring a model's files along."""
 _HTTP_FLAG, _GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
+_OTHER_SERVICES = ("sagemaker", "vertex-ai")
+_OPEN = (
+    "DANGER: whoever reaches %s may run any code on this machine, since %s need no key "
+    "(leave out --admin-key-file off, or listen with --host 127.0.0.1)"
+)
+_OTHER = "DANGER: tritonserver's %s service listens on every address and knows no key"
 _GRPC_PREFIX = GRPC_HEADER.removesuffix(HTTP_HEADER)
 
 
@@ -54,6 +63,15 @@ class Access:
             {HTTP_HEADER: key.value, **http_own},
             _prefix({HTTP_HEADER: key.value, **grpc_own}),
         )
+
+    def warn_if_open(self, flags: TritonFlags) -> None:
+        """Says it loudly where anybody on the network may change the server."""
+        public = [f"{address.host}:{address.port}" for address in flags.listen_addresses() if address.is_public]
+        if self.open_endpoints and public:
+            _log.error(_OPEN, ", ".join(public), ", ".join(self.open_endpoints))
+        for service in _OTHER_SERVICES:
+            if flags.is_on(service, default="false"):
+                _log.error(_OTHER, service)
 
 
 def _restrict(flag: str, endpoints: Sequence[str], key: AdminKey) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from graphkiln_backend.graph.admin_key import is_private, key_folders, read_key
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import InvalidInput, ServerSetupError
+from graphkiln_backend.server.flags import TritonFlags
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -54,14 +54,14 @@ class PublishedKey(Closeable):
     """A key, in files that only this user can read; closing removes them.
 
     Args:
-        key: The key.
-        ports: Of the server's HTTP and gRPC endpoints.
+        key: The key; None for a server without one.
+        flags: Of the server, whose HTTP and gRPC ports name the files.
     """
 
-    def __init__(self, key: AdminKey, ports: Iterable[int]) -> None:
-        self._key = key
+    def __init__(self, key: AdminKey | None, flags: TritonFlags) -> None:
         self._files: list[Path] = []
-        for port in ports:
+        self._text = key.value if key else ""
+        for port in _ports(flags):
             self._publish(str(port))
 
     def close(self) -> None:
@@ -71,6 +71,10 @@ class PublishedKey(Closeable):
 
     def _publish(self, name: str) -> None:
         _remove_older(name)
+        if self._text:
+            self._keep(name)
+
+    def _keep(self, name: str) -> None:
         file = next((folder / name for folder in key_folders() if self._write(folder, name)), None)
         if file is None:
             _log.warning("no folder for the admin key: commands on this machine need --admin-key-file")
@@ -81,14 +85,19 @@ class PublishedKey(Closeable):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if is_private(folder):
-                _write_new(folder / name, self._key.value)
+                _write_new(folder / name, self._text)
                 return True
         return False
 
     def _withdraw(self, file: Path) -> None:
         with suppress(OSError, InvalidInput):
-            if read_key(file) == self._key.value:
+            if read_key(file) == self._text:
                 file.unlink()
+
+
+def _ports(flags: TritonFlags) -> list[int]:
+    addresses = (flags.listen_address(service) for service in ("http", "grpc"))
+    return [address.port for address in addresses if address]
 
 
 def _remove_older(name: str) -> None:

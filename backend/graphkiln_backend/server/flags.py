@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln_backend.graph.admin_key import is_local
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
 
 _TRUE = {"true", "1", "on"}
+_ADDRESS_FLAGS = ("http-address", "grpc-address")
 _STORE_FLAGS = ("model-repository", "model-store")
 _MANAGED_FLAGS = ("backend-directory",)
 """Set by graphkiln itself, to a folder that holds what the user's value names."""
 _SERVICES = {"http": ("HTTP", 8000), "grpc": ("gRPC", 8001), "metrics": ("metrics", 8002)}
 """tritonserver's name of a service in its flags -> protocol and default port."""
-_ANY_HOST = "0.0.0.0"  # noqa: S104 - tritonserver's default
+_ANY_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all interfaces -> the one to ask by
+DEFAULT_HOST = "127.0.0.1"
+"""In place of tritonserver's own default, which is every interface."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +41,12 @@ class ListenAddress:
     @property
     def local_address(self) -> tuple[str, int]:
         """Where this machine reaches it."""
-        return ("127.0.0.1" if self.host == _ANY_HOST else self.host, self.port)
+        return (_ANY_HOSTS.get(self.host, self.host), self.port)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach it."""
+        return not is_local(self.host)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +59,7 @@ class TritonFlags:
         stores: Model stores given by tritonserver's own flag names.
         backends: A backend directory given by the user, or None.
         repeated_values: Flag -> all its values, of flags that may be given several times.
+        default_host: Where services listen whose address the user did not give.
     """
 
     arguments: tuple[str, ...]
@@ -57,14 +67,16 @@ class TritonFlags:
     stores: tuple[Path, ...]
     backends: Path | None
     repeated_values: dict[str, list[str]] = field(default_factory=dict)
+    default_host: str = DEFAULT_HOST
 
     @classmethod
-    def parse(cls, arguments: Sequence[str], known: dict[str, bool]) -> TritonFlags:
+    def parse(cls, arguments: Sequence[str], known: dict[str, bool], host: str = DEFAULT_HOST) -> TritonFlags:
         """Reads an argument list.
 
         Args:
             arguments: `--flag=value`, `--flag value` or `--flag`.
             known: tritonserver's flags -> whether they take a value.
+            host: Where services listen whose address the arguments do not give.
 
         Raises:
             ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is not a flag.
@@ -93,7 +105,12 @@ class TritonFlags:
                 kept += words
         backends = Path(values["backend-directory"]) if "backend-directory" in values else None
         return cls(
-            arguments=tuple(kept), values=values, stores=tuple(stores), backends=backends, repeated_values=repeated
+            arguments=tuple(kept),
+            values=values,
+            stores=tuple(stores),
+            backends=backends,
+            repeated_values=repeated,
+            default_host=host,
         )
 
     def listen_address(self, service: str) -> ListenAddress | None:
@@ -102,7 +119,7 @@ class TritonFlags:
         Raises:
             ServerSetupError: The port is not a number.
         """
-        if self.values.get(f"allow-{service}", "true").lower() not in _TRUE:
+        if not self.is_on(service):
             return None
         protocol, default_port = _SERVICES[service]
         port = self.values.get(f"{service}-port", str(default_port))
@@ -110,9 +127,21 @@ class TritonFlags:
             raise ServerSetupError(
                 f"--{service}-port must be a port number, got '{port}'", hint=f"--{service}-port={default_port}"
             )
-        default_host = self.values.get("http-address", _ANY_HOST) if service == "metrics" else _ANY_HOST
-        host = self.values.get(f"{service}-address", default_host)
-        return ListenAddress(protocol=protocol, host=host, port=int(port))
+        return ListenAddress(protocol=protocol, host=self._host(service), port=int(port))
+
+    def is_on(self, service: str, default: str = "true") -> bool:
+        """Whether tritonserver will start a service."""
+        return self.values.get(f"allow-{service}", default).lower() in _TRUE
+
+    def _host(self, service: str) -> str:
+        """Without an address of its own, the metrics service listens where HTTP does: tritonserver's own rule."""
+        default = self.values.get("http-address", self.default_host) if service == "metrics" else self.default_host
+        return self.values.get(f"{service}-address", default)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Values of the flags that say where services listen, where the user gave none."""
+        return {name: self.default_host for name in _ADDRESS_FLAGS if name not in self.values}
 
     def listen_addresses(self) -> list[ListenAddress]:
         """All addresses that the server will listen on."""

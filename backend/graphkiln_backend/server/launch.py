@@ -17,6 +17,7 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.repository.overlay import build_overlay
+from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.run_folder import RunFolder
@@ -50,6 +51,7 @@ class Launch:
         overrides: Settings of the command line, by model.
         cache: The artifact cache.
         replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
+        access: Which endpoints need a key.
     """
 
     installation: Installation
@@ -58,6 +60,7 @@ class Launch:
     overrides: Overrides = field(default_factory=dict)
     cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
+    access: Access = field(default_factory=Access)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -77,7 +80,8 @@ class Launch:
         stores = folder.link_stores(self.stores)
         mirrors = self._mirror_stores(stores, folder, backends) if self._can_complete() else None
         memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
-        return command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
+        line = command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
+        return [*line, *self.access.arguments]
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
@@ -150,7 +154,7 @@ def command_line(
 def _default_values(installation: Installation, flags: TritonFlags) -> dict[str, str]:
     """Values for flags that the user left out."""
     # The HTTP port is shared with the supervisor, which responds with 503 while the server restarts.
-    defaults = {"cache-directory": str(installation.caches), "reuse-http-port": "true"}
+    defaults = {"cache-directory": str(installation.caches), "reuse-http-port": "true", **flags.addresses}
     if "log-verbose" not in flags.values:
         defaults["log-info"] = "false"
     if not _NVIDIA_DRIVER.exists():

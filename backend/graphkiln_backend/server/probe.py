@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.triton.instance_status import InstanceStatus, read_statuses
@@ -32,12 +34,15 @@ class ModelState:
     status: InstanceStatus | None
 
 
-def model_states(address: ListenAddress, instances: Path) -> list[ModelState]:
+def model_states(
+    address: ListenAddress, instances: Path, headers: Mapping[str, str] = MappingProxyType({})
+) -> list[ModelState]:
     """Every model version that the server knows.
 
     Args:
         address: Where it listens for HTTP.
         instances: Folder of status files.
+        headers: What the request must carry (`Access.http_headers`).
 
     Raises:
         OSError: The server does not list its models.
@@ -51,7 +56,7 @@ def model_states(address: ListenAddress, instances: Path) -> list[ModelState]:
             reason=row.get("reason", ""),
             status=slowest.get((row["name"], row.get("version", ""))),
         )
-        for row in json.loads(_post(address, "/v2/repository/index"))
+        for row in json.loads(_post(address, "/v2/repository/index", headers))
     ]
 
 
@@ -73,10 +78,10 @@ def _slowest_instances(instances: Path) -> dict[tuple[str, str], InstanceStatus]
     return {(status.model, str(status.version)): status for status in statuses}
 
 
-def _post(address: ListenAddress, path: str) -> bytes:
+def _post(address: ListenAddress, path: str, headers: Mapping[str, str]) -> bytes:
     connection = http.client.HTTPConnection(*address.local_address, timeout=_TIMEOUT_S)
     try:
-        connection.request("POST", path, headers={"Connection": "close"})
+        connection.request("POST", path, headers={**headers, "Connection": "close"})
         response = connection.getresponse()
         body = response.read()
     except http.client.HTTPException as error:

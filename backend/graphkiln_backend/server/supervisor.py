@@ -136,7 +136,7 @@ class Supervisor:
         if not self._http:
             return []
         try:
-            return model_states(self._http, folder.instances)
+            return model_states(self._http, folder.instances, self._launch.access.http_headers)
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
             _log.warning("the server does not list its models: %s", error)
             return states_of_instances(folder.instances)
@@ -168,7 +168,7 @@ class Supervisor:
     def _every_model_is_counted(self, folder: RunFolder) -> bool:
         """Whether every loaded model counts its batches. Without HTTP there is no connection to wait for."""
         try:
-            states = model_states(self._http, folder.instances) if self._http else []
+            states = model_states(self._http, folder.instances, self._launch.access.http_headers) if self._http else []
         except OSError:
             return False
         return all(state.status for state in states if state.state == "READY")

@@ -7,9 +7,10 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 from urllib.parse import unquote, urlsplit
 
+from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 
@@ -17,6 +18,24 @@ Compression = Literal["", "gzip", "deflate"]
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
 _HINT = "use http://HOST:PORT, https://HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+
+
+class Security(TypedDict, total=False):
+    """How a connection is secured, as the clients take it.
+
+    Attributes:
+        headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
+        ca_file: Certificate authorities to trust in place of the system's.
+        client_cert: The client's own certificate, for a server that asks for one (mutual TLS).
+        client_key: Its private key; left out where the certificate's file holds it, too.
+        admin_key: For what changes the server; left out for a server of the same user on this machine.
+    """
+
+    headers: Mapping[str, str] | None
+    ca_file: str | Path | None
+    client_cert: str | Path | None
+    client_key: str | Path | None
+    admin_key: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +49,9 @@ class Endpoint:
         path: Path before the protocol's own paths, for a server behind a gateway; without a slash at its end.
         headers: Sent with every call; they may hold credentials.
         ca_file: Certificate authorities to trust in place of the system's.
+        client_cert: The client's own certificate, or None.
+        client_key: Its private key; None where the certificate's file holds it, too.
+        admin_key: For what changes the server; empty: of the environment, or of a server on this machine.
     """
 
     scheme: str
@@ -38,13 +60,25 @@ class Endpoint:
     path: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    admin_key: str = field(default="", repr=False)
 
     @classmethod
-    def parse(cls, url: str, headers: Mapping[str, str], ca_file: Path | None) -> Self:
+    def parse(
+        cls,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        ca_file: str | Path | None = None,
+        *,
+        client_cert: str | Path | None = None,
+        client_key: str | Path | None = None,
+        admin_key: str = "",
+    ) -> Self:
         """Reads a URL; `user:password@` in it becomes a header.
 
         Raises:
-            InvalidInput: The URL or a header cannot be used.
+            InvalidInput: The URL, a header or the admin key cannot be used, or there is a private key alone.
         """
         text = url if "://" in url else f"http://{url}"
         try:
@@ -54,7 +88,9 @@ class Endpoint:
             raise InvalidInput(f"'{_without_credentials(text)}' is not a URL: {error}", hint=_HINT) from error
         if parts.scheme not in _PORTS or not parts.hostname:
             raise InvalidInput(f"unsupported URL '{_without_credentials(text)}'", hint=_HINT)
-        sent = _check_headers(headers)
+        sent = _check_headers(headers or {})
+        if client_key and not client_cert:
+            raise InvalidInput("a client_key is of no use without its client_cert", hint="client_cert=FILE")
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             sent = {"Authorization": f"Basic {base64.b64encode(secret).decode()}", **sent}
@@ -64,7 +100,10 @@ class Endpoint:
             port=port or _PORTS[parts.scheme],
             path=parts.path.rstrip("/"),
             headers=sent,
-            ca_file=ca_file,
+            ca_file=_path(ca_file),
+            client_cert=_path(client_cert),
+            client_key=_path(client_key),
+            admin_key=check_key(admin_key, "admin_key") if admin_key else "",
         )
 
     @property
@@ -84,16 +123,49 @@ class Endpoint:
         """The TLS settings; None for a plain connection.
 
         Raises:
-            InvalidInput: The CA file cannot be read.
+            InvalidInput: The CA file or the client's certificate cannot be read.
         """
         if not self.is_secure:
             return None
+        context = self._trust()
+        if self.client_cert:
+            _load_certificate(context, self.client_cert, self.client_key)
+        return context
+
+    def admin_headers(self) -> dict[str, str]:
+        """What a call that changes the server carries: the key in the protocol's header; nothing where none is known.
+
+        Raises:
+            InvalidInput: The environment names a file that holds no key.
+        """
+        name = HTTP_HEADER if self.scheme.startswith("http") else GRPC_HEADER
+        key = self.admin_key or find_key(self.host, self.port)
+        return {name: key} if key else {}
+
+    def _trust(self) -> ssl.SSLContext:
         try:
             if self.ca_file:
                 read_bytes(self.ca_file, MIB)  # OpenSSL would wait for a pipe
             return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
         except (OSError, ValueError) as error:
             raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (OSError, ssl.SSLError) as error:
+        files = f"{certificate} and {key}" if key else f"{certificate}"
+        raise InvalidInput(f"cannot read the client's certificate and key from {files}: {error}") from error
+
+
+def _no_password() -> str:
+    """In place of OpenSSL's question on the terminal."""
+    return ""
+
+
+def _path(file: str | Path | None) -> Path | None:
+    return Path(file) if file else None
 
 
 def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:

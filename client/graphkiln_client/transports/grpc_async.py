@@ -14,6 +14,7 @@ from graphkiln_client.transports.base import Call
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.grpc_channel import (
     PROBE_S,
+    admin_metadata,
     call_metadata,
     may_be_unreachable,
     open_channel,
@@ -62,7 +63,8 @@ class AsyncGrpcTransport:
             method = self._methods.get(request.method) or self._methods.setdefault(
                 request.method, self._open_channel().unary_unary(request.method, _registered_method=True)
             )
-            response = await method(request.message, timeout=timeout_s, metadata=self._metadata or None)
+            metadata = (*self._metadata, *admin_metadata(self._endpoint, request))
+            response = await method(request.message, timeout=timeout_s, metadata=metadata or None)
         except grpc.aio.UsageError as error:
             raise InvalidInput(f"the client of {self._endpoint} is closed") from error
         return parse_response(response, request)

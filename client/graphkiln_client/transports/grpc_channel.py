@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from graphkiln_backend.graph.admin_key import needs_admin_key
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_client.deadline import Deadline
@@ -40,26 +43,32 @@ def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> 
         compression: How requests are compressed.
 
     Raises:
-        InvalidInput: The CA file cannot be read.
+        InvalidInput: The CA file or the client's certificate cannot be read.
     """
     options: dict[str, Any] = {"options": _OPTIONS}
     if compression:
         options["compression"] = _COMPRESSION[compression]
     if not endpoint.is_secure:
         return library.insecure_channel(endpoint.authority, **options)
-    endpoint.tls()  # says what is wrong with the CA file
-    authorities = read_bytes(endpoint.ca_file, MIB) if endpoint.ca_file else None
-    return library.secure_channel(endpoint.authority, grpc.ssl_channel_credentials(authorities), **options)
+    endpoint.tls()  # says what is wrong with the files
+    key, certificate = endpoint.client_key or endpoint.client_cert, endpoint.client_cert
+    credentials = grpc.ssl_channel_credentials(_read(endpoint.ca_file), _read(key), _read(certificate))
+    return library.secure_channel(endpoint.authority, credentials, **options)
 
 
 def call_metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
     """The endpoint's headers as gRPC sends them: names in lower case."""
-    return tuple((name.lower(), value) for name, value in endpoint.headers.items())
+    return _to_metadata(endpoint.headers)
+
+
+def admin_metadata(endpoint: Endpoint, request: GrpcRequest) -> tuple[tuple[str, str], ...]:
+    """The admin key, for a request that needs it."""
+    return _to_metadata(endpoint.admin_headers()) if request.is_admin else ()
 
 
 def may_be_unreachable(error: Any) -> bool:
     """Whether the server may be out of reach: gRPC has one status for that and for a server's "not now"."""
-    return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not needs_admin_key(error.details() or "")
 
 
 def translate_error(
@@ -80,3 +89,11 @@ def translate_error(
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return failures.deadline_exceeded(endpoint, deadline, code.name)
     return grpc_error(code, details, request.request_id)
+
+
+def _to_metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.lower(), value) for name, value in headers.items())
+
+
+def _read(file: Path | None) -> bytes | None:
+    return read_bytes(file, MIB) if file else None

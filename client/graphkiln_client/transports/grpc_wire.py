@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
+from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_backend.graph.errors import (
     ClientError,
     DeadlineExceeded,
@@ -26,6 +27,7 @@ from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.grpc_codec import decode_response, encode_request
 
 _SERVICE = "/inference.GRPCInferenceService/"
+_ADMIN_METHODS = ("Repository", "SystemSharedMemory")
 _MODEL_INFER = _SERVICE + "ModelInfer"
 
 
@@ -38,12 +40,14 @@ class GrpcRequest:
         message: The serialized request message.
         parse: From the bytes of the response to its message.
         request_id: Of an inference, for its errors.
+        is_admin: Whether it changes the server, and needs its admin key.
     """
 
     method: str
     message: bytes
     parse: Callable[[bytes], Any]
     request_id: str | None = None
+    is_admin: bool = False
 
 
 class GrpcWire:
@@ -142,8 +146,10 @@ def parse_response(response: bytes, request: GrpcRequest) -> Any:
 
 def grpc_error(code: grpc.StatusCode, details: str, request_id: str | None) -> ClientError:
     """One table from gRPC status to the error tree; what only a transport can tell apart stays with it."""
-    kind = _BY_STATUS.get(code, ServerError)
-    return kind(f"the server returned {code.name}: {details}", status=code.name, body=details, request_id=request_id)
+    message = f"the server returned {code.name}: {details}"
+    if needs_admin_key(details):
+        return Unauthorized(message, status=code.name, body=details, request_id=request_id, hint=HOW_TO_GIVE_IT)
+    return _BY_STATUS.get(code, ServerError)(message, status=code.name, body=details, request_id=request_id)
 
 
 _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
@@ -173,7 +179,12 @@ def _read_metadata(response: Any) -> dict[str, Any]:
 
 
 def _request(method: str, message: Any, response: Any) -> GrpcRequest:
-    return GrpcRequest(method=_SERVICE + method, message=message.SerializeToString(), parse=response.FromString)
+    return GrpcRequest(
+        method=_SERVICE + method,
+        message=message.SerializeToString(),
+        parse=response.FromString,
+        is_admin=method.startswith(_ADMIN_METHODS),
+    )
 
 
 def _to_dict(message: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class AsyncHttpTransport:
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
-        return call.read(await self._exchange(call.request, deadline))
+        return call.read(await self._exchange(call.request.authorize(self._endpoint), deadline))
 
     async def sleep(self, seconds: float) -> None:
         """See `Transport.sleep`."""

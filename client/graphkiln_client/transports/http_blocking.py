@@ -46,7 +46,7 @@ class HttpTransport:
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
-        return call.read(self._exchange(call.request, deadline))
+        return call.read(self._exchange(call.request.authorize(self._endpoint), deadline))
 
     async def sleep(self, seconds: float) -> None:
         """See `Transport.sleep`."""
@@ -128,6 +128,6 @@ def _proxy(endpoint: Endpoint) -> Endpoint | None:
     url = getproxies().get(endpoint.scheme)
     if not url or proxy_bypass(endpoint.authority):
         return None
-    proxy = Endpoint.parse(url, {}, None)
+    proxy = Endpoint.parse(url)
     headers = {name.replace("Authorization", "Proxy-Authorization"): text for name, text in proxy.headers.items()}
     return dataclasses.replace(proxy, headers=headers)

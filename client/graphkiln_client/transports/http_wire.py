@@ -6,10 +6,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -23,7 +24,7 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
-from graphkiln_client.transports.endpoint import Compression
+from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.http_codec import decode_response, encode_request, json_object, parse_json
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -41,12 +42,18 @@ class HttpRequest:
         path: Path on the server, quoted.
         body: Buffers that make up the body, in order.
         headers: Beside those of the connection.
+        is_admin: Whether it changes the server, and needs its admin key.
     """
 
     method: str
     path: str
     body: tuple[bytes | memoryview, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_admin: bool = False
+
+    def authorize(self, endpoint: Endpoint) -> HttpRequest:
+        """The request with the admin key, if it needs one."""
+        return replace(self, headers={**self.headers, **endpoint.admin_headers()}) if self.is_admin else self
 
 
 class Headers(Protocol):
@@ -108,28 +115,28 @@ class HttpWire:
 
     def repository_index(self) -> Call[list[dict[str, Any]]]:
         """See `Wire.repository_index`."""
-        return Call(_post("/v2/repository/index"), _read_index)
+        return Call(_post_admin("/v2/repository/index"), _read_index)
 
     def load(self, model: str) -> Call[None]:
         """See `Wire.load`."""
-        return Call(_post(f"/v2/repository/models/{quote(model, safe='')}/load"), _read_nothing)
+        return Call(_post_admin(f"/v2/repository/models/{quote(model, safe='')}/load"), _read_nothing)
 
     def unload(self, model: str) -> Call[None]:
         """See `Wire.unload`."""
-        return Call(_post(f"/v2/repository/models/{quote(model, safe='')}/unload"), _read_nothing)
+        return Call(_post_admin(f"/v2/repository/models/{quote(model, safe='')}/unload"), _read_nothing)
 
     def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
         """See `Wire.register_region`."""
         body = json.dumps({"key": key, "offset": 0, "byte_size": size_bytes}).encode()
-        return Call(_post(f"{_region_path(name)}/register", body), _read_nothing)
+        return Call(_post_admin(f"{_region_path(name)}/register", body), _read_nothing)
 
     def region_status(self, name: str) -> Call[None]:
         """See `Wire.region_status`."""
-        return Call(HttpRequest(method="GET", path=f"{_region_path(name)}/status"), _read_nothing)
+        return Call(HttpRequest(method="GET", path=f"{_region_path(name)}/status", is_admin=True), _read_nothing)
 
     def unregister_region(self, name: str) -> Call[None]:
         """See `Wire.unregister_region`."""
-        return Call(_post(f"{_region_path(name)}/unregister"), _read_nothing)
+        return Call(_post_admin(f"{_region_path(name)}/unregister"), _read_nothing)
 
     def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
         """See `Wire.infer`."""
@@ -164,8 +171,9 @@ def decompress(body: bytes, encoding: str) -> bytes:
         raise ProtocolError(f"the response cannot be decompressed as {encoding}: {error}") from error
 
 
-def _post(path: str, body: bytes = b"{}") -> HttpRequest:
-    return HttpRequest(method="POST", path=path, body=(body,), headers={"Content-Type": "application/json"})
+def _post_admin(path: str, body: bytes = b"{}") -> HttpRequest:
+    json_type = {"Content-Type": "application/json"}
+    return HttpRequest(method="POST", path=path, body=(body,), headers=json_type, is_admin=True)
 
 
 def _document(path: str) -> Call[dict[str, Any]]:
@@ -239,6 +247,7 @@ def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
         body=body,
         request_id=request_id,
         retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
+        hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else "",
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.connection import connect
-from graphkiln.cli.options import CaFile, Headers, Timeout, Url
+from graphkiln.cli.options import CaFile, ClientCert, ClientKey, Headers, Timeout, Url
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
@@ -67,6 +67,8 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Measure a served model under load.
@@ -77,7 +79,9 @@ def bench(
 
     numbers = [0] if rate else _parse_concurrency(concurrency)
     with ExitStack() as stack:
-        client = stack.enter_context(connect(url, header, ca_file, timeout))
+        client = stack.enter_context(
+            connect(url, header, ca_file, timeout, client_cert=client_cert, client_key=client_key)
+        )
         plain = client.model(model, version)
         feeds = _read_feeds(plain, input_ or [_RANDOM], batch_size)
         loaded = stack.enter_context(client.shared_memory()).model(model, version) if shared_memory else plain

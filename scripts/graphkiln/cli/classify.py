@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.connection import connect
-from graphkiln.cli.options import AsJson, CaFile, Headers, Timeout, Url
+from graphkiln.cli.options import AsJson, CaFile, ClientCert, ClientKey, Headers, Timeout, Url
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, image_files
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
@@ -37,6 +37,8 @@ def classify(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Classify images with a served model: labeled top-k, best first.
@@ -46,7 +48,10 @@ def classify(
     if as_json and as_csv:
         raise InvalidInput("--json and --csv: choose one")
     paths = _expand_folders(images)
-    with connect(url, header, ca_file, timeout) as client, _progress(len(paths)) as progress:
+    with (
+        connect(url, header, ca_file, timeout, client_cert=client_cert, client_key=client_key) as client,
+        _progress(len(paths)) as progress,
+    ):
         answers = client.model(model, version).classify_many(
             paths,
             top_k=top_k,

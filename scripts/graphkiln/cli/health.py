@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.connection import connect
-from graphkiln.cli.options import CaFile, Headers, Url
+from graphkiln.cli.options import AdminKeyFile, CaFile, ClientCert, ClientKey, Headers, Url
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
 from graphkiln_client.defaults import DEFAULT_URL
 
@@ -27,13 +27,24 @@ def health(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    admin_key_file: AdminKeyFile = None,
 ) -> None:
     """Check that a server runs and every model is ready.
 
     Exit code 0 when both is so, else 1.
     """
     deadline = time.monotonic() + wait
-    with connect(url, header, ca_file, min(_TIMEOUT_S, wait or _TIMEOUT_S)) as client:
+    with connect(
+        url,
+        header,
+        ca_file,
+        min(_TIMEOUT_S, wait or _TIMEOUT_S),
+        client_cert=client_cert,
+        client_key=client_key,
+        admin_key_file=admin_key_file,
+    ) as client:
         while not (state := _check(client))[0] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     ready, report = state

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.connection import connect
-from graphkiln.cli.options import CaFile, Headers, Timeout, Url
+from graphkiln.cli.options import CaFile, ClientCert, ClientKey, Headers, Timeout, Url
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError
 from graphkiln_backend.graph.files import GIB, read_bytes, read_stream
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
@@ -36,11 +36,13 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
     header: Headers = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Send tensors to a model, and print or write its outputs."""
     feeds = dict(read_tensor(text) for text in input_)
-    with connect(url, header, ca_file, timeout) as client:
+    with connect(url, header, ca_file, timeout, client_cert=client_cert, client_key=client_key) as client:
         outputs = client.model(model, version).infer(feeds, output or ())
     if output_dir:
         _write(outputs, output_dir)

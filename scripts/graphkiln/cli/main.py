@@ -17,6 +17,7 @@ from graphkiln.cli.explain import explain
 from graphkiln.cli.health import health
 from graphkiln.cli.infer import infer
 from graphkiln.cli.inspect import inspect
+from graphkiln.cli.load import load, unload
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
 from graphkiln.cli.recipe_options import RecipeCommand
@@ -54,6 +55,8 @@ app.add_typer(cache.app, name="cache")
 app.command()(classify)
 app.command()(infer)
 app.command()(models)
+app.command()(load)
+app.command()(unload)
 app.command()(health)
 app.command()(bench)
 app.command()(story)

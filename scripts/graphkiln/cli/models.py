@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from graphkiln.cli.connection import connect
-from graphkiln.cli.options import AsJson, CaFile, Headers, Url
+from graphkiln.cli.options import AdminKeyFile, AsJson, CaFile, ClientCert, ClientKey, Headers, Url
 from graphkiln_client.defaults import DEFAULT_URL
 
 
@@ -17,12 +17,17 @@ def models(
     as_json: AsJson = False,
     header: Headers = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    admin_key_file: AdminKeyFile = None,
 ) -> None:
     """List the model versions of a server and their states.
 
     Exit code 1 when one is not ready.
     """
-    with connect(url, header, ca_file) as client:
+    with connect(
+        url, header, ca_file, client_cert=client_cert, client_key=client_key, admin_key_file=admin_key_file
+    ) as client:
         served = client.models()
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in served], indent=2))

@@ -13,6 +13,7 @@ from graphkiln_backend.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override
+    from graphkiln_backend.server.admin_key import AdminKey
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.probe import ModelState
     from graphkiln_backend.triton.environment import Overrides
@@ -48,6 +49,18 @@ def serve(
     cache_size: Annotated[
         str, typer.Option(help="How large it may grow; the least recently used goes first.", metavar="SIZE")
     ] = "20G",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", envvar="GRAPHKILN_HOST", metavar="ADDRESS")
+    ] = "127.0.0.1",
+    admin_key_file: Annotated[
+        str,
+        typer.Option(
+            help="Key for repository control, shared memory, trace and logging; made where missing; 'off' opens them.",
+            envvar="GRAPHKILN_ADMIN_KEY_FILE",
+            show_default="a new key, which your own commands on this machine find",
+            metavar="FILE",
+        ),
+    ] = "",
     replace_onnxruntime: Annotated[
         bool, typer.Option("--replace-onnxruntime", help="Replace an installed C++ onnxruntime backend, too.")
     ] = False,
@@ -58,6 +71,8 @@ def serve(
     --model-control-mode=poll or --log-verbose=1.
     """
     from graphkiln.cli.cache import cache_settings, parse_size
+    from graphkiln_backend.server.access import Access
+    from graphkiln_backend.server.admin_key import PublishedKey
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.launch import Launch
@@ -65,7 +80,7 @@ def serve(
     from graphkiln_backend.server.supervisor import Supervisor
 
     installation = find_installation()
-    flags = TritonFlags.parse(context.args, installation.flags)
+    flags = TritonFlags.parse(context.args, installation.flags, host)
     stores = [*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     _check_stores(stores)
     overrides = _overrides(set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
@@ -73,6 +88,9 @@ def serve(
     remove_leftovers()
     settings.remove_unfinished()
     flags.check_ports()
+    key = _admin_key(admin_key_file)
+    access = Access.plan(flags, key)
+    access.warn_if_open(flags)
     supervisor = Supervisor(
         Launch(
             installation=installation,
@@ -81,13 +99,22 @@ def serve(
             overrides=overrides,
             cache=settings,
             replace_onnxruntime=replace_onnxruntime,
+            access=access,
         ),
         on_live=lambda states: _print_states(states, flags),
     )
-    code = supervisor.run()
+    with PublishedKey(key, flags):
+        code = supervisor.run()
     if code:
         typer.echo(f"graphkiln: tritonserver ended with code {code}; see the cause above", err=True)
     raise typer.Exit(code)
+
+
+def _admin_key(file: str) -> AdminKey | None:
+    """The key that the option names; None for a server that is open on purpose."""
+    from graphkiln_backend.server.admin_key import AdminKey
+
+    return None if file == "off" else AdminKey.obtain(Path(file) if file else None)
 
 
 def _check_stores(stores: list[Path]) -> None:

@@ -39,14 +39,15 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What every verb connects to."""
-    from graphkiln.cli import bench, classify, health, infer, models
+    from graphkiln.cli import bench, classify, health, infer, load, models
 
     fake = FakeClient()
 
-    def connect(*arguments: Any) -> FakeClient:
+    def connect(*arguments: Any, **secured: Any) -> FakeClient:
         fake.connected.append(arguments)
+        fake.secured.append(secured)
         return fake
 
-    for module in (bench, classify, health, infer, models):
+    for module in (bench, classify, health, infer, load, models):
         monkeypatch.setattr(module, "connect", connect)
     return fake

@@ -22,13 +22,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_without_options(made: list[dict[str, Any]]) -> None:
     connect("http://h:1", None, None)
-    assert made == [{"url": "http://h:1", "headers": {}, "ca_file": None, "timeout_s": 30.0}]
+    nothing = {"headers": {}, "ca_file": None, "client_cert": None, "client_key": None, "admin_key": ""}
+    assert made == [{"url": "http://h:1", "timeout_s": 30.0, **nothing}]
 
 
 def test_with_all_of_them(made: list[dict[str, Any]]) -> None:
     connect("grpcs://h:1", ["Authorization: Bearer a:b=c", "X-Empty:", " spaced :  text "], Path("ca.pem"), 2.5)
     assert made[0]["headers"] == {"Authorization": "Bearer a:b=c", "X-Empty": "", "spaced": "text"}
     assert (made[0]["ca_file"], made[0]["timeout_s"]) == (Path("ca.pem"), 2.5)
+
+
+def test_certificate_and_admin_key(made: list[dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    connect("http://h:1", None, None, client_cert=Path("c"), client_key=Path("k"), admin_key_file=tmp_path / "key")
+    assert (made[0]["client_cert"], made[0]["client_key"], made[0]["admin_key"]) == (Path("c"), Path("k"), "secret")
 
 
 @pytest.mark.parametrize("header", ["", "Authorization", "Authorization=Bearer"])

@@ -13,8 +13,8 @@ from graphkiln.cli import main as command
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerError
 
 VERBS = (
-    "serve", "convert", "verify", "inspect", "explain", "lower", "classify", "infer", "models", "health", "bench",
-    "story", "cache",
+    "serve", "convert", "verify", "inspect", "explain", "lower", "classify", "infer", "models", "load", "unload",
+    "health", "bench", "story", "cache",
 )  # fmt: skip
 
 
@@ -71,8 +71,8 @@ class TestMistakes:
         [
             (["nonsense"], "nonsense"),
             (["--nonsense"], "--nonsense"),
-            (["models", "--nonsense"], "--nonsense"),
-            (["models", "extra"], "extra"),
+            (["models", "load", "unload", "--nonsense"], "--nonsense"),
+            (["models", "load", "unload", "extra"], "extra"),
             (["cache", "nonsense"], "nonsense"),
             (["bench", "--model", "m", "--duration", "long"], "--duration"),
         ],

@@ -59,6 +59,12 @@ def test_options_reach_the_connection(run: RunVerb, client: FakeClient) -> None:
     assert (url, headers, ca_file) == ("grpc://there:8001", ["A: b", "C:d"], None)
 
 
+def test_an_admin_key_file_reaches_the_connection(run: RunVerb, client: FakeClient) -> None:
+    for verb in ("models", "health"):
+        run(verb, "--admin-key-file", "key")
+    assert [str(options["admin_key_file"]) for options in client.secured] == ["key", "key"]
+
+
 def test_the_url_may_come_from_the_environment(
     run: RunVerb, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from commands import RunVerb
 from running import free_ports
 from statuses import instance_status
 
+from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
 from graphkiln_backend.server import supervisor as supervising
@@ -28,6 +29,7 @@ class FakeSupervisor:
     def __init__(self) -> None:
         self.launch: Launch | None = None
         self.states: list[ModelState] = []
+        self.found_key = ""
         self.code = 0
 
     def __call__(self, launch: Launch, *, on_live: Callable[[list[ModelState]], None]) -> FakeSupervisor:
@@ -36,6 +38,8 @@ class FakeSupervisor:
 
     def run(self) -> int:
         self._on_live(self.states)
+        if self.launch and (address := self.launch.flags.listen_address("http")):
+            self.found_key = find_key("localhost", address.port)
         return self.code
 
 
@@ -47,7 +51,9 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSuperviso
     monkeypatch.setattr(finding, "find_installation", lambda: installation)
     fake = FakeSupervisor()
     monkeypatch.setattr(supervising, "Supervisor", fake)
-    monkeypatch.delenv("GRAPHKILN_MODEL_STORE", raising=False)
+    for name in ("GRAPHKILN_MODEL_STORE", "GRAPHKILN_HOST", "GRAPHKILN_ADMIN_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return fake
 
 
@@ -271,3 +277,44 @@ def test_a_busy_port_is_told_before_anything_starts(
     assert finished.code == 2
     assert f"port {port} (HTTP) is in use" in finished.err
     assert supervisor.launch is None
+
+
+class TestAccess:
+    def test_own_commands_find_the_key_while_it_serves(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path
+    ) -> None:
+        assert run("serve", "--model-store", store, *port_flags()).code == 0
+        assert supervisor.launch is not None
+        assert supervisor.found_key == supervisor.launch.access.http_headers[HTTP_HEADER] != ""
+        assert find_key("localhost", int(supervisor.launch.flags.values["http-port"])) == ""
+
+    def test_a_key_file_is_made_once(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path
+    ) -> None:
+        keys = []
+        for _ in range(2):
+            run("serve", "--model-store", store, "--admin-key-file", tmp_path / "key", *port_flags())
+            keys.append(supervisor.found_key)
+        assert keys[0] == keys[1] == (tmp_path / "key").read_text().strip()
+
+    @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+    def test_open_on_purpose_on_a_public_address_is_said_loudly(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, host: str, warned: bool
+    ) -> None:
+        finished = run("serve", "--model-store", store, "--host", host, "--admin-key-file", "off", *port_flags())
+        assert ("DANGER: whoever reaches" in finished.err) is warned
+        assert supervisor.launch is not None
+        assert supervisor.launch.access.arguments == ()
+
+    def test_the_environment_names_the_host(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GRAPHKILN_HOST", "0.0.0.0")
+        assert "DANGER" not in run("serve", "--model-store", store, *port_flags()).err
+        assert supervisor.launch is not None
+        assert {each.host for each in supervisor.launch.flags.listen_addresses()} == {"0.0.0.0"}
+
+
+def port_flags() -> list[str]:
+    """Ports that nobody holds."""
+    return [f"--{name}={port}" for name, port in zip(PORTS, free_ports(3), strict=True)]

@@ -13,7 +13,14 @@ from fake_transport import FakeTransport, echo
 
 import graphkiln_client
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, InvalidInput, ModelNotReady, ServerError
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    InvalidInput,
+    ModelNotReady,
+    ServerError,
+    Unauthorized,
+)
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_client import AsyncClient, AsyncModel, Client, Health, Model, Result, ServedModel
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
@@ -116,6 +123,13 @@ class TestServer:
             ("a", "1", "LOADING"),
             ("b", "1", "UNAVAILABLE"),
         ]
+
+    def test_who_may_not_list_the_models_still_learns_whether_all_is_ready(
+        self, drive: Any, transport: FakeTransport
+    ) -> None:
+        transport.responses |= {"ready": False, "repository_index": Unauthorized("no key")}
+        health = drive(transport, lambda client, value: value(client.health()))
+        assert (health.live, health.ready, health.not_ready) == (True, False, ())
 
     def test_a_server_that_is_not_live_is_asked_nothing_more(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses["live"] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.admin_key import AdminKey
@@ -43,6 +45,24 @@ def test_nothing_is_left_to_restrict() -> None:
     assert access.open_endpoints == tuple(
         f"HTTP {name}" for name in ("model-repository", "shared-memory", "trace", "logging")
     )
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("::1", False), ("10.1.1.1", True)])
+def test_an_open_server_is_loud_on_public_addresses_only(
+    host: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = TritonFlags.parse([], KNOWN, host)
+    Access.plan(flags, None).warn_if_open(flags)
+    assert ("DANGER" in caplog.text) is warned
+    caplog.clear()
+    Access.plan(flags, KEY).warn_if_open(flags)
+    assert not caplog.text
+
+
+def test_services_that_know_no_key_are_loud(caplog: pytest.LogCaptureFixture) -> None:
+    flags = TritonFlags.parse(["--allow-sagemaker=true"], {"allow-sagemaker": True})
+    Access.plan(flags, KEY).warn_if_open(flags)
+    assert "sagemaker" in caplog.text
 
 
 def test_a_server_that_is_open_on_purpose() -> None:

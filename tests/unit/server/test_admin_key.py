@@ -10,6 +10,9 @@ import pytest
 from graphkiln_backend.graph.admin_key import find_key, key_folders
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.admin_key import AdminKey, PublishedKey
+from graphkiln_backend.server.flags import TritonFlags
+
+FLAGS = TritonFlags(arguments=(), values={}, stores=(), backends=None)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +58,7 @@ class TestObtaining:
 
 class TestPublishing:
     def test_this_user_finds_it_until_the_server_ends(self) -> None:
-        with PublishedKey(AdminKey("abc"), [8000, 8001]):
+        with PublishedKey(AdminKey("abc"), FLAGS):
             assert find_key("localhost", 8000) == find_key("127.0.0.1", 8001) == "abc"
             file = next(key_folders()) / "8000"
             assert (mode(file), mode(file.parent)) == (0o600, 0o700)
@@ -63,14 +66,14 @@ class TestPublishing:
 
     def test_a_home_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "state").touch()
-        with PublishedKey(AdminKey("abc"), [8000]):
+        with PublishedKey(AdminKey("abc"), FLAGS):
             assert find_key("localhost", 8000) == "abc"
 
     def test_nowhere(self, caplog: pytest.LogCaptureFixture) -> None:
         for folder in key_folders():
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.touch()
-        with PublishedKey(AdminKey("abc"), [8000]):
+        with PublishedKey(AdminKey("abc"), FLAGS):
             assert find_key("localhost", 8000) == ""
         assert "--admin-key-file" in caplog.text
 
@@ -78,17 +81,19 @@ class TestPublishing:
         first, second = key_folders()
         first.mkdir(parents=True)
         first.chmod(0o777)
-        with PublishedKey(AdminKey("abc"), [8000]):
+        with PublishedKey(AdminKey("abc"), FLAGS):
             assert not list(first.iterdir())
             assert (second / "8000").exists()
 
     def test_what_a_killed_server_left_is_replaced(self) -> None:
-        PublishedKey(AdminKey("old"), [8000])
-        with PublishedKey(AdminKey("new"), [8000]):
+        PublishedKey(AdminKey("old"), FLAGS)
+        with PublishedKey(AdminKey("new"), FLAGS):
             assert find_key("localhost", 8000) == "new"
+        with PublishedKey(None, FLAGS):
+            assert find_key("localhost", 8000) == ""
 
     def test_another_servers_key_stays(self) -> None:
-        old = PublishedKey(AdminKey("old"), [8000])
-        with PublishedKey(AdminKey("new"), [8000]):
+        old = PublishedKey(AdminKey("old"), FLAGS)
+        with PublishedKey(AdminKey("new"), FLAGS):
             old.close()
             assert find_key("localhost", 8000) == "new"

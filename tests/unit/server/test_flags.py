@@ -45,7 +45,7 @@ def test_services_that_are_switched_off_listen_nowhere() -> None:
 
 def test_a_port_that_may_be_shared_is_not_checked() -> None:
     with socket.socket() as holder:
-        holder.bind(("0.0.0.0", 0))
+        holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
         others = ["--allow-grpc=false", "--allow-metrics=false"]
@@ -118,9 +118,9 @@ class TestListenAddress:
     def test_defaults_are_tritons(self) -> None:
         addresses = TritonFlags.parse([], ALL).listen_addresses()
         assert [(a.protocol, a.host, a.port) for a in addresses] == [
-            ("HTTP", "0.0.0.0", 8000),
-            ("gRPC", "0.0.0.0", 8001),
-            ("metrics", "0.0.0.0", 8002),
+            ("HTTP", "127.0.0.1", 8000),
+            ("gRPC", "127.0.0.1", 8001),
+            ("metrics", "127.0.0.1", 8002),
         ]
 
     @pytest.mark.parametrize("value", ["false", "0", "off", "False", "no"])
@@ -145,9 +145,9 @@ class TestListenAddress:
 
     def test_metrics_follow_the_http_address_unless_they_have_their_own(self) -> None:
         flags = TritonFlags.parse(["--http-address=10.0.0.1"], ALL)
-        assert [a.host for a in flags.listen_addresses()] == ["10.0.0.1", "0.0.0.0", "10.0.0.1"]
+        assert [a.host for a in flags.listen_addresses()] == ["10.0.0.1", "127.0.0.1", "10.0.0.1"]
         flags = TritonFlags.parse(["--http-address=10.0.0.1", "--metrics-address=10.0.0.2"], ALL)
-        assert [a.host for a in flags.listen_addresses()] == ["10.0.0.1", "0.0.0.0", "10.0.0.2"]
+        assert [a.host for a in flags.listen_addresses()] == ["10.0.0.1", "127.0.0.1", "10.0.0.2"]
 
     def test_this_machine_reaches_all_addresses_by_loopback(self) -> None:
         assert ListenAddress(protocol="HTTP", host="0.0.0.0", port=1).local_address == ("127.0.0.1", 1)
