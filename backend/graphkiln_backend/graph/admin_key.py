@@ -18,6 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.files import KIB, read_bytes
 
 HTTP_HEADER = "x-graphkiln-admin-key"
 GRPC_HEADER = f"triton-grpc-protocol-{HTTP_HEADER}"
@@ -26,7 +27,7 @@ KEY_VARIABLE = "GRAPHKILN_ADMIN_KEY"
 KEY_FILE_VARIABLE = "GRAPHKILN_ADMIN_KEY_FILE"
 HOW_TO_GIVE_IT = f"give the server's admin key: --admin-key-file FILE, Client(admin_key=...) or {KEY_VARIABLE}"
 
-_MAX_BYTES = 4096
+_MAX_BYTES = 4 * KIB
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -114,8 +115,7 @@ def _key_in(file: Path) -> str:
 
 
 def _read_text(file: Path) -> str:
-    with file.open("rb") as source:
-        return source.read(_MAX_BYTES).decode("ascii").strip()
+    return read_bytes(file, _MAX_BYTES).decode("ascii").strip()
 
 
 def _is_word(text: str) -> bool:
