@@ -100,9 +100,12 @@ class TestKey:
                 client.load("plain")
                 with client.shared_memory() as shared:
                     assert shared.model("plain").infer(inputs)
-            with Client(url, admin_key="wrong") as client, client.shared_memory() as shared:
-                with pytest.raises(Unauthorized, match="--admin-key-file"):
-                    shared.model("plain").infer(inputs)
+            with (
+                Client(url, admin_key="wrong") as client,
+                client.shared_memory() as shared,
+                pytest.raises(Unauthorized, match="--admin-key-file"),
+            ):
+                shared.model("plain").infer(inputs)
 
     def test_own_commands_need_no_set_up(self, explicit: Server) -> None:
         for url in (explicit.url, explicit.grpc_url):
