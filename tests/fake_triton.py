@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -147,6 +148,7 @@ class MetricFamily:
     COUNTER, GAUGE = "counter", "gauge"
     published: WeakValueDictionary[tuple[str, Labels], _Metric] = WeakValueDictionary()  # noqa: RUF012
     kinds: dict[str, str] = {}  # noqa: RUF012 - of all families
+    lock = threading.Lock()
 
     def __init__(self, *, name: str, description: str, kind: str) -> None:
         assert description
@@ -154,7 +156,14 @@ class MetricFamily:
         self.kinds[name] = kind
 
     def Metric(self, *, labels: Mapping[str, str]) -> _Metric:  # noqa: N802 - Triton's name
-        return self.published.setdefault((self._name, frozenset(labels.items())), _Metric())
+        with self.lock:
+            return self.published.setdefault((self._name, frozenset(labels.items())), _Metric())
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """For tests: of all metrics."""
+        with cls.lock:
+            return {name for name, _ in cls.published}
 
 
 class Logger:
@@ -179,11 +188,12 @@ def get_model_dir() -> str:
 
 def metric(name: str, **labels: str) -> float:
     """For tests: the value of the only metric of a name whose labels include these."""
-    values = [
-        metric.value
-        for (published, its_labels), metric in MetricFamily.published.items()
-        if published == name and labels.items() <= dict(its_labels).items()
-    ]
+    with MetricFamily.lock:
+        values = [
+            metric.value
+            for (published, its_labels), metric in MetricFamily.published.items()
+            if published == name and labels.items() <= dict(its_labels).items()
+        ]
     assert len(values) == 1, f"{len(values)} metrics {name} with {labels}"
     return values[0]
 

@@ -50,6 +50,11 @@ class SubsetSession(Closeable):
         """The whole graph's."""
         return self._whole.signature
 
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        """The outputs of each graph of a part that serves."""
+        return tuple(names for names, session in tuple(self._parts.items()) if session is not self._whole)
+
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs, with the smallest graph that there is for them."""
         if outputs is None:

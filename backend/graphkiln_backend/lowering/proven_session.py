@@ -19,6 +19,7 @@ from graphkiln_backend.lowering.acceptance import (
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
+from graphkiln_backend.lowering.replaying import GoldenReplay
 from graphkiln_backend.lowering.warmup import warm_up
 
 
@@ -35,6 +36,7 @@ class ProvenSession:
         slower: One line per candidate that works and is not the fastest.
         warmup_s: Seconds that warming up took.
         notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
+        replay: Proves it again while it serves; None where the golden samples were not replayed.
     """
 
     session: Session
@@ -45,6 +47,7 @@ class ProvenSession:
     slower: tuple[str, ...] = ()
     warmup_s: float = 0.0
     notes: tuple[str, ...] = ()
+    replay: GoldenReplay | None = None
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
@@ -72,7 +75,8 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
         builder = SubsetBuilder(
             engine=engine, graph=graph, config=config, artifacts=artifacts, requirements=requirements
         )
-        return replace(proven, session=SubsetSession(session, builder.build))
+        subsets = SubsetSession(session, builder.build)
+        return replace(proven, session=subsets, replay=proven.replay and replace(proven.replay, session=subsets))
     except BaseException:
         session.close()
         raise
@@ -83,10 +87,11 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
     check_signature(version, session.signature)
     placement = read_placement(session, version.golden)
     notes = check_placement(config, placement, artifacts.saved)
-    self_test = None
+    self_test, again = None, None
     if version.golden and requirements.self_test:
         limits = limits_of(artifacts.saved, config)
         self_test = replay(session, version.golden, limits, requirements.largest_batch, version.ranking)
+        again = GoldenReplay(session=session, golden=version.golden, limits=limits, ranking=version.ranking)
     elif version.golden:
         notes = (*notes, "self_test: off: the golden samples were not replayed")
     begun = time.monotonic()
@@ -98,4 +103,5 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
         self_test=self_test,
         warmup_s=time.monotonic() - begun,
         notes=tuple(filter(None, (*notes, warmup_note))),
+        replay=again,
     )

@@ -22,7 +22,7 @@ from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
-from graphkiln_backend.triton.environment import Overrides, to_environment
+from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -52,6 +52,7 @@ class Launch:
         cache: The artifact cache.
         replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
         access: Which endpoints need a key.
+        replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
     """
 
     installation: Installation
@@ -61,6 +62,7 @@ class Launch:
     cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
     access: Access = field(default_factory=Access)
+    replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -116,7 +118,7 @@ class Launch:
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
-            **to_environment(folder.instances, folder.shared, self.overrides, self.cache),
+            **to_environment(folder.instances, folder.shared, self.overrides, self.cache, self.replay_interval_s),
         }
 
 

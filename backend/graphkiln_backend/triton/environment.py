@@ -17,12 +17,21 @@ SHARED_FOLDER_VARIABLE = "GRAPHKILN_SHARED_FOLDER"
 OVERRIDES_VARIABLE = "GRAPHKILN_OVERRIDES"
 CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
 CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
+REPLAY_INTERVAL_VARIABLE = "GRAPHKILN_REPLAY_INTERVAL"
+
+DEFAULT_REPLAY_INTERVAL_S = 600.0
 
 Overrides = Mapping[str, Sequence[Override]]
 """Model name -> the settings of the command line."""
 
 
-def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: CacheSettings) -> dict[str, str]:
+def to_environment(
+    instances: Path,
+    shared: Path,
+    overrides: Overrides,
+    cache: CacheSettings,
+    replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S,
+) -> dict[str, str]:
     """The variables for a server.
 
     Args:
@@ -30,6 +39,7 @@ def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: C
         shared: Folder for what instances of a model share.
         overrides: The settings of the command line.
         cache: The artifact cache.
+        replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
     """
     return {
         RUN_FOLDER_VARIABLE: str(instances),
@@ -37,6 +47,7 @@ def to_environment(instances: Path, shared: Path, overrides: Overrides, cache: C
         OVERRIDES_VARIABLE: json.dumps({model: list(settings) for model, settings in overrides.items()}),
         CACHE_FOLDER_VARIABLE: str(cache.folder or ""),
         CACHE_BYTES_VARIABLE: str(cache.limit_bytes),
+        REPLAY_INTERVAL_VARIABLE: str(replay_interval_s),
     }
 
 
@@ -54,6 +65,11 @@ def overrides_for(model: str) -> list[Override]:
     """The settings of the command line for a model."""
     overrides: dict[str, list[list[str]]] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "{}"))
     return [Override(*override) for override in overrides.get(model, [])]
+
+
+def replay_interval_s() -> float:
+    """Seconds between two replays of the golden samples of an instance; 0 for none."""
+    return float(os.environ.get(REPLAY_INTERVAL_VARIABLE, DEFAULT_REPLAY_INTERVAL_S))
 
 
 def open_cache() -> ArtifactCache:

@@ -10,6 +10,7 @@ times what a benchmark of it alone says.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -83,10 +84,14 @@ class Executor:
     Attributes:
         batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
         fixed_batch_size: The batch size that every batch is padded or split to, or None.
+        engine_failed: Set when the engine failed on a request; whoever looks into it clears it.
+        last_run_at: When the last run ended, in seconds of `time.monotonic`.
     """
 
     def __init__(self, session: Session, *, batching: bool, input_ranks: Mapping[str, int] | None = None) -> None:
         self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
+        self.engine_failed = threading.Event()
+        self.last_run_at = 0.0
         self.fixed_batch_size = session.signature.fixed_batch if batching else None
         self._session = session
         self._batching = batching
@@ -109,7 +114,7 @@ class Executor:
             feeds = self._read(request)
             return self._run(feeds, self._requested_outputs(request))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-            return _as_result(error)
+            return self._as_result(error)
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
         """Executes requests, those of like shapes as one batch.
@@ -123,7 +128,7 @@ class Executor:
             try:
                 feeds[index] = self._read(request)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-                results[index] = _as_result(error)
+                results[index] = self._as_result(error)
         for group in self._groups(feeds):
             group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
             results.update(zip(group, group_results, strict=True))
@@ -187,7 +192,8 @@ class Executor:
                 return self._run_fixed(feeds, outputs, self.fixed_batch_size)
             return self._session.run(feeds, outputs)
         finally:
-            self._run_s = time.monotonic() - begun
+            self.last_run_at = time.monotonic()
+            self._run_s = self.last_run_at - begun
 
     def _run_fixed(self, feeds: Feeds, outputs: tuple[str, ...], size: int) -> Outputs:
         """Runs a batch of any size on a graph of a fixed one."""
@@ -197,15 +203,16 @@ class Executor:
         ]
         return {name: np.concatenate([run[name] for run in runs]) for name in outputs}
 
-
-def _as_result(error: Exception) -> GraphkilnError:
-    """An error as the result of its request; what nobody foresaw is logged with its traceback."""
-    if isinstance(error, GraphkilnError):
+    def _as_result(self, error: Exception) -> GraphkilnError:
+        """An error as the result of its request; what nobody foresaw is logged with its traceback."""
+        if isinstance(error, MemoryError):
+            return OutOfMemory(f"there is not enough memory for this request: {error}")
+        if not isinstance(error, GraphkilnError):
+            _log.error("a request failed unexpectedly", exc_info=error)
+            error = ExecutionError(f"unexpected {type(error).__name__}: {error}")
+        if isinstance(error, ExecutionError):
+            self.engine_failed.set()
         return error
-    if isinstance(error, MemoryError):
-        return OutOfMemory(f"there is not enough memory for this request: {error}")
-    _log.error("a request failed unexpectedly", exc_info=error)
-    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
 
 
 def _without_batch(array: AnyArray) -> AnyArray:

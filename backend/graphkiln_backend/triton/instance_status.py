@@ -113,7 +113,8 @@ class Loading:
 class BatchCounters:
     """Counts the batches that an instance has begun and ended, and beats, where the supervisor can read it.
 
-    Put `with counters:` around each batch; an exception ends the batch, too. Close it when the instance ends.
+    Put `with counters:` around each batch; an exception ends the batch, too. It is a lock besides, because sessions are
+    not thread-safe: one batch at a time. Close it when the instance ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,12 +123,14 @@ class BatchCounters:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _PROGRESS.size)
         self._begun = 0
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="graphkiln-heartbeat", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
         """Marks the beginning of a batch."""
+        self._lock.acquire()
         self._begun += 1
         _BATCHES.pack_into(self._memory, 0, time.monotonic(), self._begun, self._begun - 1)
         return self
@@ -135,6 +138,7 @@ class BatchCounters:
     def __exit__(self, *_: object) -> None:
         """Marks the end of the batch."""
         _ENDED.pack_into(self._memory, _ENDED_AT, self._begun)
+        self._lock.release()
 
     def close(self) -> None:
         """Stops beating and removes the file."""

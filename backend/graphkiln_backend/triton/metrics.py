@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.restarts import RestartCounts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0
@@ -28,6 +31,11 @@ class InstanceMetrics(Closeable):
     - `graphkiln_batch_size`: histogram of the rows of each run
     - `graphkiln_fallbacks_total`: session configurations of the plan that failed before the one that serves
     - `graphkiln_shared_memory_bytes`: size of the instance's shared-memory region
+    - `graphkiln_self_test_replays_total`, `graphkiln_self_test_failures_total`: replays of the golden samples while
+      serving, and those that failed
+    - `graphkiln_self_test_timestamp_seconds`: when the golden samples were last computed right, in seconds since 1970;
+      0 for a version without any
+    - `graphkiln_restarts_total`, by cause, of the whole server: published by one of all instances
 
     Args:
         instance: Triton's name of the instance.
@@ -56,11 +64,28 @@ class InstanceMetrics(Closeable):
             metrics.gauge(name, description, labels, value)
         fallbacks = metrics.counter("graphkiln_fallbacks_total", "Session configurations that failed", labels)
         fallbacks.increment(status.fallbacks)
+        self._replays = metrics.counter("graphkiln_self_test_replays_total", "Replays of the golden samples", labels)
+        self._failures = metrics.counter("graphkiln_self_test_failures_total", "Replays that failed", labels)
+        self._last_pass = metrics.gauge(
+            "graphkiln_self_test_timestamp_seconds",
+            "When the golden samples were last computed right",
+            labels,
+            time.time() if status.self_test else 0,
+        )
         self._histogram = _BatchSizeHistogram(metrics, labels, batch_sizes)
+        self._publisher = _Publisher(self._histogram, _restart_counts())
+
+    def count_replay(self, *, passed: bool) -> None:
+        """Counts a replay of the golden samples."""
+        self._replays.increment(1)
+        if passed:
+            self._last_pass.set(time.time())
+        else:
+            self._failures.increment(1)
 
     def close(self) -> None:
         """Publishes what is counted and stops."""
-        self._histogram.close()
+        self._publisher.close()
 
 
 class _Metrics:
@@ -69,8 +94,10 @@ class _Metrics:
     def __init__(self) -> None:
         self._alive: list[Any] = []
 
-    def gauge(self, name: str, description: str, labels: Mapping[str, str], value: float) -> None:
-        self._create(pb_utils.MetricFamily.GAUGE, name, description, labels).set(value)
+    def gauge(self, name: str, description: str, labels: Mapping[str, str], value: float) -> Any:
+        gauge = self._create(pb_utils.MetricFamily.GAUGE, name, description, labels)
+        gauge.set(value)
+        return gauge
 
     def counter(self, name: str, description: str, labels: Mapping[str, str]) -> Any:
         return self._create(pb_utils.MetricFamily.COUNTER, name, description, labels)
@@ -80,6 +107,25 @@ class _Metrics:
         metric = family.Metric(labels=dict(labels))
         self._alive += [family, metric]
         return metric
+
+
+class _RestartCounter:
+    """`graphkiln_restarts_total` of one cause; Triton forgets it when Python does."""
+
+    def __init__(self, cause: str) -> None:
+        kind = pb_utils.MetricFamily.COUNTER
+        name, text = "graphkiln_restarts_total", "Restarts of the server"
+        self._family = pb_utils.MetricFamily(name=name, description=text, kind=kind)
+        self._metric = self._family.Metric(labels={"cause": cause})
+
+    def increment(self, value: float, /) -> None:
+        self._metric.increment(value)
+
+
+def _restart_counts() -> RestartCounts | None:
+    """None when no supervisor started this server."""
+    folder = instances_folder()
+    return RestartCounts(folder, _RestartCounter) if folder else None
 
 
 class _BatchSizeHistogram:
@@ -96,20 +142,8 @@ class _BatchSizeHistogram:
         self._sum = metrics.counter(f"{name}_sum", text, labels)
         self._count = metrics.counter(f"{name}_count", text, labels)
         self._batch_sizes = batch_sizes  # appended to by the instance, emptied by the thread: both without a lock
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._publish_regularly, name="graphkiln-metrics", daemon=True)
-        self._thread.start()
 
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-
-    def _publish_regularly(self) -> None:
-        while not self._closing.wait(_PUBLISH_EVERY_S):
-            self._publish()
-        self._publish()
-
-    def _publish(self) -> None:
+    def publish(self) -> None:
         counts = Counter(self._batch_sizes.popleft() for _ in range(len(self._batch_sizes)))
         if not counts:
             return
@@ -117,3 +151,31 @@ class _BatchSizeHistogram:
             bucket.increment(sum(count for rows, count in counts.items() if rows <= bound))
         self._sum.increment(sum(rows * count for rows, count in counts.items()))
         self._count.increment(counts.total())
+
+
+class _Publisher(Closeable):
+    """Publishes once a second what was counted meanwhile, in a thread of its own."""
+
+    def __init__(self, histogram: _BatchSizeHistogram, restarts: RestartCounts | None) -> None:
+        self._histogram = histogram
+        self._restarts = restarts
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        if self._restarts:
+            self._restarts.close()
+
+    def _run(self) -> None:
+        self._publish()
+        while not self._closing.wait(_PUBLISH_EVERY_S):
+            self._publish()
+        self._histogram.publish()
+
+    def _publish(self) -> None:
+        self._histogram.publish()
+        if self._restarts:
+            self._restarts.publish()

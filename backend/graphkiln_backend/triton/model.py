@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.replaying import GoldenReplay
 from graphkiln_backend.repository.config import complete_dictionary
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import find_labels_file, read_version_signature
-from graphkiln_backend.triton.environment import open_cache, overrides_for, shared_folder
+from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
+from graphkiln_backend.triton.refusal import Refusal
+from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import to_response
 
 _log = logging.getLogger("graphkiln.triton")
@@ -85,13 +89,15 @@ class TritonPythonModel:
             self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = proven.session
-        self._executor = Executor(self._session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks)
+        executor = Executor(self._session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks)
+        self._executor: Executor | Refusal = executor
         status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
-        _log_choices(args["model_name"], deployment, proven, self._executor.fixed_batch_size)
+        _log_choices(args["model_name"], deployment, proven, executor.fixed_batch_size)
         instance = args["model_instance_name"]
-        self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), self._executor.batch_sizes)
+        self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes)
         self._status = StatusFile.publish(instance, status)
-        self._computing: AbstractContextManager[object] = self._status.computing if self._status else nullcontext()
+        self._computing: AbstractContextManager[object] = self._status.computing if self._status else threading.Lock()
+        self._replayer = self._start_replayer(proven.replay, executor, instance)
         gc.freeze()  # what was loaded lives as long as the instance: no collection need look at it
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -110,11 +116,33 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Frees the session; Triton calls it when the version is unloaded."""
+        if self._replayer:
+            self._replayer.close()
         self._metrics.close()
         if self._status:
             self._status.close()
         self._session.close()
         self._cache.close()
+
+    def _start_replayer(self, replay: GoldenReplay | None, executor: Executor, instance: str) -> Replayer | None:
+        if replay is None:
+            return None
+        return Replayer(
+            replay,
+            executor,
+            lock=self._computing,
+            interval_s=replay_interval_s(),
+            instance=instance,
+            record=self._metrics,
+            on_fault=self._refuse,
+        )
+
+    def _refuse(self, fault: str) -> None:
+        """Computes nothing more: every request gets an error, and the supervisor is told to restart the server."""
+        self._executor = Refusal(fault)
+        _log.error("golden samples: this instance refuses all requests, because it computes wrongly: %s", fault)
+        if self._status:
+            self._status.report_fault(fault)
 
 
 def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:

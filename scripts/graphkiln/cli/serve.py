@@ -61,6 +61,16 @@ def serve(
             metavar="FILE",
         ),
     ] = "",
+    replay_interval: Annotated[
+        float,
+        typer.Option(
+            help="Seconds between two replays of the golden samples in each instance while it serves; 0 for none. "
+            "One that computes wrongly is restarted.",
+            envvar="GRAPHKILN_REPLAY_INTERVAL",
+            metavar="SECONDS",
+            min=0,
+        ),
+    ] = 600.0,
     replace_onnxruntime: Annotated[
         bool, typer.Option("--replace-onnxruntime", help="Replace an installed C++ onnxruntime backend, too.")
     ] = False,
@@ -98,6 +108,7 @@ def serve(
             flags=flags,
             overrides=overrides,
             cache=settings,
+            replay_interval_s=replay_interval,
             replace_onnxruntime=replace_onnxruntime,
             access=access,
         ),

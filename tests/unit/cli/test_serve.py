@@ -119,8 +119,9 @@ class TestLaunch:
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, ports: list[str]
     ) -> None:
         cache = ("--cache", tmp_path / "cache", "--cache-size", "3G")
-        run("serve", "--model-store", store, *ports, *cache, "--replace-onnxruntime")
+        run("serve", "--model-store", store, *ports, *cache, "--replace-onnxruntime", "--replay-interval", "2.5")
         launch = launched(supervisor)
+        assert launch.replay_interval_s == 2.5
         assert launch.cache.folder == tmp_path / "cache"
         assert launch.cache.limit_bytes == 3 << 30
         assert launch.replace_onnxruntime
@@ -131,6 +132,7 @@ class TestLaunch:
         run("serve", "--model-store", store, *ports)
         assert not launched(supervisor).replace_onnxruntime
         assert launched(supervisor).overrides == {}
+        assert launched(supervisor).replay_interval_s == 600
 
     def test_settings_of_models_go_before_engines(
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]

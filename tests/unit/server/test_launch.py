@@ -25,7 +25,13 @@ from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, command_line
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
-from graphkiln_backend.triton.environment import instances_folder, open_cache, overrides_for, shared_folder
+from graphkiln_backend.triton.environment import (
+    instances_folder,
+    open_cache,
+    overrides_for,
+    replay_interval_s,
+    shared_folder,
+)
 
 KNOWN = {
     **dict.fromkeys(("log-verbose", "log-info", "backend-config", "model-control-mode", "load-model"), True),
@@ -239,6 +245,7 @@ class TestStart:
             flags=parse(),
             overrides={"m": [override]},
             cache=CacheSettings(folder=tmp_path / "cache"),
+            replay_interval_s=2.5,
         )
         for name, value in self.show(launch, folder).items():
             if name.startswith("GRAPHKILN_"):
@@ -246,6 +253,7 @@ class TestStart:
         assert instances_folder() == folder.instances
         assert shared_folder() == folder.shared
         assert overrides_for("m") == [override]
+        assert replay_interval_s() == 2.5
         with open_cache() as cache:
             assert cache.folder == tmp_path / "cache"
 

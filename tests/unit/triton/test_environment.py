@@ -17,6 +17,7 @@ from graphkiln_backend.triton.environment import (
     instances_folder,
     open_cache,
     overrides_for,
+    replay_interval_s,
     shared_folder,
     to_environment,
 )
@@ -80,3 +81,10 @@ def test_without_a_supervisor_a_temporary_cache_is_used(monkeypatch: pytest.Monk
     with open_cache() as cache:
         assert cache.folder == tmp_path / f"graphkiln-{os.getpid()}" / "artifacts"
         assert cache._limit_bytes == DEFAULT_LIMIT_BYTES
+
+
+def test_the_replay_interval_is_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert replay_interval_s() == 600
+    variables = to_environment(tmp_path, tmp_path, {}, CacheSettings(), replay_interval_s=0.5)
+    monkeypatch.setenv("GRAPHKILN_REPLAY_INTERVAL", variables["GRAPHKILN_REPLAY_INTERVAL"])
+    assert replay_interval_s() == 0.5

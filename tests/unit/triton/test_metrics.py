@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fake_triton import MetricFamily, metric
@@ -68,7 +69,8 @@ def test_every_metric_names_model_version_and_instance() -> None:
 def test_what_only_grows_is_a_counter() -> None:
     counters = {name for name, kind in MetricFamily.kinds.items() if kind == MetricFamily.COUNTER}
     histogram = {f"graphkiln_batch_size_{part}" for part in ("bucket", "sum", "count")}
-    assert counters == {"graphkiln_fallbacks_total", *histogram}
+    replays = {f"graphkiln_self_test_{part}_total" for part in ("replays", "failures")}
+    assert counters == {"graphkiln_fallbacks_total", *histogram, *replays}
 
 
 def test_batches_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
@@ -129,3 +131,29 @@ def test_metrics_vanish_with_the_instance(batch_sizes: deque[int]) -> None:
     assert MetricFamily.published
     del metrics
     assert not MetricFamily.published
+
+
+def test_replays_are_counted_and_the_last_good_one_is_dated(metrics: InstanceMetrics) -> None:
+    assert metric("graphkiln_self_test_timestamp_seconds") == 0  # of a version without golden samples
+    before = time.time()
+    metrics.count_replay(passed=True)
+    assert before <= metric("graphkiln_self_test_timestamp_seconds") <= time.time()
+    dated = metric("graphkiln_self_test_timestamp_seconds")
+    metrics.count_replay(passed=False)
+    assert metric("graphkiln_self_test_replays_total") == 2
+    assert metric("graphkiln_self_test_failures_total") == 1
+    assert metric("graphkiln_self_test_timestamp_seconds") == dated
+
+
+def test_restarts_are_published_once_over_all_instances(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch_sizes: deque[int]
+) -> None:
+    monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
+    monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
+    (tmp_path / "restarts.json").write_text('{"instance_died": 3}')
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes), InstanceMetrics("m_1", STATUS, 0, deque()):
+        deadline = time.monotonic() + 20
+        while "graphkiln_restarts_total" not in MetricFamily.names():
+            assert time.monotonic() < deadline
+        time.sleep(0.02)
+        assert metric("graphkiln_restarts_total", cause="instance_died") == 3

@@ -6,7 +6,8 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,18 @@ from fake_triton import InferenceRequest, Logger, TritonError, TritonModelExcept
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, RepositoryError
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.replaying import GoldenReplay
 from graphkiln_backend.lowering.settings import parse_override
+from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.triton import model as module
-from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, RUN_FOLDER_VARIABLE
-from graphkiln_backend.triton.instance_status import read_counters, read_loading, read_statuses
+from graphkiln_backend.triton import replayer
+from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
+from graphkiln_backend.triton.instance_status import read_counters, read_faults, read_loading, read_statuses
 from graphkiln_backend.triton.model import TritonPythonModel
 
 ARGS = {
@@ -41,7 +46,9 @@ ARGS = {
 
 
 class FakeSession:
-    """Doubles its input."""
+    """Doubles its input, unless it computes wrongly."""
+
+    factor = 2
 
     def __init__(self, batch: int | str = "batch") -> None:
         def spec(name: str) -> TensorSpec:
@@ -51,10 +58,17 @@ class FakeSession:
         self.closed = False
 
     def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
-        return dict.fromkeys(outputs, feeds["x"] * 2)
+        return dict.fromkeys(outputs, feeds["x"] * np.float32(self.factor))
 
     def close(self) -> None:
         self.closed = True
+
+
+GOLDEN = GoldenSamples(
+    inputs={"x": np.ones((2, 2), np.float32)},
+    source_outputs={},
+    graph_outputs={"y": np.full((2, 2), 2, np.float32)},
+)
 
 
 class FakeDeployment:
@@ -84,6 +98,7 @@ class FakeDeployment:
             fallbacks=("openvino failed",),
             warmup_s=0.25,
             notes=("warming up stopped early",),
+            replay=GoldenReplay(session=self.session, golden=GOLDEN, limits=REPLAY[Precision.FP32]),
         )
 
 
@@ -300,6 +315,70 @@ class TestExecute:
             *("execute", "_read", "to_array", "_requested_outputs", "_run"),
             *("to_response", "to_tensor", "__exit__"),
         ]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class TestReplay:
+    @pytest.fixture(autouse=True)
+    def _often(self, monkeypatch: pytest.MonkeyPatch, deployment: object) -> None:
+        assert deployment
+        monkeypatch.setenv(REPLAY_INTERVAL_VARIABLE, "0.01")
+        monkeypatch.setattr(replayer, "_IDLE_S", 0.001)
+
+    def test_right_outputs_are_counted(self, model: TritonPythonModel, tmp_path: Path) -> None:
+        wait_for(lambda: metric("graphkiln_self_test_replays_total") > 1)
+        assert metric("graphkiln_self_test_failures_total") == 0
+        assert metric("graphkiln_self_test_timestamp_seconds") > 1.7e9
+        assert read_faults(tmp_path / "instances") == {}
+        (response,) = model.execute([request(1)])
+        np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
+
+    def test_an_instance_that_computes_wrongly_refuses_every_request(
+        self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
+    ) -> None:
+        deployment.session.factor = 3
+        wait_for(lambda: metric("graphkiln_self_test_failures_total") > 0)
+        assert metric("graphkiln_self_test_failures_total") == 1
+        (response,) = model.execute([request(1)])
+        assert response.error.code == TritonError.UNAVAILABLE
+        assert "y: relative L2 0.5" in response.error.message
+        assert [answer.error.code for answer in model.execute([request(1), request(2)])] == [response.error.code] * 2
+        (fault,) = read_faults(tmp_path / "instances").values()
+        assert "y: relative L2 0.5" in fault
+        assert any("refuses all requests" in line and fault in line for _, line in Logger.lines)
+
+    def test_a_device_that_is_lost_is_a_fault(
+        self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(replayer, "_RETRY_S", 0.001)
+
+        def fail(*_: object) -> dict[str, np.ndarray]:
+            raise ExecutionError("the device is lost")
+
+        deployment.session.run = fail  # type: ignore[method-assign]
+        (response,) = model.execute([request(1)])
+        assert response.error.code in {TritonError.INTERNAL, TritonError.UNAVAILABLE}
+        wait_for(lambda: bool(read_faults(tmp_path / "instances")))
+        (fault,) = read_faults(tmp_path / "instances").values()
+        assert "the device is lost" in fault
+
+    def test_without_a_supervisor_requests_are_refused_too(
+        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(RUN_FOLDER_VARIABLE)
+        deployment.session.factor = 3
+        model = TritonPythonModel()
+        model.initialize(ARGS)
+        wait_for(lambda: metric("graphkiln_self_test_failures_total") > 0)
+        (response,) = model.execute([request(1)])
+        assert response.error.code == TritonError.UNAVAILABLE
+        model.finalize()
 
 
 def test_finalize_gives_everything_back(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:

@@ -1,0 +1,292 @@
+"""Golden samples on a session that serves: when they run, whom they keep waiting, and what they find."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_triton import InferenceRequest
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.replaying import GoldenReplay
+from graphkiln_backend.proof.policy import REPLAY
+from graphkiln_backend.triton import replayer as module
+from graphkiln_backend.triton.executor import Executor
+from graphkiln_backend.triton.replayer import Replayer
+
+INPUTS = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+GOLDEN = GoldenSamples(inputs={"x": INPUTS}, source_outputs={}, graph_outputs={"y": INPUTS * 2})
+LIMITS = REPLAY[Precision.FP32]
+
+
+class Session:
+    """Doubles; one caller at a time, or it says so."""
+
+    def __init__(self) -> None:
+        spec = TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 4))
+        self.signature = Signature(
+            inputs=(spec,), outputs=(TensorSpec(name="y", dtype=DType.FP32, shape=("batch", 4)),)
+        )
+        self.error: Exception | None = None
+        self.factor = 2.0
+        self.runs: list[tuple[str, float]] = []
+        self.overlaps = 0
+        self.seconds = 0.0
+        self._busy = threading.Lock()
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        if not self._busy.acquire(blocking=False):
+            self.overlaps += 1
+            raise AssertionError("two runs at once")
+        try:
+            self.runs.append((threading.current_thread().name, feeds["x"][0, 0]))
+            time.sleep(self.seconds)
+            if self.error:
+                raise self.error
+            return dict.fromkeys(outputs, feeds["x"] * np.float32(self.factor))
+        finally:
+            self._busy.release()
+
+    @property
+    def replayed(self) -> int:
+        return sum(thread == "graphkiln-replay" for thread, _ in list(self.runs))
+
+
+class Record:
+    def __init__(self) -> None:
+        self.results: list[bool] = []
+
+    def count_replay(self, *, passed: bool) -> None:
+        self.results.append(passed)
+
+
+class Instance:
+    """A session with its executor and replayer."""
+
+    def __init__(self, *, interval_s: float, name: str = "m_0", session: Session | None = None) -> None:
+        self.session = session or Session()
+        self.executor = Executor(self.session, batching=True)
+        self.lock = threading.Lock()
+        self.record = Record()
+        self.faults: list[str] = []
+        self.replayer = Replayer(
+            GoldenReplay(session=self.session, golden=GOLDEN, limits=LIMITS),
+            self.executor,
+            lock=self.lock,
+            interval_s=interval_s,
+            instance=name,
+            record=self.record,
+            on_fault=self.faults.append,
+        )
+
+    def request(self, value: float = 1.0) -> Any:
+        with self.lock:
+            return self.executor.execute(InferenceRequest({"x": np.full((1, 4), value, np.float32)}))
+
+
+StartInstance = Callable[..., Instance]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartInstance]:
+    monkeypatch.setattr(module, "_RETRY_S", 0.001)
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(module, "_IDLE_S", 0.01)
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Instance:
+            instance = Instance(**options)
+            stack.callback(instance.replayer.close)
+            return instance
+
+        yield make
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_right_outputs_are_counted_again_and_again(start: StartInstance) -> None:
+    instance = start(interval_s=0.01)
+    wait_for(lambda: len(instance.record.results) >= 3)
+    assert all(instance.record.results)
+    assert not instance.faults
+    assert [value for _, value in instance.session.runs[:3]] == [1, 5, 9]
+
+
+def test_wrong_outputs_are_a_fault_once(start: StartInstance) -> None:
+    instance = start(interval_s=0.01)
+    wait_for(lambda: len(instance.record.results) >= 1)
+    instance.session.factor = 2.01
+    wait_for(lambda: False in instance.record.results)
+    (fault,) = instance.faults
+    assert "the outputs changed" in fault
+    assert "y: relative L2 0.005" in fault
+    runs = instance.session.replayed
+    time.sleep(0.05)
+    assert instance.session.replayed == runs
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 0.0])
+def test_any_wrong_number_is_one(start: StartInstance, factor: float) -> None:
+    session = Session()
+    session.factor = factor
+    instance = start(interval_s=0.01, session=session)
+    wait_for(lambda: bool(instance.faults))
+
+
+def test_an_engine_that_fails_for_a_moment_is_no_fault(start: StartInstance) -> None:
+    session = Session()
+    run, failures = session.run, iter([ExecutionError("out of memory")] * 2)
+
+    def fail_twice(feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        if error := next(failures, None):
+            raise error
+        return run(feeds, outputs)
+
+    session.run = fail_twice  # type: ignore[method-assign]
+    instance = start(interval_s=0.01, session=session)
+    wait_for(lambda: True in instance.record.results)
+    assert instance.record.results[:3] == [False, False, True]
+    assert not instance.faults
+
+
+@pytest.mark.parametrize("error", [ExecutionError("the device is lost"), MemoryError("9 EiB"), KeyError("y")])
+def test_an_engine_that_fails_every_time_is_a_fault(start: StartInstance, error: Exception) -> None:
+    session = Session()
+    session.error = error
+    instance = start(interval_s=0.01, session=session)
+    wait_for(lambda: len(instance.record.results) == 3)
+    assert instance.record.results == [False] * 3
+    (fault,) = instance.faults
+    assert fault.startswith("the engine fails on golden samples: ")
+
+
+def test_a_request_on_which_the_engine_fails_has_the_samples_replayed_at_once(start: StartInstance) -> None:
+    instance = start(interval_s=0)
+    instance.session.error = ExecutionError("the device is lost")
+    assert isinstance(instance.request(), ExecutionError)
+    wait_for(lambda: bool(instance.faults))
+
+
+def test_a_request_that_is_at_fault_itself_is_no_fault_of_the_instance(start: StartInstance) -> None:
+    instance = start(interval_s=0)
+    run = instance.session.run
+
+    def refuse(feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        if (feeds["x"] == 666).any():
+            raise ExecutionError("666 is out of range")
+        return run(feeds, outputs)
+
+    instance.session.run = refuse  # type: ignore[method-assign]
+    assert isinstance(instance.request(666), ExecutionError)
+    wait_for(lambda: instance.record.results == [True])
+    for _ in range(20):
+        assert isinstance(instance.request(666), ExecutionError)
+    assert instance.record.results == [True]
+    assert not instance.faults
+
+
+def test_an_interval_of_0_replays_nothing(start: StartInstance) -> None:
+    instance = start(interval_s=0)
+    instance.request()
+    time.sleep(0.05)
+    assert instance.session.replayed == 0
+
+
+def test_an_idle_moment_is_waited_for(start: StartInstance) -> None:
+    instance = start(interval_s=30, name="soon")
+    instance.replayer.close()
+    instance.executor.last_run_at = time.monotonic() + 1000
+    busy = threading.Thread(target=instance.replayer._wait_until_idle)
+    instance.replayer._closing.clear()
+    busy.start()
+    time.sleep(0.02)
+    assert busy.is_alive()
+    instance.executor.last_run_at = 0.0
+    busy.join(30)
+    assert not busy.is_alive()
+
+
+def test_an_instance_that_is_never_idle_is_replayed_too(start: StartInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_IDLE_S", 1e9)
+    instance = start(interval_s=0.02)
+    wait_for(lambda: len(instance.record.results) >= 2)
+    assert all(instance.record.results)
+
+
+def test_requests_and_samples_never_run_together_and_stay_apart(start: StartInstance) -> None:
+    session = Session()
+    session.seconds = 0.0005
+    instance = start(interval_s=0.001, session=session)
+    for number in range(300):
+        result = instance.request(number)
+        np.testing.assert_array_equal(result["y"], np.full((1, 4), number * 2))
+    wait_for(lambda: len(instance.record.results) > 1)
+    assert session.overlaps == 0
+    assert all(instance.record.results)
+
+
+def test_a_request_waits_for_one_sample_and_not_for_all(start: StartInstance) -> None:
+    session = Session()
+    instance = start(interval_s=0, session=session)
+    free: list[int] = []
+    run = session.run
+
+    def note(feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        assert instance.lock.locked()
+        return run(feeds, outputs)
+
+    def wait(seconds: float) -> bool:
+        free.append(session.replayed)
+        assert seconds >= 0
+        assert not instance.lock.locked()
+        return False
+
+    session.run = note  # type: ignore[method-assign]
+    instance.replayer._closing.wait = wait  # type: ignore[method-assign, assignment]
+    instance.executor.engine_failed.set()
+    wait_for(lambda: instance.record.results == [True])
+    assert free[:3] == [1, 2, 3]
+
+
+def test_instances_replay_at_different_times() -> None:
+    instances = [Instance(interval_s=1000, name=f"m_0_{number}") for number in range(4)]
+    try:
+        first = [instance.replayer._first_s for instance in instances]
+    finally:
+        for instance in instances:
+            instance.replayer.close()
+    assert len(set(first)) == 4
+    assert all(100 <= seconds <= 1000 for seconds in first)
+
+
+def test_closing_does_not_wait_for_the_interval() -> None:
+    before = set(threading.enumerate())
+    begun = time.monotonic()
+    Instance(interval_s=1000).replayer.close()
+    Instance(interval_s=0).replayer.close()
+    assert time.monotonic() - begun < 30
+    assert set(threading.enumerate()) == before
+
+
+def test_closing_ends_a_replay_between_two_samples() -> None:
+    session = Session()
+    session.seconds = 0.05
+    instance = Instance(interval_s=0.001, session=session)
+    wait_for(lambda: session.replayed >= 1)
+    instance.replayer.close()
+    assert instance.record.results == []
+    assert not instance.faults
