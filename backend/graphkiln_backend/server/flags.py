@@ -156,7 +156,7 @@ class TritonFlags:
         for service in _SERVICES:
             address = self.listen_address(service)
             if address and self.values.get(f"reuse-{service}-port", "false").lower() not in _TRUE:
-                _check_free(service, address)
+                check_free(service, address)
 
 
 def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
@@ -170,7 +170,16 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
         )
 
 
-def _check_free(service: str, address: ListenAddress) -> None:
+def check_free(service: str, address: ListenAddress) -> None:
+    """Binds a port once.
+
+    Args:
+        service: Triton's name of what would listen there.
+        address: Where.
+
+    Raises:
+        ServerSetupError: It is in use or not allowed; the hint names a free one.
+    """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

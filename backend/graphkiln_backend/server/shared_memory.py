@@ -46,7 +46,7 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
     Raises:
         ServerSetupError: There is too little; the hint names a size that is enough.
     """
-    sizes = [_region_bytes(footprint) for footprint in batch_footprints(mirrors)]
+    sizes = [region_bytes(footprint) for footprint in batch_footprints(mirrors)]
     needed = sum(sizes)
     if needed > free_bytes:
         raise ServerSetupError(
@@ -89,6 +89,11 @@ def region_owner(run: str) -> Path:
     return SHARED_MEMORY / f"{run}{OWNER_SUFFIX}"
 
 
-def _region_bytes(footprint_bytes: int) -> int:
+def region_bytes(footprint_bytes: int) -> int:
+    """Size of the region of one instance, in whole megabytes.
+
+    Args:
+        footprint_bytes: Size of all inputs and outputs of its largest batch.
+    """
     size_bytes = max(_MIN_REGION_BYTES, int(footprint_bytes * _HEADROOM) + _MIN_REGION_BYTES)
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -13,6 +13,7 @@ from graphkiln.cli.bench import bench
 from graphkiln.cli.classify import classify
 from graphkiln.cli.console import log_to_stderr
 from graphkiln.cli.convert import convert
+from graphkiln.cli.doctor import doctor
 from graphkiln.cli.explain import explain
 from graphkiln.cli.health import health
 from graphkiln.cli.infer import infer
@@ -58,6 +59,7 @@ app.command()(models)
 app.command()(load)
 app.command()(unload)
 app.command()(health)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(doctor)
 app.command()(bench)
 app.command()(story)
 

@@ -14,7 +14,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerE
 
 VERBS = (
     "serve", "convert", "verify", "inspect", "explain", "lower", "classify", "infer", "models", "load", "unload",
-    "health", "bench", "story", "cache",
+    "health", "doctor", "bench", "story", "cache",
 )  # fmt: skip
 
 

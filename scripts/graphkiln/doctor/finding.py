@@ -1,0 +1,98 @@
+"""What a check finds, and all findings together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+SCHEMA = 1
+"""Version of the JSON document: it grows when a key changes its meaning or goes, not when one is added."""
+
+Fact = str | int | float | bool | None | list[str]
+
+
+class Level(StrEnum):
+    """How bad a finding is: `error` stops `graphkiln serve` or keeps a model from being served."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that a check found.
+
+    Attributes:
+        check: Name of the check.
+        subject: What it looked at.
+        level: How bad it is.
+        message: What it found.
+        hint: What to do about it; empty where there is nothing to do.
+        facts: The figures behind the message, by name; sizes in bytes.
+    """
+
+    check: str = ""
+    subject: str
+    level: Level = Level.OK
+    message: str
+    hint: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examination:
+    """All findings, in the order of the checks.
+
+    Attributes:
+        findings: Of all checks.
+        seconds: Time that it took.
+    """
+
+    findings: tuple[Finding, ...]
+    seconds: float = 0.0
+
+    @property
+    def level(self) -> Level:
+        """The worst level."""
+        levels = {finding.level for finding in self.findings}
+        return next((level for level in reversed(Level) if level in levels), Level.OK)
+
+    def count(self, level: Level) -> int:
+        """Number of findings of a level."""
+        return sum(finding.level is level for finding in self.findings)
+
+    def to_document(self) -> dict[str, object]:
+        """The JSON document; its keys are stable within `SCHEMA`."""
+        return {
+            "schema": SCHEMA,
+            "level": self.level,
+            "seconds": round(self.seconds, 3),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is to be examined: what `serve` would be given.
+
+    Attributes:
+        stores: Model stores.
+        cache: The option `--cache`: a folder, `off`, or empty.
+        arguments: Flags for tritonserver.
+    """
+
+    stores: tuple[Path, ...] = ()
+    cache: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+def format_size(count: float) -> str:
+    """A number of bytes for people, in powers of 1024."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GB"

@@ -1,0 +1,204 @@
+"""Each model of the stores: readable, whole, as its manifest says; and whether all of them fit on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphkiln.doctor.finding import Finding, Level, Request, format_size
+
+_HASHED_BYTES = 2 << 30
+"""Files of models that are larger together are not compared with their hashes: that takes longer than anybody waits."""
+_UNFINISHED = ".graphkiln-*"
+_BEING_WRITTEN_S = 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What serving a model takes.
+
+    Attributes:
+        instances: Number of its instances.
+        shared_bytes: Shared memory for the largest batches of all.
+        graph_bytes: Size of the files of its newest version.
+    """
+
+    instances: int
+    shared_bytes: int
+    graph_bytes: int
+
+
+def check_models(request: Request) -> Iterator[Finding]:
+    """Every store, every model, every version."""
+    needs = []
+    for store in request.stores:
+        if not store.is_dir():
+            missing = "is not a folder" if store.exists() else "is missing"
+            yield Finding(
+                subject=str(store), level=Level.ERROR, message=f"the model store {missing}", hint="--model-store DIR"
+            )
+            continue
+        yield from find_unfinished(store, time.time())
+        models = model_folders(store)
+        is_small = sum(map(size_of, models)) <= _HASHED_BYTES
+        if not models:
+            yield Finding(subject=str(store), level=Level.WARNING, message="the model store holds no model")
+        for model in models:
+            found, need = examine_model(model, compare_hashes=is_small)
+            needs += [need] if need else []
+            yield from found
+    if needs:
+        yield from find_fit(needs)
+
+
+def model_folders(store: Path) -> list[Path]:
+    """The models of a store."""
+    return sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], Need | None]:
+    """One model: its configuration and its versions.
+
+    Args:
+        model: Its folder.
+        compare_hashes: Whether to read all of its files.
+
+    Returns:
+        What was found, and what it needs where its configuration can be read.
+    """
+    found = [find_version(version, compare_hashes=compare_hashes) for version in versions_of(model)]
+    if found and all(finding.level is Level.OK for finding in found):
+        found = [_summary(model, found)]
+    try:
+        need = need_of(model)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it is the finding
+        hint = getattr(error, "hint", "") or "mend config.pbtxt, or convert the model again"
+        return [*found, _broken(model.name, error, hint)], None
+    return found, need
+
+
+def versions_of(model: Path) -> list[Path]:
+    """The version folders of a model, the oldest first."""
+    folders = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name))
+
+
+def find_version(version: Path, *, compare_hashes: bool) -> Finding:
+    """One version: its files against its manifest.
+
+    Args:
+        version: Its folder.
+        compare_hashes: Whether to read all of its files.
+    """
+    from graphkiln_backend.repository.importers import find_foreign_graph
+    from graphkiln_backend.repository.version import has_own_graph, read_version, read_version_signature
+
+    subject = f"{version.parent.name} {version.name}"
+    try:
+        foreign = None if has_own_graph(version) else find_foreign_graph(version)
+        if foreign:
+            return Finding(
+                subject=subject, message=f"saved by {foreign.importer.framework}, converted at its first start"
+            )
+        if not compare_hashes:
+            read_version_signature(version)
+            hint = f"graphkiln verify {version} compares all files"
+            return Finding(subject=subject, message="large: its files were not compared with their hashes", hint=hint)
+        read = read_version(version)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it is the finding
+        return _broken(subject, error, getattr(error, "hint", "") or "convert it again, or remove the version folder")
+    return Finding(subject=subject, message="whole, golden samples" if read.golden else "whole, no golden samples")
+
+
+def need_of(model: Path) -> Need:
+    """What serving a model takes.
+
+    Raises:
+        GraphkilnError: Its configuration or its graph cannot be read.
+    """
+    from graphkiln_backend.repository.importers import find_foreign_graph
+    from graphkiln_backend.repository.model_config import ModelConfig
+    from graphkiln_backend.repository.overlay import complete_config
+    from graphkiln_backend.repository.version import has_own_graph, newest_version
+    from graphkiln_backend.server.run_folder import BACKEND_NAMES
+    from graphkiln_backend.server.shared_memory import region_bytes
+
+    newest = newest_version(model)
+    if not has_own_graph(newest) and find_foreign_graph(newest):
+        return Need(instances=1, shared_bytes=region_bytes(0), graph_bytes=size_of(newest))
+    completed = complete_config(model, BACKEND_NAMES, lambda version: version)
+    config = ModelConfig.from_protobuf(completed, has_gpu=False)
+    shared = config.instances * region_bytes(config.batch_bytes)
+    return Need(instances=config.instances, shared_bytes=shared, graph_bytes=size_of(newest))
+
+
+def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
+    """Whether all models fit into the memory that is there."""
+    import psutil
+
+    from graphkiln_backend.server.shared_memory import free_shared_memory
+
+    instances = sum(need.instances for need in needs)
+    shared, free = sum(need.shared_bytes for need in needs), free_shared_memory()
+    yield Finding(
+        subject="shared memory",
+        level=Level.ERROR if shared > free else Level.OK,
+        message=f"{instances} instances need {format_size(shared)} for full batches, {format_size(free)} are free",
+        hint=f"docker run --shm-size={2 * shared >> 20}m, or a smaller max_batch_size" if shared > free else "",
+        facts={"needed_bytes": shared, "free_bytes": free, "instances": instances},
+    )
+    graphs, available = sum(need.graph_bytes for need in needs), psutil.virtual_memory().available
+    yield Finding(
+        subject="memory",
+        level=Level.WARNING if graphs > available else Level.OK,
+        message=f"the graphs are {format_size(graphs)}, {format_size(available)} of memory are available",
+        hint="serve fewer models here, or lower their precision" if graphs > available else "",
+        facts={"graph_bytes": graphs, "available_bytes": available},
+    )
+
+
+def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:
+    """Versions that conversions have begun to write. Stores are the user's: nothing removes them but their owner.
+
+    Args:
+        store: The store.
+        now_s: Seconds of the epoch.
+    """
+    for path in sorted((*store.glob(_UNFINISHED), *store.glob(f"*/{_UNFINISHED}"))):
+        age_s = now_s - path.stat().st_mtime
+        old = age_s > _BEING_WRITTEN_S
+        yield Finding(
+            subject=str(path.relative_to(store)),
+            level=Level.WARNING if old else Level.OK,
+            message="half a version, left by a conversion that died" if old else "a conversion is writing a version",
+            hint=f"rm -r '{path}'" if old else "",
+            facts={"path": str(path), "age_s": round(age_s)},
+        )
+
+
+def size_of(folder: Path) -> int:
+    """Size of all files below a folder in bytes, without following links."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        total += sum((Path(parent) / name).lstat().st_size for name in names)
+    return total
+
+
+def _summary(model: Path, found: Sequence[Finding]) -> Finding:
+    versions = ", ".join(finding.subject.rpartition(" ")[2] for finding in found)
+    messages = "; ".join(dict.fromkeys(finding.message for finding in found))
+    hints = "; ".join(dict.fromkeys(finding.hint for finding in found if finding.hint))
+    return Finding(
+        subject=model.name,
+        message=f"version{'s' if len(found) > 1 else ''} {versions}: {messages}",
+        hint=hints,
+        facts={"versions": versions.split(", ")},
+    )
+
+
+def _broken(subject: str, error: Exception, hint: str) -> Finding:
+    message = str(getattr(error, "message", "") or f"{type(error).__name__}: {error}")
+    return Finding(subject=subject, level=Level.ERROR, message=f"would not be live: {message}", hint=hint)

@@ -1,0 +1,94 @@
+"""Python and the packages that serving needs: which are there, and whether they fit together."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+
+from graphkiln.doctor.finding import Finding, Level, Request
+
+_OWN = "graphkiln"
+_SERVING = "serve"
+SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "nvidia-pytriton", "tritonclient")
+_EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
+"""Distributions with the same files: of two, the last that was installed wins, silently."""
+
+
+def check_packages(_: Request) -> Iterator[Finding]:
+    """Python, versions, conflicts."""
+    versions = installed_versions(SHOWN)
+    yield Finding(
+        subject="Python",
+        message=f"{platform.python_implementation()} {platform.python_version()}",
+        facts={"version": platform.python_version()},
+    )
+    yield Finding(
+        subject="versions",
+        message=", ".join(f"{name} {version}" for name, version in versions.items()) or "none is installed",
+        facts=dict(versions),
+    )
+    yield from find_conflicts(versions)
+    yield from find_unmet(_OWN, _SERVING)
+    for name in versions:
+        if name != _OWN:
+            yield from find_unmet(name)
+
+
+def installed_versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of those distributions that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = distribution(name).version
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def find_conflicts(versions: Mapping[str, str]) -> Iterator[Finding]:
+    """Distributions that may not be installed together."""
+    for names in _EXCLUSIVE:
+        if all(name in versions for name in names):
+            yield Finding(
+                subject=" and ".join(names),
+                level=Level.WARNING,
+                message="overwrite each other: which one is imported is chance",
+                hint=f"pip uninstall {' '.join(names)}, then install the one that you want",
+            )
+
+
+def find_unmet(name: str, extra: str = "") -> Iterator[Finding]:
+    """The requirements of a distribution that are not met.
+
+    Args:
+        name: The distribution.
+        extra: Also its requirements for this extra.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = distribution(name).requires or []
+    except PackageNotFoundError:
+        return
+    for requirement in map(Requirement, requirements):
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if not applies or requirement.name == name:
+            continue
+        found = installed_versions([requirement.name]).get(requirement.name)
+        if found is None and _is_replaced(requirement.name):
+            continue
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
+            yield Finding(
+                subject=name,
+                level=Level.WARNING,
+                message=f"needs {requirement.name}{requirement.specifier}, found {found or 'none'}",
+                hint=f"pip install '{requirement.name}{requirement.specifier}'",
+                facts={"requirement": str(requirement), "found": found},
+            )
+
+
+def _is_replaced(name: str) -> bool:
+    """Whether another distribution with the same files is installed."""
+    others = {other for names in _EXCLUSIVE if name in names for other in names}
+    return bool(installed_versions(sorted(others)))

@@ -1,0 +1,77 @@
+"""Whatever is broken on a machine breaks no more than its own check."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from graphkiln.doctor.examination import CHECKS, examine
+from graphkiln.doctor.finding import Finding, Level, Request
+
+HERE = __name__
+RELEASE = threading.Event()
+
+
+def check_well(request: Request) -> list[Finding]:
+    return [Finding(subject="all", message=f"is well, {request.cache}")]
+
+
+def check_badly(_: Request) -> Iterator[Finding]:
+    yield Finding(subject="half", message="seen")
+    raise RecursionError("too deep")
+
+
+def check_fatally(_: Request) -> list[Finding]:
+    sys.exit("whatever it imports wants to end the process")
+
+
+def check_for_ever(_: Request) -> list[Finding]:
+    RELEASE.wait(30)
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, HERE, sys.modules.get(HERE) or sys.modules[check_well.__module__])
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+
+
+def test_findings_carry_their_check_in_its_order() -> None:
+    found = examine(Request(cache="off"), {"b": f"{HERE}:check_well", "a": f"{HERE}:check_well"}).findings
+    assert [(each.check, each.message) for each in found] == [("b", "is well, off"), ("a", "is well, off")]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (f"{HERE}:check_badly", "failed: RecursionError: too deep"),
+        (f"{HERE}:check_fatally", "failed: SystemExit"),
+        ("graphkiln.doctor.no_such_module:check", "failed: ModuleNotFoundError"),
+        (f"{HERE}:no_such_function", "failed: AttributeError"),
+    ],
+)
+def test_one_that_fails_is_a_finding_and_the_others_run(place: str, words: str) -> None:
+    failed, well = examine(Request(), {"bad": place, "well": f"{HERE}:check_well"}).findings
+    assert (failed.check, failed.level) == ("bad", Level.WARNING)
+    assert failed.message.startswith(words)
+    assert failed.hint
+    assert well.level is Level.OK
+
+
+def test_one_that_hangs_is_given_up() -> None:
+    checks = {"hangs": f"{HERE}:check_for_ever", "well": f"{HERE}:check_well"}
+    examination = examine(Request(), checks, deadline_s=1)
+    assert [each.level for each in examination.findings] == [Level.WARNING, Level.OK]
+    assert examination.findings[0].message == "did not end within 1 s"
+    assert examination.seconds < 20
+
+
+def test_all_checks_can_be_imported_and_say_something() -> None:
+    examination = examine(Request(cache="off"))
+    assert {each.check for each in examination.findings} == set(CHECKS) - {"models"}
+    assert [each for each in examination.findings if each.subject == "the check itself"] == []

@@ -1,0 +1,123 @@
+"""The models of a store, whole and broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from graphkiln.doctor import models as module
+from graphkiln.doctor.finding import Finding, Level, Request
+from graphkiln.doctor.models import Need, check_models, find_fit, need_of, size_of
+from graphkiln_backend.repository import importers
+
+HOUR_S = 3600
+
+
+@pytest.fixture
+def store(tmp_path: Path, digits: Path) -> Path:
+    shutil.copytree(digits, tmp_path / "store" / "digits")
+    return tmp_path / "store"
+
+
+def check(*stores: Path) -> dict[str, Finding]:
+    return {found.subject: found for found in check_models(Request(stores=stores))}
+
+
+def test_a_model_that_is_whole(store: Path) -> None:
+    found = check(store)
+    assert found["digits"].message == "version 1: whole, golden samples"
+    assert {each.level for each in found.values()} == {Level.OK}
+    assert found["shared memory"].facts["instances"] == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("model.onnx", "SHA-256"), ("golden.npz", "SHA-256"), ("manifest.json", "manifest")]
+)
+def test_a_file_that_is_damaged(store: Path, file: str, words: str) -> None:
+    path = store / "digits" / "1" / file
+    path.write_bytes(path.read_bytes()[:-20])
+    found = check(store)["digits 1"]
+    assert found.level is Level.ERROR
+    assert words in found.message
+    assert found.hint
+
+
+def test_a_version_that_is_broken_hides_no_other(store: Path) -> None:
+    shutil.copytree(store / "digits" / "1", store / "digits" / "2")
+    (store / "digits" / "2" / "model.onnx").unlink()
+    found = check(store)
+    assert found["digits 1"].level is Level.OK
+    assert found["digits 2"].level is Level.ERROR
+
+
+def test_a_configuration_that_cannot_be_read(store: Path) -> None:
+    (store / "digits" / "config.pbtxt").write_text("max_batch_sise: 8")
+    found = check(store)["digits"]
+    assert found.level is Level.ERROR
+    assert "max_batch_sise" in found.message
+
+
+def test_a_model_without_a_version(store: Path) -> None:
+    (store / "empty").mkdir()
+    found = check(store)["empty"]
+    assert found.level is Level.ERROR
+    assert found.hint == "make empty/1/model.onnx"
+
+
+def test_stores_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "none").mkdir()
+    found = check(tmp_path / "gone", tmp_path / "file", tmp_path / "none")
+    assert [each.level for each in found.values()] == [Level.ERROR, Level.ERROR, Level.WARNING]
+    assert list(check_models(Request())) == []
+
+
+def test_large_stores_are_not_compared_with_their_hashes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HASHED_BYTES", 1000)
+    found = check(store)["digits"]
+    assert "not compared" in found.message
+    assert "graphkiln verify" in found.hint
+
+
+def test_a_graph_of_another_framework_is_converted_at_its_first_start(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Flow:
+        framework = "OneFlow"
+
+        def find_saved(self, version: Path) -> Path | None:
+            return version / "model" if (version / "model").is_dir() else None
+
+    monkeypatch.setattr(importers, "load_importers", lambda: [Flow()])
+    (store / "flow" / "1" / "model").mkdir(parents=True)
+    assert "saved by OneFlow" in check(store)["flow"].message
+    assert need_of(store / "flow").instances == 1
+
+
+@pytest.mark.parametrize(("age_s", "level"), [(10, Level.OK), (2 * HOUR_S, Level.WARNING)])
+def test_half_a_version_is_named_and_left(store: Path, age_s: int, level: Level) -> None:
+    half = store / "digits" / ".graphkiln-abc"
+    half.mkdir()
+    changed_s = half.stat().st_mtime - age_s
+    os.utime(half, (changed_s, changed_s))
+    found = check(store)["digits/.graphkiln-abc"]
+    assert found.level is level
+    assert half.is_dir()
+
+
+def test_what_does_not_fit() -> None:
+    huge = Need(instances=2, shared_bytes=1 << 50, graph_bytes=1 << 50)
+    shared, memory = find_fit([huge])
+    assert shared.level is Level.ERROR
+    assert "--shm-size=" in shared.hint
+    assert memory.level is Level.WARNING
+
+
+def test_sizes_follow_no_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(bytes(1000))
+    (tmp_path / "link").symlink_to("/usr")
+    assert size_of(tmp_path) < 1100

@@ -1,0 +1,61 @@
+"""Ports that are free, and who holds the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+import pytest
+from running import free_ports
+
+from graphkiln.doctor.finding import Level, Request
+from graphkiln.doctor.ports import check_ports, find_holder
+
+
+def arguments(http: int, *more: str) -> Request:
+    grpc, metrics = free_ports(2)
+    return Request(arguments=(f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *more))
+
+
+def test_all_three_are_looked_at() -> None:
+    found = list(check_ports(arguments(free_ports(1)[0])))
+    assert [each.level for each in found] == [Level.OK] * 3
+    assert [each.subject.split()[0] for each in found] == ["HTTP", "gRPC", "metrics"]
+
+
+def test_one_that_is_in_use_names_its_holder_and_another() -> None:
+    with socket.socket() as holder:
+        holder.bind(("0.0.0.0", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        found = next(iter(check_ports(arguments(port))))
+        assert found.level is Level.ERROR
+        assert f"port {port} (HTTP) is in use, held by" in found.message
+        assert f"(process {os.getpid()})" in found.message
+        assert "--http-port=" in found.hint
+        assert found.facts["free"] is False
+
+
+def test_where_nobody_may_know_the_holder_the_port_is_still_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "net_connections", refuse)
+    assert find_holder(1) == ""
+
+
+def test_one_that_is_switched_off() -> None:
+    request = arguments(free_ports(1)[0], "--allow-metrics=false")
+    assert list(check_ports(request))[2].message == "switched off"
+
+
+def test_one_that_is_no_number() -> None:
+    found = next(iter(check_ports(Request(arguments=("--http-port=web",)))))
+    assert (found.subject, found.level) == ("http", Level.ERROR)
+    assert "'web'" in found.message
+
+
+def test_flags_that_cannot_be_read_leave_the_usual_ports() -> None:
+    found = list(check_ports(Request(arguments=("--no-such-flag",))))
+    assert [each.facts["port"] for each in found] == [8000, 8001, 8002]
