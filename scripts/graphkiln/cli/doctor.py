@@ -33,7 +33,7 @@ def doctor(
     cache: Cache = "",
     as_json: AsJson = False,
 ) -> None:
-    """Examine this machine: what would go wrong if `serve` started now?
+    """Examine this machine: what would keep it from serving?
 
     Nothing is changed. Flags for tritonserver may be added as for `serve`, such as --http-port=9000.
     Exit code 1 when something would stop the server or keep a model from being served.
