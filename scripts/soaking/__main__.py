@@ -3,6 +3,7 @@
     scripts/soak --minutes 5               a report for the terminal
     scripts/soak --minutes 30 --json FILE  the same, and everything that was seen as JSON
     scripts/soak --fuzz 20000              requests of all shapes in place of faults
+    scripts/soak --tables                  writes the tables of docs/operations.md from docs/soak/*.json
 
 The exit code is 1 when an answer was wrong, a request had neither an answer nor an error by its deadline, the service
 was not ready again within the limit, memory grew, or anything was left. Whatever ends the soak, no process stays.
@@ -23,6 +24,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from soaking.fuzz import fuzz, fuzz_to_json, fuzz_to_text
 from soaking.report import to_json, to_text
 from soaking.soak import soak
+from soaking.tables import write_tables
 
 
 def main() -> int:
@@ -35,7 +37,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of all random choices (default: another each time; it is printed)")
     parser.add_argument("--json", type=Path, help="also write everything that was seen to this file")
     parser.add_argument("--log", type=Path, help="keep the service's log in this file")
+    parser.add_argument("--tables", action="store_true", help="run nothing, write the tables of docs/operations.md")
     options = parser.parse_args()
+    if options.tables:
+        write_tables()
+        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

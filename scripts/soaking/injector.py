@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from graphkiln_backend.graph.errors import MeasurementError
@@ -19,8 +18,7 @@ AFTERMATH_S = 3.0
 """For so long after a recovery, errors still belong to the fault: retries, connections that are found broken."""
 _POLL_S = 0.05
 _QUIET_S = (4.0, 8.0)
-_RESTARTS, _RESTARTS_WITHIN_S = 4, 125.0
-"""The service gives up at its sixth restart within two minutes, as it says: the soak stays below."""
+"""With the aftermath, more than the 5 s of service that pay for one restart: a service that is hit more often ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +59,6 @@ class Injector:
     readiness: Readiness
     faults: list[Fault]
     injections: list[Injection] = field(default_factory=list)
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RESTARTS))
     _round: list[Fault] = field(default_factory=list)
 
     def run(self, until: float) -> None:
@@ -78,15 +75,7 @@ class Injector:
     def _choose(self) -> Fault:
         if not self._round:
             self._round = self.where.chance.sample(self.faults, len(self.faults))
-        allowed = [fault for fault in self._round if not fault.heavy or fault.begins_anew or self._may_restart()]
-        chosen = (allowed or self._round)[0]
-        self._round.remove(chosen)
-        if not allowed:
-            time.sleep(max(0.0, self._recent[0] + _RESTARTS_WITHIN_S - time.monotonic()))
-        return chosen
-
-    def _may_restart(self) -> bool:
-        return len(self._recent) < _RESTARTS or time.monotonic() - self._recent[0] > _RESTARTS_WITHIN_S
+        return self._round.pop()
 
     def _inject(self, fault: Fault) -> None:
         service = self.where.service
@@ -101,10 +90,6 @@ class Injector:
         ended = time.monotonic()
         time.sleep(AFTERMATH_S)
         restarts = {} if fault.begins_anew or trouble else _added(before, service.restarts())
-        if restarts or trouble:
-            self._recent.append(begun)
-        if fault.begins_anew or trouble:
-            self._recent.clear()
         self.injections.append(
             Injection(
                 fault=fault.name,

@@ -6,6 +6,7 @@ import ctypes
 import http.client
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -24,6 +25,8 @@ MARKER = "GRAPHKILN_SOAK"
 """Environment variable of every process of a soak, so that its guard can find and end them."""
 START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 60.0
+_MOST_BYTES = 6 << 30
+"""Of memory for one process: a JSON shape of 4294967296 makes Triton (24.10) take all of a machine's memory."""
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
@@ -81,7 +84,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl, which takes no lock
+                preexec_fn=_bound,  # noqa: PLW1509 - two system calls, which take no lock
             )
         self.starts += 1
 
@@ -197,7 +200,8 @@ def _program(process: psutil.Process) -> str:
     return Path(command[0]).name if command else ""
 
 
-def _end_with_parent() -> None:
-    """In the child: die when the soak does, even if it is killed."""
+def _bound() -> None:
+    """In the child: die when the soak does, even if it is killed, and take no more memory than can be spared."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,61 @@
+"""The tables of docs/operations.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from soaking import tables
+
+RUN = {
+    "seed": 3,
+    "seconds": 1800.0,
+    "faults": [
+        {
+            "fault": "SIGKILL to an instance",
+            "times": 9,
+            "median_s": 2.04,
+            "worst_s": None,
+            "restarts": {"instance_died": 9},
+            "errors": {"HTTP 503": 7, "a": 1, "b": 2, "c": 1},
+        },
+        {"fault": "noise", "times": 2, "median_s": 0.0, "worst_s": 0.0, "restarts": {}, "errors": {}},
+    ],
+    "totals": {"right": 1000, "refused": 10},
+    "figures": {"start_mb": 400.0, "end_mb": 401.0},
+}
+
+
+def test_a_row_for_each_fault() -> None:
+    text = tables.fault_table(RUN)
+    assert (
+        "| SIGKILL to an instance | 9 | 2.0 s | never | 9 instance_died | 7 HTTP 503, 2 b, 1 a, 1 other kinds |" in text
+    )
+    assert "| noise | 2 | stays | stays | - | - |" in text
+    assert "30 minutes, seed 3. Requests: 1000 right, 10 refused, 0 wrong, 0 lost." in text
+
+
+def test_a_row_for_each_strategy() -> None:
+    run = {
+        "seed": 1,
+        "cases": 7,
+        "sent": {"HTTP valid": 7},
+        "statuses": {"HTTP valid: 200": 7},
+        "killers": ["x"],
+        "recoveries": [2.0],
+    }
+    assert "| HTTP valid | 7 | 7 200 |" in tables.fuzz_table(run)
+    assert "brought back 1 times, within 2.0 s" in tables.fuzz_table(run)
+
+
+def test_only_what_is_between_the_marks_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    page = "before\n<!-- docs/soak/soak.json -->\nold\n<!-- end -->\nafter\n"
+    assert tables.fill(page) == page, "no run was kept"
+    (tmp_path / "soak.json").write_text(json.dumps(RUN))
+    filled = tables.fill(page)
+    assert filled.startswith("before\n<!-- docs/soak/soak.json -->\n| fault |")
+    assert filled.endswith("<!-- end -->\nafter\n")
+    assert "old" not in filled
