@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 
 from soaking.fault import Fault, Field, Over
 from soaking.guard import SHARED_MEMORY
-from soaking.ledger import DEADLINE_S, NoAnswer
+from soaking.ledger import DEADLINE_S, NoAnswer, WrongAnswer
 from soaking.service import Service
 
 _JSON = {"Content-Type": "application/json"}
@@ -91,7 +91,20 @@ def _compressed_zeros() -> bytes:
 
 def _long_file_name(service: Service) -> None:
     body = json.dumps({"parameters": {"config": "{}", f"file:1/{'a' * 256}": "AAAA"}}).encode()
-    post(service, "/v2/repository/models/scaled/load", body)
+    post(service, "/v2/repository/models/scaled/load", body, {**_JSON, **service.admin_headers})
+
+
+def _without_the_key(service: Service) -> None:
+    """What changes the server, sent by somebody who does not know its key."""
+    body = json.dumps({"key": "/x", "offset": 0, "byte_size": 1}).encode()
+    for path in ("repository/models/scaled/load", "systemsharedmemory/region/x/register", "logging", "trace/setting"):
+        try:
+            post(service, f"/v2/{path}", body)
+        except http.client.HTTPException as error:
+            if str(error) not in ("HTTP 401", "HTTP 403"):
+                raise
+        else:
+            raise WrongAnswer(f"{path} was done without the key")
 
 
 def _truncated_region(service: Service) -> None:
@@ -160,6 +173,7 @@ def hostile_requests() -> list[Fault]:
         "200000 lists around data": _nested_in_data,
         "256 MB of zeros in gzip": _bomb,
         "long file name in a load": _long_file_name,
+        "admin requests without the key": _without_the_key,
         "truncated shared memory": _truncated_region,
         "gRPC batch 2^32": _grpc_request(_huge_batch),
         "gRPC batch 2^57 + 1": _grpc_request(_overflowing_batch),

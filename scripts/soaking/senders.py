@@ -52,10 +52,10 @@ class OurClient(Sender):
 class OurSharedMemory(Sender):
     """graphkiln's client with tensors in shared memory."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, admin_key: str) -> None:
         self.name = f"shared memory {url.partition(':')[0]}"
         self._stack = ExitStack()
-        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S))
+        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S, admin_key=admin_key))
         self._shared = self._stack.enter_context(client.shared_memory())
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:

@@ -7,6 +7,7 @@ import http.client
 import os
 import re
 import resource
+import secrets
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from urllib.request import urlopen
 
 import psutil
 
+from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import MeasurementError
 
 MARKER = "GRAPHKILN_SOAK"
@@ -47,21 +49,27 @@ class Service:
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.log_path = folder / "serve.log"
+        self.admin_key = secrets.token_hex(32)
+        key_file = folder / "admin.key"
+        key_file.touch(mode=0o600)
+        key_file.write_text(self.admin_key)
         self.starts = 0
         ports = (
             f"--http-port={self.http_port}",
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
+            f"--admin-key-file={key_file}",
         )
         self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *ports, *flags]
         self._environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"}
-        self._environment |= {MARKER: str(folder), **(environment or {})}
+        # What a user's servers leave for his commands stays in the soak's folder, too.
+        self._environment |= {MARKER: str(folder), "XDG_STATE_HOME": str(folder / "state"), **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def admin_headers(self) -> dict[str, str]:
         """The key of the administrative endpoints, as a header."""
-        return {}
+        return {HTTP_HEADER: self.admin_key}
 
     @property
     def http_url(self) -> str:
