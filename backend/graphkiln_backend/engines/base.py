@@ -8,6 +8,7 @@ configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, Self
@@ -17,6 +18,9 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 
+PLAIN_RUNS: ContextVar[bool] = ContextVar("PLAIN_RUNS", default=False)
+"""Set where a session is run by another thread than the one that serves its requests, never beside it: what a runtime
+keeps by thread, such as CUDA graphs, is then left alone."""
 GraphLevel = Literal["all", "extended", "basic", "off"]
 """How far a runtime may rewrite a graph while it loads it."""
 KernelType = Precision | Literal["fp64", "integer", "unknown"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.base import PLAIN_RUNS, Session
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
@@ -54,7 +54,11 @@ class GoldenReplay:
             GraphkilnError: The engine fails.
         """
         feeds = {name: array[sample : sample + 1] for name, array in self.golden.inputs.items()}
-        return self.session.run(feeds, outputs)
+        token = PLAIN_RUNS.set(True)
+        try:
+            return self.session.run(feeds, outputs)
+        finally:
+            PLAIN_RUNS.reset(token)
 
     def judge(self, computed: Sequence[Outputs]) -> Verification:
         """Holds the outputs of all samples to the policy.

@@ -3,6 +3,9 @@
 A captured graph replays its kernels at the addresses of the first run, so inputs and outputs live in buffers that never
 move.
 
+ONNX Runtime keeps a captured graph with the thread that captured it, and allows no other thread to use it: runs of
+other threads are plain (`engines.base.PLAIN_RUNS`).
+
 Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
 """
 
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
+from graphkiln_backend.engines.base import PLAIN_RUNS
 from graphkiln_backend.graph.dtypes import AnyArray
 
 _MAX_CAPTURES = 64
@@ -47,11 +51,12 @@ class CudaGraphRunner:
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`."""
+        if PLAIN_RUNS.get():
+            return self._run_plain(feeds, outputs)
         key = (*outputs, *((name, array.shape) for name, array in sorted(feeds.items())))
         capture = self._captures.get(key)
         if capture is None:
-            arrays = self._session.run(list(outputs), dict(feeds), _options(NO_CAPTURE))
-            results = dict(zip(outputs, arrays, strict=True))
+            results = self._run_plain(feeds, outputs)
             if len(self._captures) < _MAX_CAPTURES:
                 self._captures[key] = self._bind(feeds, results)
             return results
@@ -59,6 +64,10 @@ class CudaGraphRunner:
             capture.inputs[name].update_inplace(np.ascontiguousarray(array))
         self._session.run_with_iobinding(capture.binding, capture.options)
         return {name: np.array(value.numpy()) for name, value in capture.outputs.items()}
+
+    def _run_plain(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
+        arrays = self._session.run(list(outputs), dict(feeds), _options(NO_CAPTURE))
+        return dict(zip(outputs, arrays, strict=True))
 
     def _bind(self, feeds: Mapping[str, AnyArray], results: Mapping[str, AnyArray]) -> _Capture:
         """Buffers for these shapes; the first run on them is the one that CUDA captures."""

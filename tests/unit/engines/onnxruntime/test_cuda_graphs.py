@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 import zoo
 
+from graphkiln_backend.engines.base import PLAIN_RUNS
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.providers import CPU
 
@@ -100,3 +101,16 @@ def test_a_run_that_fails_is_not_captured(pair: onnxruntime.InferenceSession) ->
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument):
         runner.run({"a": rows(1)[:, :1], "b": rows(1)}, ["sum"])
     assert not runner._captures
+
+
+def test_a_plain_run_uses_no_capture_and_makes_none(pair: onnxruntime.InferenceSession) -> None:
+    runner = CudaGraphRunner(pair, "cpu")
+    feeds = {"a": rows(1), "b": rows(5)}
+    token = PLAIN_RUNS.set(True)
+    try:
+        np.testing.assert_array_equal(runner.run(feeds, ["sum"])["sum"], rows(6))
+    finally:
+        PLAIN_RUNS.reset(token)
+    assert not runner._captures
+    runner.run(feeds, ["sum"])
+    assert len(runner._captures) == 1
