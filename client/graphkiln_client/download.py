@@ -15,7 +15,8 @@ from urllib.request import (
     ProxyHandler,
 )
 
-from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
+from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
+from graphkiln_client.deadline import Deadline
 
 _MAX_BYTES = 64 << 20
 
@@ -33,11 +34,12 @@ def download(url: str, timeout_s: float) -> bytes:
 
     Args:
         url: The URL.
-        timeout_s: Seconds that the server may be silent.
+        timeout_s: Seconds that the server may be silent, and that its answer may take.
 
     Raises:
         InvalidInput: The URL is not `https://`, the server returns an error, or the content is over 64 MiB.
         ConnectionFailed: The server cannot be reached or trusted.
+        DeadlineExceeded: The content does not come in time.
     """
     if urlsplit(url).scheme != "https":
         raise InvalidInput(f"{url} is not an https:// URL")
@@ -48,7 +50,7 @@ def download(url: str, timeout_s: float) -> bytes:
         opener.add_handler(handler())
     try:
         with opener.open(url, timeout=timeout_s) as response:
-            content: bytes = response.read(_MAX_BYTES + 1)
+            content = _read(response, url, Deadline.after(timeout_s))
             missing_bytes = response.length or 0  # of a body cut short: read(size) raises nothing
     except HTTPError as error:
         error.close()
@@ -60,3 +62,13 @@ def download(url: str, timeout_s: float) -> bytes:
     if missing_bytes:
         raise ConnectionFailed(f"cannot fetch {url}: the connection ended {missing_bytes} bytes too early")
     return content
+
+
+def _read(response: Any, url: str, deadline: Deadline) -> bytes:
+    """The body, or a byte more of it than is allowed; a server that sends byte after byte is not waited for."""
+    content = bytearray()
+    while len(content) <= _MAX_BYTES and (piece := response.read1(_MAX_BYTES + 1 - len(content))):
+        content += piece
+        if not deadline.remaining_s:
+            raise DeadlineExceeded(f"{url} did not come within {deadline.timeout_s:g} s")
+    return bytes(content)

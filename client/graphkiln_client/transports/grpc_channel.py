@@ -15,19 +15,21 @@ from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports import failures
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcRequest, grpc_error
+from graphkiln_client.transports.limits import infer_limit, too_large
 
 PROBE_S = 1.0
 """How long a server may take to tell that it is live."""
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
     ("grpc.enable_retries", 0),  # retries are the client's, under its deadline
     # By default a channel that could not connect refuses calls for a second, later for two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+_TOO_LARGE = "message larger than max"
+"""How grpcio says that it did not take a response, in the words that it has for overload, too."""
 _COMPRESSION = {
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,
@@ -45,7 +47,7 @@ def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> 
     Raises:
         InvalidInput: The CA file or the client's certificate cannot be read.
     """
-    options: dict[str, Any] = {"options": _OPTIONS}
+    options: dict[str, Any] = {"options": [*_OPTIONS, ("grpc.max_receive_message_length", infer_limit())]}
     if compression:
         options["compression"] = _COMPRESSION[compression]
     if not endpoint.is_secure:
@@ -86,6 +88,8 @@ def translate_error(
     code, details = error.code(), error.details() or ""
     if not reachable:
         return failures.unreachable(endpoint, details, code.name)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return too_large(infer_limit())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return failures.deadline_exceeded(endpoint, deadline, code.name)
     return grpc_error(code, details, request.request_id)

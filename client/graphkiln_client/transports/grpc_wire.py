@@ -25,6 +25,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.grpc_codec import decode_response, encode_request
+from graphkiln_client.transports.limits import DOCUMENT_LIMIT, too_large
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _ADMIN_METHODS = ("Repository", "SystemSharedMemory")
@@ -136,8 +137,10 @@ def parse_response(response: bytes, request: GrpcRequest) -> Any:
     """The message of a response.
 
     Raises:
-        ProtocolError: The bytes are not such a message.
+        ProtocolError: The bytes are not such a message, or too many.
     """
+    if request.request_id is None and len(response) > DOCUMENT_LIMIT:
+        raise too_large(DOCUMENT_LIMIT)
     try:
         return request.parse(response)
     except DecodeError as error:

@@ -15,6 +15,7 @@ from graphkiln_client.transports import failures
 from graphkiln_client.transports.base import Call
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress
+from graphkiln_client.transports.limits import BoundedBody
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class AsyncHttpTransport:
                     allow_redirects=False,
                 ) as response,
             ):
-                body = await response.read()
+                body = await _read_body(response, request.limit_bytes)
         except TimeoutError as error:
             raise failures.deadline_exceeded(self._endpoint, deadline) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionResetError) as error:
@@ -68,9 +69,11 @@ class AsyncHttpTransport:
             raise failures.tls_failed(self._endpoint, error) from error
         except (aiohttp.ClientConnectionError, OSError) as error:
             raise failures.unreachable(self._endpoint, error) from error
+        except aiohttp.ClientResponseError as error:  # whose repr shows the headers, and what is secret in them
+            raise failures.not_http(self._endpoint, ValueError(error.message)) from error
         except (aiohttp.ClientError, ValueError, MemoryError) as error:
             raise failures.not_http(self._endpoint, error) from error
-        body = decompress(body, response.headers.get("Content-Encoding") or "")
+        body = decompress(body, response.headers.get("Content-Encoding") or "", request.limit_bytes)
         return HttpResponse(status=response.status, headers=response.headers, body=body)
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -82,3 +85,12 @@ class AsyncHttpTransport:
                 trust_env=True,
             )
         return self._session
+
+
+async def _read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    body = BoundedBody(limit_bytes)
+    body.expect(response.headers.get("Content-Length"))
+    async for piece in response.content.iter_any():
+        body.add(piece)
+        body.check()
+    return body.content()

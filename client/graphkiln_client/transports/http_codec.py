@@ -15,6 +15,7 @@ from graphkiln_client.transports.base import (
     RequestedOutput,
     SharedTensor,
 )
+from graphkiln_client.transports.limits import check_json
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
 
@@ -137,8 +138,9 @@ def parse_json(body: bytes) -> Any:
     """Parses the JSON of a response.
 
     Raises:
-        ProtocolError: It is something else.
+        ProtocolError: It is something else, or too large.
     """
+    check_json(body)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

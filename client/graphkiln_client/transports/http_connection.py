@@ -14,6 +14,7 @@ import httptools
 
 from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, decompress
+from graphkiln_client.transports.limits import HEAD_LIMIT, BoundedBody, too_large
 
 _NEARLY_S = 0.01
 _TIMEVAL = struct.Struct("@ll")
@@ -57,9 +58,10 @@ class HttpConnection:
             OSError: The connection broke, or the time was over.
             EOFError: The server closed it before the response was complete.
             httptools.HttpParserError: The response is not HTTP.
+            ProtocolError: The response is too large, or cannot be decompressed.
         """
         self._send(request, deadline)
-        parser = _ResponseParser()
+        parser = _ResponseParser(request.limit_bytes)
         while not parser.is_complete:
             self._limit(deadline)  # a socket's timeout is for one read, a deadline for all of them
             data = self.sock.recv(_RECEIVED_BYTES)
@@ -67,7 +69,8 @@ class HttpConnection:
                 parser.end()
                 break
             parser.feed(data)
-        body = decompress(b"".join(parser.body), parser.headers.get("content-encoding") or "")
+        encoding = parser.headers.get("content-encoding") or ""
+        body = decompress(parser.body.content(), encoding, request.limit_bytes)
         return HttpResponse(status=parser.status, headers=parser.headers, body=body), parser.is_reusable
 
     def _send(self, request: HttpRequest, deadline: Deadline) -> None:
@@ -134,10 +137,11 @@ class _Headers(dict[str, str]):
 class _ResponseParser:
     """One response, parsed as its bytes come in. Methods named `on_...` are called by httptools."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self.headers = _Headers()
-        self.body: list[bytes] = []
+        self.body = BoundedBody(limit_bytes)
         self.status = 0
+        self._received = 0
         self.is_complete = False
         self._keeps_open = False
         self._messages = 0
@@ -149,8 +153,18 @@ class _ResponseParser:
         return self._keeps_open and self._messages == 1
 
     def feed(self, data: bytes) -> None:
+        """Parses more of the response.
+
+        Raises:
+            ProtocolError: It is too large.
+        """
         if self._parser:
             self._parser.feed_data(data)
+        self._received += len(data)
+        if not self.status and self._received > HEAD_LIMIT:
+            raise too_large(HEAD_LIMIT)
+        self.body.expect(self.headers.get("content-length"))
+        self.body.check(self._received)
 
     def end(self) -> None:
         """The connection has ended.
@@ -175,7 +189,7 @@ class _ResponseParser:
 
     def on_body(self, body: bytes) -> None:
         if self._messages == 1:  # a second response that nobody requested is dropped
-            self.body.append(body)
+            self.body.add(body)
 
     def on_message_complete(self) -> None:
         self.is_complete = True

@@ -26,6 +26,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.http_codec import decode_response, encode_request, json_object, parse_json
+from graphkiln_client.transports.limits import DOCUMENT_LIMIT, INFER_LIMIT, infer_limit, inflate
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
@@ -43,12 +44,14 @@ class HttpRequest:
         body: Buffers that make up the body, in order.
         headers: Beside those of the connection.
         is_admin: Whether it changes the server, and needs its admin key.
+        limit_bytes: Most bytes of the response's body.
     """
 
     method: str
     path: str
     body: tuple[bytes | memoryview, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    limit_bytes: int = DOCUMENT_LIMIT
     is_admin: bool = False
 
     def authorize(self, endpoint: Endpoint) -> HttpRequest:
@@ -88,6 +91,7 @@ class HttpWire:
 
     def __init__(self, compression: Compression = "") -> None:
         self._compression = compression
+        self._infer_limit = infer_limit()
 
     def ready(self) -> Call[bool]:
         """See `Wire.ready`."""
@@ -146,7 +150,9 @@ class HttpWire:
             parts = [_COMPRESS[self._compression](b"".join(parts))]
             headers |= {"Content-Encoding": self._compression, "Accept-Encoding": self._compression}
         path = _model_path(request.model, request.version) + "/infer"
-        message = HttpRequest(method="POST", path=path, body=tuple(parts), headers=headers)
+        message = HttpRequest(
+            method="POST", path=path, body=tuple(parts), headers=headers, limit_bytes=self._infer_limit
+        )
         return Call(message, lambda response: _read_infer(response, request))
 
 
@@ -154,21 +160,25 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": lambda data: gzip.compress(data, _COMPRESSION_LEVEL),
     "deflate": lambda data: zlib.compress(data, _COMPRESSION_LEVEL),
 }
-_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 
 
-def decompress(body: bytes, encoding: str) -> bytes:
-    """Decompresses the body of a response by its `Content-Encoding`.
+def decompress(body: bytes, encoding: str, limit_bytes: int = INFER_LIMIT) -> bytes:
+    """Decompresses the body of a response.
+
+    Args:
+        body: The body.
+        encoding: Its `Content-Encoding`.
+        limit_bytes: Most bytes of the result.
 
     Raises:
-        ProtocolError: The encoding is unknown, or the body is damaged.
+        ProtocolError: The encoding is unknown, or the body is damaged or would become too large.
     """
     if encoding in ("", "identity"):
         return body
     try:
-        return _DECOMPRESS[encoding](body)
-    except (KeyError, OSError, EOFError, zlib.error) as error:
-        raise ProtocolError(f"the response cannot be decompressed as {encoding}: {error}") from error
+        return inflate(body, encoding, limit_bytes)
+    except (KeyError, EOFError, zlib.error) as error:
+        raise ProtocolError(f"the response cannot be decompressed as {encoding[:40]}: {str(error)[:80]}") from error
 
 
 def _post_admin(path: str, body: bytes = b"{}") -> HttpRequest:

@@ -11,6 +11,8 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 
+_MOST_DIMENSIONS = 32
+"""Of numpy's arrays."""
 _COPIED_BYTES = 1 << 12
 """Up to here a copy costs less than the four steps to a view."""
 
@@ -41,7 +43,7 @@ def parse_datatype(name: str) -> DType:
     try:
         return DType(name)
     except ValueError:
-        raise ProtocolError(f"the response has an unknown datatype {name!r}") from None
+        raise ProtocolError(f"the response has an unknown datatype {str(name)[:40]!r}") from None
 
 
 def to_raw(array: AnyArray) -> bytes | memoryview:
@@ -118,8 +120,8 @@ def _to_integers(values: Any, dtype: np.dtype[np.generic]) -> AnyArray:
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
-    if min(shape, default=0) < 0:
-        raise ProtocolError(f"a tensor of the response has the shape {list(shape)}")
+    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+        raise ProtocolError(f"a tensor of the response has the shape {str(list(shape[:_MOST_DIMENSIONS]))[:80]}")
 
 
 # Cached, because members of an enumeration are found by Python code, at each request anew.

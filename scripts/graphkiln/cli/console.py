@@ -12,6 +12,11 @@ def say(line: str) -> None:
     typer.echo(f"graphkiln: {line}", err=True)
 
 
+def printable(text: str) -> str:
+    """A text whose control characters are written out: what a server or a file says may hold a terminal's commands."""
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+
+
 def log_to_stderr() -> None:
     """Shows the records of the loggers `graphkiln.*`, a line each; the root logger stays as it is."""
     logger = logging.getLogger("graphkiln")

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from graphkiln.cli import cache
 from graphkiln.cli.bench import bench
 from graphkiln.cli.classify import classify
-from graphkiln.cli.console import log_to_stderr
+from graphkiln.cli.console import log_to_stderr, printable, say
 from graphkiln.cli.convert import convert
 from graphkiln.cli.doctor import doctor
 from graphkiln.cli.explain import explain
@@ -65,13 +65,22 @@ app.command()(story)
 
 
 def main() -> None:
-    """Runs the command; a graphkiln error becomes one line on stderr and its exit code."""
+    """Runs the command; a graphkiln error becomes one line on stderr and its exit code.
+
+    So do the machine's own: a full disk, a folder that may not be entered, too little memory.
+    """
     log_to_stderr()
     try:
         app(prog_name="graphkiln")
     except GraphkilnError as error:
-        typer.echo(f"graphkiln: {error}", err=True)
+        say(printable(str(error)))
         sys.exit(error.exit_code)
+    except OSError as error:
+        say(printable(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
+        sys.exit(1)
+    except MemoryError as error:
+        say(printable(f"there is not enough memory: {error}".rstrip(": ")))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

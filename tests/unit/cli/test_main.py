@@ -130,3 +130,29 @@ def test_python_m_is_the_same_command() -> None:
     )
     assert finished.returncode == 1
     assert finished.stderr.startswith("graphkiln: the cache is off")
+
+
+class TestWhatTheMachineSays:
+    """One line, not a traceback."""
+
+    @pytest.mark.parametrize(
+        ("error", "line"),
+        [
+            (PermissionError(13, "Permission denied", "/a/b"), "graphkiln: /a/b: Permission denied\n"),
+            (OSError("no words"), "graphkiln: no words\n"),
+            (MemoryError(), "graphkiln: there is not enough memory\n"),
+            (MemoryError("for 8 TiB"), "graphkiln: there is not enough memory: for 8 TiB\n"),
+            (ServerError("\x1b[2Jgone\r\nsecond"), "graphkiln: \\x1b[2Jgone\\r\nsecond\n"),
+        ],
+    )
+    def test_in_one_line(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, line: str
+    ) -> None:
+        def fail(**_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(command, "app", fail)
+        with pytest.raises(SystemExit) as caught:
+            command.main()
+        assert caught.value.code == 1
+        assert capsys.readouterr().err == line

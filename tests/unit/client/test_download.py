@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import trustme
-from canned import CannedHttp, hang_up, http, silence
+from canned import CannedHttp, hang_up, http, silence, trickle
 
-from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
+from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
 from graphkiln_client import download as module
 from graphkiln_client.download import download
 
@@ -140,3 +140,9 @@ def test_a_server_that_is_not_there() -> None:
 def test_a_server_without_tls() -> None:
     with CannedHttp([http(b"")]) as server, pytest.raises(ConnectionFailed, match="cannot fetch"):
         download(f"https://127.0.0.1:{server.port}/here", 5)
+
+
+def test_a_server_that_sends_byte_after_byte(context: ssl.SSLContext) -> None:
+    answer = trickle(http(bytes(1000)), 0.01)
+    with CannedHttp([answer], context=context) as server, pytest.raises(DeadlineExceeded, match="did not come within"):
+        download(f"{server.url}/x", 1)

@@ -1,0 +1,138 @@
+"""How much of a response is read. A server may be broken, or not the one that it was taken for."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.files import KIB, MIB, format_size
+
+VARIABLE = "GRAPHKILN_MAX_RESPONSE_MIB"
+INFER_LIMIT = 256 * MIB
+"""Of a response with tensors, unless the environment says otherwise."""
+JSON_LIMIT = 64 * MIB
+"""Of tensors in JSON, and of the header of binary ones."""
+DOCUMENT_LIMIT = 16 * MIB
+"""Of metadata, configurations, statistics and the index."""
+HEAD_LIMIT = 256 * KIB
+"""Of all headers together."""
+
+_MOST_CONTAINERS = 4_000_000
+"""Lists and objects in JSON: empty, each takes two bytes in a response and eighty in memory."""
+_MOST_PIECES = 4096
+_CHUNK_OVERHEAD = 8
+"""Bytes around each byte of a body in chunks of one."""
+_MOST_MEMBERS = 16
+_WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+
+
+def infer_limit() -> int:
+    """Most bytes of a response with tensors.
+
+    Raises:
+        InvalidInput: The environment names no number.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if text and not (text.isdecimal() and 0 < int(text) < 1 << 20):
+        raise InvalidInput(f"{VARIABLE} must be a number of MiB, got {text[:40]!r}")
+    return int(text) * MIB if text else INFER_LIMIT
+
+
+def too_large(limit_bytes: int) -> ProtocolError:
+    """The error of a response that is larger than its limit."""
+    hint = f"if it may be so large, set {VARIABLE}, or take it through shared memory"
+    return ProtocolError(
+        f"the response is larger than {format_size(limit_bytes)} and was not read to its end",
+        hint="" if limit_bytes in (HEAD_LIMIT, JSON_LIMIT, DOCUMENT_LIMIT) else hint,
+    )
+
+
+def check_json(body: bytes) -> None:
+    """Refuses JSON that would take a multiple of its size in memory.
+
+    Raises:
+        ProtocolError: It is too large, or holds too many lists and objects.
+    """
+    if len(body) > JSON_LIMIT:
+        raise too_large(JSON_LIMIT)
+    if body.count(b"[") + body.count(b"{") > _MOST_CONTAINERS:
+        raise ProtocolError(f"the response's JSON holds more than {_MOST_CONTAINERS} lists and objects")
+
+
+def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """Decompresses a body, of which gzip may have several members.
+
+    Args:
+        body: The compressed bytes.
+        encoding: `gzip` or `deflate`.
+        limit_bytes: Most bytes of the result.
+
+    Raises:
+        ProtocolError: The result is larger.
+        EOFError: The body is incomplete.
+        zlib.error: It is damaged.
+        KeyError: The encoding is unknown.
+    """
+    wbits, size = _WBITS[encoding], 0
+    parts: list[bytes] = []
+    while body or not (parts or encoding == "gzip"):
+        inflater = zlib.decompressobj(wbits)
+        parts.append(inflater.decompress(body, limit_bytes - size + 1))
+        size += len(parts[-1])
+        if size > limit_bytes or len(parts) > _MOST_MEMBERS:
+            raise too_large(limit_bytes)
+        if not inflater.eof:
+            raise EOFError("it is incomplete")
+        body = inflater.unused_data.lstrip(b"\0") if encoding == "gzip" else b""
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class BoundedBody:
+    """Collects the body of a response as it comes in, however small the pieces are.
+
+    Args:
+        limit_bytes: Most bytes.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.size = 0
+        self._limit = limit_bytes
+        self._pieces: list[bytes] = []
+        self._joined = bytearray()
+
+    def expect(self, length: str | None) -> None:
+        """Looks at the length that the server declares.
+
+        Raises:
+            ProtocolError: It is over the limit.
+        """
+        if length and length.isdecimal() and (len(length) > 18 or int(length) > self._limit):
+            raise too_large(self._limit)
+
+    def add(self, piece: bytes) -> None:
+        """Takes a piece; one that is too much is only counted, for `check`."""
+        self.size += len(piece)
+        if self.size > self._limit:
+            return
+        self._pieces.append(piece)
+        if len(self._pieces) > _MOST_PIECES:
+            self._joined += b"".join(self._pieces)
+            self._pieces.clear()
+
+    def check(self, received: int = 0) -> None:
+        """Refuses what went over the limit.
+
+        Args:
+            received: Bytes that came in for this body, with all that was around it.
+
+        Raises:
+            ProtocolError: There is too much body, or too much around it.
+        """
+        if self.size > self._limit or received > HEAD_LIMIT + (1 + _CHUNK_OVERHEAD) * self.size:
+            raise too_large(self._limit)
+
+    def content(self) -> bytes:
+        """The body."""
+        rest = b"".join(self._pieces)
+        return bytes(self._joined + rest) if self._joined else rest

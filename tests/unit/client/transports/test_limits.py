@@ -1,0 +1,96 @@
+"""How much of a response is read."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.files import MIB
+from graphkiln_client.transports import limits
+from graphkiln_client.transports.limits import BoundedBody, check_json, infer_limit, inflate
+
+
+class TestInferLimit:
+    def test_is_the_environments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert infer_limit() == 256 * MIB
+        monkeypatch.setenv(limits.VARIABLE, "3")
+        assert infer_limit() == 3 * MIB
+
+    @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "9" * 30])
+    def test_is_a_number(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        monkeypatch.setenv(limits.VARIABLE, text)
+        with pytest.raises(InvalidInput, match=f"{limits.VARIABLE} must be a number of MiB"):
+            infer_limit()
+
+
+class TestInflate:
+    @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+    def test_up_to_the_limit(self, encoding: str, pack: object) -> None:
+        assert callable(pack)
+        assert inflate(pack(bytes(100)), encoding, 100) == bytes(100)
+        with pytest.raises(ProtocolError, match="larger than 99 bytes"):
+            inflate(pack(bytes(100)), encoding, 99)
+
+    def test_several_members_and_padding(self) -> None:
+        assert inflate(gzip.compress(b"a") + gzip.compress(b"b") + bytes(9), "gzip", 2) == b"ab"
+        with pytest.raises(ProtocolError, match="larger than"):
+            inflate(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", 1)
+
+    def test_no_more_members_than_anybody_sends(self) -> None:
+        with pytest.raises(ProtocolError):
+            inflate(gzip.compress(b"") * 100_000, "gzip", 100)
+
+    def test_what_is_cut_short(self) -> None:
+        with pytest.raises(EOFError):
+            inflate(gzip.compress(bytes(1000))[:-9], "gzip", 1000)
+
+
+class TestJson:
+    def test_as_large_as_people_send(self) -> None:
+        check_json(b"[" + b"[0.5,0.5]," * 100_000 + b"[]]")
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [(b"[" * 4_000_001, "more than 4000000 lists"), (bytes(64 * MIB + 1), "larger than 64 MiB")],
+    )
+    def test_more(self, body: bytes, reason: str) -> None:
+        with pytest.raises(ProtocolError, match=reason):
+            check_json(body)
+
+
+class TestBody:
+    @pytest.mark.parametrize("size", [1, 7, 100_000])
+    def test_pieces_come_together(self, size: int) -> None:
+        content = bytes(range(256)) * 40
+        body = BoundedBody(len(content))
+        for start in range(0, len(content), size):
+            body.add(content[start : start + size])
+            body.check()
+        assert body.content() == content
+
+    @pytest.mark.parametrize("length", ["11", "9" * 30])
+    def test_a_length_that_is_too_much(self, length: str) -> None:
+        with pytest.raises(ProtocolError, match=rf"larger than 10 bytes .*set {limits.VARIABLE}"):
+            BoundedBody(10).expect(length)
+
+    @pytest.mark.parametrize("length", [None, "", "10", "x", "-1"])
+    def test_a_length_that_is_not(self, length: str | None) -> None:
+        BoundedBody(10).expect(length)
+
+    def test_too_many_bytes(self) -> None:
+        body = BoundedBody(10)
+        body.add(bytes(10))
+        body.check()
+        body.add(b"x")
+        with pytest.raises(ProtocolError):
+            body.check()
+        assert body.content() == bytes(10)
+
+    def test_too_much_around_them(self) -> None:
+        body = BoundedBody(10)
+        body.check(limits.HEAD_LIMIT)
+        with pytest.raises(ProtocolError):
+            body.check(limits.HEAD_LIMIT + 1)
