@@ -34,7 +34,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def key_folders() -> Iterator[Path]:
     """Where keys of this user's servers may lie: the preferred folder, and another for a home that is read-only."""
     yield from (folder for folder in (_state_folder(),) if folder.is_absolute())
-    yield Path(tempfile.gettempdir()) / f"graphkiln-keys-{os.geteuid()}"
+    with suppress(FileNotFoundError):  # no folder for temporary files can be written
+        yield Path(tempfile.gettempdir()) / f"graphkiln-keys-{os.geteuid()}"
 
 
 def _state_folder() -> Path:

@@ -69,7 +69,7 @@ def remove_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
     )
     if removed:
         _log.info(
-            "removed what %d dead runs left",
+            "removed what dead runs left: %d of them",
             len({_run_name(path) for path in (*removed.folders, *removed.region_owners)}),
         )
     return removed

@@ -31,6 +31,9 @@ def doctor(
         ),
     ] = None,
     cache: Cache = "",
+    host: Annotated[
+        str, typer.Option(help="Address that `serve` would listen on.", envvar="GRAPHKILN_HOST", metavar="ADDRESS")
+    ] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> None:
     """Examine this machine: what would keep it from serving?
@@ -42,7 +45,7 @@ def doctor(
     from graphkiln.doctor.finding import Level, Request
 
     stores = model_store or ([_DEFAULT_STORE] if _DEFAULT_STORE.is_dir() else [])
-    examination = examine(Request(stores=tuple(stores), cache=cache, arguments=tuple(context.args)))
+    examination = examine(Request(stores=tuple(stores), cache=cache, host=host, arguments=tuple(context.args)))
     if as_json:
         typer.echo(json.dumps(examination.to_document(), indent=2))
     else:

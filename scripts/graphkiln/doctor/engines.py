@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 
 from graphkiln.doctor.finding import Finding, Level, Request
 from graphkiln.doctor.packages import installed_versions
 
+_GROUP = "graphkiln.engines"
 _DEFAULT = "onnxruntime"
 """Without this one nothing can be served."""
 _DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "tensorrt": ("tensorrt", "onnxruntime-gpu")}
@@ -35,9 +37,16 @@ except GraphkilnError as error:
 
 def check_engines(_: Request) -> Iterator[Finding]:
     """Every engine that is registered, installed or not."""
-    from graphkiln_backend.engines.registry import engine_names
-
-    processes = {name: start_probe(name) for name in engine_names()}
+    # The registry would import numpy, which may be what is broken.
+    names = sorted(entry.name for entry in entry_points(group=_GROUP))
+    if not names:
+        yield Finding(
+            subject="engines",
+            level=Level.ERROR,
+            message="none is registered: the entry points of graphkiln are not installed",
+            hint="pip install --force-reinstall 'graphkiln[serve]'",
+        )
+    processes = {name: start_probe(name) for name in names}
     for name, process in processes.items():
         yield find_engine(name, _version(name), *read_probe(process))
 

@@ -81,11 +81,13 @@ class Request:
     Attributes:
         stores: Model stores.
         cache: The option `--cache`: a folder, `off`, or empty.
+        host: Where services listen whose address the arguments do not give; empty for the default.
         arguments: Flags for tritonserver.
     """
 
     stores: tuple[Path, ...] = ()
     cache: str = ""
+    host: str = ""
     arguments: tuple[str, ...] = ()
 
 

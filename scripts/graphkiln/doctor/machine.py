@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
@@ -26,19 +26,23 @@ _OLDEST_TIME_S = 1_704_067_200
 """2024-01-01: a clock before that was never set."""
 
 
-def check_machine(_: Request) -> Iterator[Finding]:
-    """What it is, and what of it is too little."""
-    yield _find_processor()
+def check_processor(_: Request) -> Iterator[Finding]:
+    """The processor."""
+    from graphkiln_backend.engines.cores import usable_cores
+
+    yield find_processor(_CPUINFO.read_text(), usable_cores(), os.cpu_count() or 1)
+
+
+def check_memory(_: Request) -> Iterator[Finding]:
+    """The memory."""
     yield find_memory(_MEMINFO.read_text(), memory_limit(_CGROUPS, _OWN_CGROUP))
+
+
+def check_system(_: Request) -> Iterator[Finding]:
+    """Operating system, clock and locale."""
     yield find_system(container(Path("/"), os.environ))
     yield find_clock(time.time(), Path(__file__).stat().st_mtime)
     yield find_locale(sys.getfilesystemencoding())
-
-
-def _find_processor() -> Finding:
-    from graphkiln_backend.engines.cores import usable_cores
-
-    return find_processor(_CPUINFO.read_text(), usable_cores(), os.cpu_count() or 1)
 
 
 def find_processor(cpuinfo: str, usable: int, cores: int) -> Finding:
@@ -113,7 +117,7 @@ def _read_limit(path: Path) -> int | None:
     return int(text) if text.isdecimal() and int(text) < _UNLIMITED_BYTES else None
 
 
-def container(root: Path, environment: dict[str, str] | os._Environ[str]) -> str:
+def container(root: Path, environment: Mapping[str, str]) -> str:
     """What contains this process, or empty."""
     if "KUBERNETES_SERVICE_HOST" in environment:
         return "Kubernetes"

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphkiln.doctor.engines import read_probe, start_probe
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
 
 _HASHED_BYTES = 2 << 30
 """Files of models that are larger together are not compared with their hashes: that takes longer than anybody waits."""
+_AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
 _BEING_WRITTEN_S = 3600
 
@@ -21,11 +23,19 @@ class Need:
     """What serving a model takes.
 
     Attributes:
+        model: Its name.
+        engine: The engine that its configuration requests, or empty.
+        device: Where it runs.
+        has_fallback: Whether its configuration names what else to try.
         instances: Number of its instances.
         shared_bytes: Shared memory for the largest batches of all.
         graph_bytes: Size of the files of its newest version.
     """
 
+    model: str = ""
+    engine: str = ""
+    device: str = "cpu"
+    has_fallback: bool = False
     instances: int
     shared_bytes: int
     graph_bytes: int
@@ -52,6 +62,7 @@ def check_models(request: Request) -> Iterator[Finding]:
             yield from found
     if needs:
         yield from find_fit(needs)
+    yield from find_missing_engines(needs)
 
 
 def model_folders(store: Path) -> list[Path]:
@@ -119,6 +130,8 @@ def need_of(model: Path) -> Need:
     Raises:
         GraphkilnError: Its configuration or its graph cannot be read.
     """
+    from graphkiln_backend.engines.hardware import gpus
+    from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.importers import find_foreign_graph
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.repository.overlay import complete_config
@@ -130,9 +143,34 @@ def need_of(model: Path) -> Need:
     if not has_own_graph(newest) and find_foreign_graph(newest):
         return Need(instances=1, shared_bytes=region_bytes(0), graph_bytes=size_of(newest))
     completed = complete_config(model, BACKEND_NAMES, lambda version: version)
-    config = ModelConfig.from_protobuf(completed, has_gpu=False)
-    shared = config.instances * region_bytes(config.batch_bytes)
-    return Need(instances=config.instances, shared_bytes=shared, graph_bytes=size_of(newest))
+    config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
+    settings = Settings.from_config(config, config.device)
+    return Need(
+        model=model.name,
+        engine=settings.engine,
+        device=str(config.device),
+        has_fallback=bool(settings.fallback),
+        instances=config.instances,
+        shared_bytes=config.instances * region_bytes(config.batch_bytes),
+        graph_bytes=size_of(newest),
+    )
+
+
+def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
+    """The models whose configurations request an engine that cannot run them here."""
+    requested = {need.engine for need in needs} - {"", _AUTO}
+    probes = {name: start_probe(name) for name in sorted(requested)}
+    found = {name: read_probe(process) for name, process in probes.items()}
+    for need in needs:
+        devices, reason = found.get(need.engine, ({need.device: ""}, ""))
+        missing = reason or devices.get(need.device, f"there is no {need.device} here")
+        if missing:
+            yield Finding(
+                subject=need.model,
+                level=Level.WARNING if need.has_fallback else Level.ERROR,
+                message=f"requests {need.engine} on {need.device}, which cannot be used: {missing}",
+                hint=f"graphkiln explain STORE/{need.model} shows what else could run it",
+            )
 
 
 def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:

@@ -10,7 +10,9 @@ from graphkiln.doctor.finding import Finding, Level, Request
 
 _OWN = "graphkiln"
 _SERVING = "serve"
-SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", "nvidia-pytriton", "tritonclient")
+_TRITON = "nvidia-pytriton"
+"""A Triton container needs no other tritonserver; whether there is one is a check of its own."""
+SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", _TRITON, "tritonclient")
 _EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
 """Distributions with the same files: of two, the last that was installed wins, silently."""
 
@@ -76,12 +78,13 @@ def find_unmet(name: str, extra: str = "") -> Iterator[Finding]:
         if not applies or requirement.name == name:
             continue
         found = installed_versions([requirement.name]).get(requirement.name)
-        if found is None and _is_replaced(requirement.name):
+        if found is None and (requirement.name == _TRITON or _is_replaced(requirement.name)):
             continue
         if found is None or not requirement.specifier.contains(found, prereleases=True):
+            missing = found is None and name == _OWN
             yield Finding(
                 subject=name,
-                level=Level.WARNING,
+                level=Level.ERROR if missing else Level.WARNING,
                 message=f"needs {requirement.name}{requirement.specifier}, found {found or 'none'}",
                 hint=f"pip install '{requirement.name}{requirement.specifier}'",
                 facts={"requirement": str(requirement), "found": found},

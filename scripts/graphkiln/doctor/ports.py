@@ -34,12 +34,13 @@ def check_ports(request: Request) -> Iterator[Finding]:
 def _read_flags(request: Request) -> TritonFlags:
     """The user's flags; none where they cannot be read, which the check of tritonserver says."""
     from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.flags import DEFAULT_HOST, TritonFlags
     from graphkiln_backend.server.installation import find_installation
 
+    host = request.host or DEFAULT_HOST
     with suppress(ServerSetupError):
-        return TritonFlags.parse(request.arguments, find_installation().flags)
-    return TritonFlags.parse((), {})
+        return TritonFlags.parse(request.arguments, find_installation().flags, host)
+    return TritonFlags.parse((), {}, host)
 
 
 def find_port(service: str, address: ListenAddress) -> Finding:

@@ -14,26 +14,34 @@ _RUN_BYTES = 64 << 20
 _SHARED_MEMORY_BYTES = 256 << 20
 
 
-def check_storage(_: Request) -> Iterator[Finding]:
-    """The folder of run folders, and /dev/shm."""
+def check_temporary_folder(_: Request) -> Iterator[Finding]:
+    """The folder that run folders are made in."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.owned_folder import OwnedFolder
     from graphkiln_backend.server.run_folder import temporary_parent
-    from graphkiln_backend.server.shared_memory import SHARED_MEMORY, free_shared_memory
 
     try:
         parent = temporary_parent()
         with OwnedFolder(parent, prefix="graphkiln-doctor-"):
             pass
-        yield find_temporary(parent, shutil.disk_usage(parent).free)
     except ServerSetupError as error:
         yield Finding(subject="temporary folder", level=Level.ERROR, message=error.message, hint=error.hint)
+    else:
+        yield find_temporary(parent, shutil.disk_usage(parent).free)
+
+
+def check_shared_memory(_: Request) -> Iterator[Finding]:
+    """The folder of shared memory."""
+    from graphkiln_backend.graph.errors import ServerSetupError
+    from graphkiln_backend.server.shared_memory import SHARED_MEMORY, free_shared_memory
+
     try:
         free_bytes = free_shared_memory()
-        can_write = os.access(SHARED_MEMORY, os.W_OK)
-        yield find_shared_memory(SHARED_MEMORY, free_bytes, shutil.disk_usage(SHARED_MEMORY).total, can_write=can_write)
     except ServerSetupError as error:
         yield Finding(subject="shared memory", level=Level.ERROR, message=error.message, hint=error.hint)
+        return
+    total_bytes, can_write = shutil.disk_usage(SHARED_MEMORY).total, os.access(SHARED_MEMORY, os.W_OK)
+    yield find_shared_memory(SHARED_MEMORY, free_bytes, total_bytes, can_write=can_write)
 
 
 def find_temporary(parent: Path, free_bytes: int) -> Finding:

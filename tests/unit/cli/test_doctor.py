@@ -71,7 +71,7 @@ def test_what_is_given_is_examined(run: RunVerb, found: list[Finding], tmp_path:
     assert found == []
     said = run("doctor", "--json", "--model-store", tmp_path, "--cache", "off", "--http-port=9", "--grpc-port=8").out
     message = json.loads(said)["findings"][0]["message"]
-    assert "cache='off', arguments=('--http-port=9', '--grpc-port=8')" in message
+    assert "cache='off', host='127.0.0.1', arguments=('--http-port=9', '--grpc-port=8')" in message
     assert str(tmp_path) in message
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from graphkiln.doctor import engines as module
-from graphkiln.doctor.engines import find_engine, read_probe, start_probe
-from graphkiln.doctor.finding import Level
+from graphkiln.doctor.engines import check_engines, find_engine, read_probe, start_probe
+from graphkiln.doctor.finding import Level, Request
 
 
 def run(code: str) -> subprocess.Popen[str]:
@@ -44,6 +44,15 @@ def test_one_without_a_device_here_is_no_fault() -> None:
 def test_the_engine_of_this_machine() -> None:
     devices, reason = read_probe(start_probe("onnxruntime"))
     assert (devices["cpu"], reason) == ("", "")
+
+
+def test_all_engines_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {each.subject: each for each in check_engines(Request())}
+    assert set(found) == {"onnxruntime", "openvino", "tensorrt"}
+    assert found["onnxruntime"].facts["devices"] == ["cpu"]
+    monkeypatch.setattr(module, "_GROUP", "graphkiln.none")
+    (none,) = check_engines(Request())
+    assert none.level is Level.ERROR
 
 
 def test_one_that_nobody_knows() -> None:

@@ -42,29 +42,34 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_findings_carry_their_check_in_its_order() -> None:
-    found = examine(Request(cache="off"), {"b": f"{HERE}:check_well", "a": f"{HERE}:check_well"}).findings
+    found = examine(Request(cache="off"), [("b", f"{HERE}:check_well"), ("a", f"{HERE}:check_well")]).findings
     assert [(each.check, each.message) for each in found] == [("b", "is well, off"), ("a", "is well, off")]
 
 
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (f"{HERE}:check_badly", "failed: RecursionError: too deep"),
         (f"{HERE}:check_fatally", "failed: SystemExit"),
         ("graphkiln.doctor.no_such_module:check", "failed: ModuleNotFoundError"),
         (f"{HERE}:no_such_function", "failed: AttributeError"),
     ],
 )
 def test_one_that_fails_is_a_finding_and_the_others_run(place: str, words: str) -> None:
-    failed, well = examine(Request(), {"bad": place, "well": f"{HERE}:check_well"}).findings
+    failed, well = examine(Request(), [("bad", place), ("well", f"{HERE}:check_well")]).findings
     assert (failed.check, failed.level) == ("bad", Level.WARNING)
     assert failed.message.startswith(words)
     assert failed.hint
     assert well.level is Level.OK
 
 
+def test_what_was_found_before_a_failure_counts() -> None:
+    seen, failed = examine(Request(), [("bad", f"{HERE}:check_badly")]).findings
+    assert (seen.check, seen.message) == ("bad", "seen")
+    assert failed.message == "failed: RecursionError: too deep"
+
+
 def test_one_that_hangs_is_given_up() -> None:
-    checks = {"hangs": f"{HERE}:check_for_ever", "well": f"{HERE}:check_well"}
+    checks = [("hangs", f"{HERE}:check_for_ever"), ("well", f"{HERE}:check_well")]
     examination = examine(Request(), checks, deadline_s=1)
     assert [each.level for each in examination.findings] == [Level.WARNING, Level.OK]
     assert examination.findings[0].message == "did not end within 1 s"
@@ -73,5 +78,5 @@ def test_one_that_hangs_is_given_up() -> None:
 
 def test_all_checks_can_be_imported_and_say_something() -> None:
     examination = examine(Request(cache="off"))
-    assert {each.check for each in examination.findings} == set(CHECKS) - {"models"}
+    assert {each.check for each in examination.findings} == {name for name, _ in CHECKS} - {"models"}
     assert [each for each in examination.findings if each.subject == "the check itself"] == []

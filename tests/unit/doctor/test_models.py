@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from graphkiln.doctor import models as module
 from graphkiln.doctor.finding import Finding, Level, Request
-from graphkiln.doctor.models import Need, check_models, find_fit, need_of, size_of
+from graphkiln.doctor.models import Need, check_models, find_fit, find_missing_engines, need_of, size_of
 from graphkiln_backend.repository import importers
 
 HOUR_S = 3600
@@ -58,6 +59,32 @@ def test_a_configuration_that_cannot_be_read(store: Path) -> None:
     found = check(store)["digits"]
     assert found.level is Level.ERROR
     assert "max_batch_sise" in found.message
+
+
+@pytest.mark.parametrize(
+    ("more", "level"),
+    [("", Level.ERROR), (', { key: "fallback" value { string_value: "onnxruntime" } }', Level.WARNING)],
+)
+def test_an_engine_that_cannot_run_here(store: Path, more: str, level: Level) -> None:
+    config = store / "digits" / "config.pbtxt"
+    wanted = f'parameters [ {{ key: "engine" value {{ string_value: "openvino" }} }}{more} ]'
+    config.write_text(f"{config.read_text()}\n{wanted}\n")
+    need = need_of(store / "digits")
+    assert (need.engine, need.device) == ("openvino", "cpu")
+    assert list(find_missing_engines([need])) == []
+    (found,) = find_missing_engines([replace(need, engine="openvin")])
+    assert (found.subject, found.level) == ("digits", level)
+    assert "cannot be used: unknown engine" in found.message
+    (nowhere,) = find_missing_engines([replace(need, device="gpu:7")])
+    assert "there is no gpu:7 here" in nowhere.message
+
+
+def test_a_setting_that_nobody_knows(store: Path) -> None:
+    config = store / "digits" / "config.pbtxt"
+    config.write_text(config.read_text() + '\nparameters [ { key: "precision" value { string_value: "fp7" } } ]\n')
+    found = check(store)["digits"]
+    assert found.level is Level.ERROR
+    assert "fp7" in found.message
 
 
 def test_a_model_without_a_version(store: Path) -> None:

@@ -58,7 +58,13 @@ def test_a_requirement_that_is_not_met(installed: dict[str, Distribution]) -> No
 
 def test_requirements_of_an_extra_count_where_it_is_asked_for(installed: dict[str, Distribution]) -> None:
     installed["graphkiln"] = Distribution("0.1", ['onnx>=1.17; extra == "serve"', 'torch>2; extra == "convert"'])
-    assert [found.message for found in unmet("graphkiln", "serve")] == ["needs onnx>=1.17, found none"]
+    (found,) = unmet("graphkiln", "serve")
+    assert (found.level, found.message) == (Level.ERROR, "needs onnx>=1.17, found none")
+
+
+def test_a_triton_container_needs_no_other_server(installed: dict[str, Distribution]) -> None:
+    installed["graphkiln"] = Distribution("0.1", ['nvidia-pytriton==0.7.0; extra == "serve"'])
+    assert unmet("graphkiln", "serve") == []
 
 
 def test_the_gpu_build_of_a_runtime_takes_its_place(installed: dict[str, Distribution]) -> None:

@@ -56,6 +56,14 @@ def test_one_that_is_no_number() -> None:
     assert "'web'" in found.message
 
 
+def test_an_address_that_this_machine_does_not_have() -> None:
+    """Source: RFC 5737, addresses for documentation."""
+    request = arguments(free_ports(1)[0])
+    found = next(iter(check_ports(Request(host="192.0.2.1", arguments=request.arguments))))
+    assert found.level is Level.ERROR
+    assert "cannot listen on 192.0.2.1" in found.message
+
+
 def test_flags_that_cannot_be_read_leave_the_usual_ports() -> None:
     found = list(check_ports(Request(arguments=("--no-such-flag",))))
     assert [each.facts["port"] for each in found] == [8000, 8001, 8002]

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.storage import check_leftovers, check_storage, find_shared_memory, find_temporary
+from graphkiln.doctor.storage import (
+    check_leftovers,
+    check_shared_memory,
+    check_temporary_folder,
+    find_shared_memory,
+    find_temporary,
+)
 from graphkiln_backend.server import leftovers
 from graphkiln_backend.server.owned_folder import OwnedFolder
 
@@ -18,14 +24,14 @@ MB = 1 << 20
 
 def test_this_machine_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = list(check_storage(Request()))
+    found = [*check_temporary_folder(Request()), *check_shared_memory(Request())]
     assert [each.subject for each in found] == ["temporary folder", "shared memory"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_temporary_folder_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    found = next(iter(check_storage(Request())))
+    found = next(iter(check_temporary_folder(Request())))
     assert found.level is Level.ERROR
     assert "TMPDIR" in found.hint
 
@@ -52,7 +58,7 @@ def test_shared_memory(free: int, can_write: bool, level: Level) -> None:
 
 def test_no_shared_memory_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("graphkiln_backend.server.shared_memory.SHARED_MEMORY", tmp_path / "gone")
-    assert list(check_storage(Request()))[1].level is Level.ERROR
+    assert next(iter(check_shared_memory(Request()))).level is Level.ERROR
 
 
 def test_what_dead_runs_left_is_named_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,3 +96,11 @@ def test_links_are_not_private(tmp_path: Path) -> None:
     assert is_private(tmp_path / "file")
     assert not is_private(tmp_path / "link")
     assert not is_private(tmp_path / "missing")
+
+
+def test_where_nothing_can_be_written_there_is_no_second_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("tempfile.gettempdir", refuse)
+    assert len(list(key_folders())) == 1

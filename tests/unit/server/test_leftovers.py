@@ -12,34 +12,45 @@ from pathlib import Path
 import psutil
 import pytest
 
+from graphkiln_backend.server import leftovers, run_folder, shared_memory
 from graphkiln_backend.server.leftovers import find_leftovers, living_runs, remove_leftovers
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
+from graphkiln_backend.server.shared_memory import region_owner
 
 DIE = """
 import os, sys, tempfile
 from pathlib import Path
-from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server import run_folder, shared_memory
 tempfile.tempdir = sys.argv[1]
-folder = RunFolder()
+run_folder.SHARED_MEMORY = shared_memory.SHARED_MEMORY = Path(sys.argv[2])
+folder = run_folder.RunFolder()
 (folder.shared / "weights").write_bytes(b"x" * 1000)
-Path("/dev/shm", folder.shared_memory_prefix + "region").write_bytes(b"x")
+Path(sys.argv[2], folder.shared_memory_prefix + "region").write_bytes(b"x")
 print(folder.path, flush=True)
 os._exit(9)
 """
 
 
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Shared memory of the test's own: whoever starts a server meanwhile removes leftovers in /dev/shm."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    for module in (leftovers, run_folder, shared_memory):
+        monkeypatch.setattr(module, "SHARED_MEMORY", folder)
+    return folder
+
+
 def die(parent: Path) -> Path:
     """The folder of a run whose supervisor was killed."""
-    finished = subprocess.run(
-        [sys.executable, "-c", DIE, str(parent)], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, "-c", DIE, str(parent), str(shared_memory.SHARED_MEMORY)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert finished.returncode == 9, finished.stderr
     return Path(finished.stdout.strip())
 
 
 def regions_of(run: Path) -> list[Path]:
-    return sorted(SHARED_MEMORY.glob(f"{run.name}*"))
+    return sorted(shared_memory.SHARED_MEMORY.glob(f"{run.name}*"))
 
 
 def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logged: list[str]) -> None:
@@ -58,10 +69,10 @@ def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logg
     assert not find_leftovers([tmp_path]).folders
 
 
-def test_a_living_run_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_run_is_left_alone(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with RunFolder() as run:
-        region = SHARED_MEMORY / f"{run.shared_memory_prefix}region"
+        region = shared / f"{run.shared_memory_prefix}region"
         region.touch()
         assert run.path not in remove_leftovers([tmp_path]).folders
         assert run.path.is_dir()
@@ -92,17 +103,14 @@ def test_regions_of_a_run_whose_folder_is_not_to_be_seen_are_left_alone_while_it
         assert region_owner(run.path.name).exists()
 
 
-def test_what_belongs_to_nobody_known_is_left_alone(tmp_path: Path) -> None:
+def test_what_belongs_to_nobody_known_is_left_alone(tmp_path: Path, shared: Path) -> None:
     mine = tmp_path / "graphkiln-mine"
     mine.mkdir()
-    region = SHARED_MEMORY / f"graphkiln-client-{os.getpid()}-test"
+    region = shared / f"graphkiln-client-{os.getpid()}-test"
     region.touch()
-    try:
-        assert not remove_leftovers([tmp_path]).folders
-        assert mine.is_dir()
-        assert region.exists()
-    finally:
-        region.unlink()
+    assert not remove_leftovers([tmp_path])
+    assert mine.is_dir()
+    assert region.exists()
 
 
 def test_two_starts_at_once_remove_a_run_once(tmp_path: Path) -> None:
@@ -143,12 +151,9 @@ def test_a_folder_that_cannot_be_removed_stops_no_start(tmp_path: Path, monkeypa
     assert remove_leftovers([tmp_path]).folders == [dead]
 
 
-def test_where_there_is_no_folder_for_temporary_files_nothing_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_folder_for_temporary_files_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> str:
         raise FileNotFoundError
 
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
-    monkeypatch.setattr("graphkiln_backend.server.leftovers.SHARED_MEMORY", tmp_path)
     find_leftovers()
