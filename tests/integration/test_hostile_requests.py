@@ -26,6 +26,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store = folder / "store"
     zoo.add(store, "pair", zoo.identity(("batch", 2)), BATCHES)
     zoo.add(store, "varying", zoo.identity(("batch", "width")), BATCHES)
+    zoo.add(store, "texts", zoo.identity(("batch", "width"), TensorProto.STRING), BATCHES)
+    zoo.add(store, "halves", zoo.identity(("batch", "width"), TensorProto.BFLOAT16), BATCHES)
+    zoo.add(store, "line", zoo.identity(("width",)), 'max_batch_size: 0 input { name: "x" dims: [-1] }')
     zoo.add(store, "words", zoo.identity(("batch", 2), TensorProto.STRING), BATCHES)
     zoo.add(store, "half", zoo.identity(("batch", 1, 1), TensorProto.BFLOAT16), BATCHES)
     zoo.add(store, "scalars", zoo.identity(("batch",)), BATCHES)
@@ -52,6 +55,11 @@ def request(model: str, datatype: str, shape: list[int], content: bytes) -> pb.M
         (request("pair", "FP32", [2**32, 2], PAIR), request("pair", "FP32", [1, 2], PAIR)),
         (request("varying", "FP32", [2**32, 2], PAIR), request("varying", "FP32", [1, 2], PAIR)),
         (request("varying", "FP32", [2**32, 0], b""), request("varying", "FP32", [1, 2], PAIR)),
+        (request("varying", "FP32", [0, 2**62], b""), request("varying", "FP32", [1, 2], PAIR)),
+        (request("varying", "FP32", [1, 2**62], b""), request("varying", "FP32", [1, 2], PAIR)),
+        (request("texts", "BYTES", [4, 2**62], b""), request("texts", "BYTES", [1, 2], WORDS)),
+        (request("halves", "BF16", [2, 2**62], b""), request("halves", "BF16", [1, 2], b"\0\1\0\1")),
+        (request("line", "FP32", [2**62], b""), request("line", "FP32", [2], PAIR)),
         (request("words", "BYTES", [2**32, 2], WORDS), request("words", "BYTES", [1, 2], WORDS)),
         (request("words", "BYTES", [1, 2], b"\1\0\0\0\xff" * 2), request("words", "BYTES", [1, 2], WORDS)),
         (request("words", "BYTES", [1, 2], b"\xff" * 9), request("words", "BYTES", [1, 2], WORDS)),

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
@@ -22,6 +23,7 @@ from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
@@ -35,6 +37,7 @@ from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
+from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import to_response
@@ -91,6 +94,7 @@ class TritonPythonModel:
         self._session = proven.session
         executor = Executor(self._session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks)
         self._executor: Executor | Refusal = executor
+        _protect(self._session.signature, batching=config.max_batch_size > 0)
         status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(args["model_name"], deployment, proven, executor.fixed_batch_size)
         instance = args["model_instance_name"]
@@ -149,6 +153,13 @@ def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, 
     resources = Resources(device=device, cores=usable_cores(), probe=probe, shared_folder=shared_folder())
     graph = convert_if_needed(Path(args["model_repository"]) / args["model_version"], cache)
     return Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
+
+
+def _protect(signature: Signature, *, batching: bool) -> None:
+    """Has impossible shapes fail in their own request; called before the stub makes its first array."""
+    if needs_protection(signature, batching=batching):
+        protect_arrays(lambda: pb_utils.Tensor("first", np.zeros(1, np.float32)))
+        pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
 
 
 def _device(args: dict[str, str]) -> Device:

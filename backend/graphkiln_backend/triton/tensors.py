@@ -9,15 +9,19 @@ Source: `dlpack.h` of DLPack 0.8 (`DLManagedTensor`, `DLDataTypeCode`).
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Protocol
 
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import SignatureError
 
 _BFLOAT = 4
 _CPU = 1
 _CAPSULE = b"dltensor"
+_MOST_BYTES = 1 << 60
+"""Triton multiplies sizes in 64 bits: a shape that exceeds them comes with no data at all."""
 
 
 class InputTensor(Protocol):
@@ -84,13 +88,19 @@ def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
 
 
 def from_dlpack(capsule: object) -> AnyArray:
-    """A view of the contiguous bf16 tensor that a DLPack capsule holds; the capsule stays its owner."""
+    """A view of the contiguous bf16 tensor that a DLPack capsule holds; the capsule stays its owner.
+
+    Raises:
+        SignatureError: No memory holds as much as its shape says.
+    """
     tensor = ctypes.cast(_get_pointer(capsule, _CAPSULE), ctypes.POINTER(_ManagedTensor)).contents.tensor
     dtype = DType.BF16.numpy
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    if 0 in shape:
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes > _MOST_BYTES:
+        raise SignatureError("the tensor is larger than any memory", expected="its true shape", got=str(list(shape)))
+    if not size_bytes:
         return np.empty(shape, dtype)
-    size_bytes = int(np.prod(shape)) * dtype.itemsize
     memory = (ctypes.c_char * size_bytes).from_address(tensor.data + tensor.byte_offset)
     return np.frombuffer(memoryview(memory), dtype).reshape(shape)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import SignatureError
 from graphkiln_backend.triton import tensors
 from graphkiln_backend.triton.tensors import from_dlpack, to_array, to_dlpack
 
@@ -69,6 +70,14 @@ def test_an_empty_tensor_may_point_nowhere() -> None:
     data = ctypes.c_void_p.from_address(tensors._get_pointer(capsule, b"dltensor"))
     data.value = None
     assert from_dlpack(capsule).shape == (0, 3)
+
+
+def test_a_shape_that_no_memory_holds_is_refused() -> None:
+    capsule = write_bf16(np.zeros((1, 1), BF16))
+    tensor = ctypes.cast(tensors._get_pointer(capsule, b"dltensor"), ctypes.POINTER(tensors._ManagedTensor)).contents
+    tensor.tensor.shape[1] = 2**62
+    with pytest.raises(SignatureError, match=r"larger than any memory.*\[1, 4611686018427387904\]"):
+        from_dlpack(capsule)
 
 
 def test_a_used_capsule_is_refused() -> None:
