@@ -6,11 +6,10 @@ least a second each. With complete configurations it need not. The user's folder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.batch_guard import guard_batch
 from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,
@@ -27,32 +26,29 @@ GraphFolder = Callable[[Path], Path]
 """Version folder -> the folder that holds its graph: itself, unless another framework saved it."""
 
 
-def build_overlay(
-    stores: Sequence[Path], folder: Path, backends: frozenset[str], graph_folder: GraphFolder
-) -> list[Path]:
-    """Mirrors stores with complete configurations.
+class OtherBackend(RepositoryError):
+    """A model is of a backend that is not ours: its configuration is its own affair."""
+
+
+def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
+    """Mirrors a model by links, with some of its versions and another configuration.
 
     Args:
-        stores: The user's model stores.
-        folder: Where to build the mirrors; made when missing.
-        backends: Names under which our backend is installed.
-        graph_folder: Finds the graph of a version.
-
-    Returns:
-        One mirror per store.
+        model: The user's folder of the model; never written to.
+        mirror: Where to build the mirror; must not exist.
+        versions: Numbers of the versions to show.
+        config: What to write as its config.pbtxt; None for a link to the user's.
 
     Raises:
-        GraphkilnError: A model is not ours, or cannot be completed.
-        OSError: The mirrors cannot be written.
+        OSError: The mirror cannot be written.
     """
-    mirrors = []
-    for index, store in enumerate(stores):
-        mirror = folder / str(index)
-        mirror.mkdir(parents=True)
-        for model in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
-            _mirror_model(model, mirror / model.name, backends, graph_folder)
-        mirrors.append(mirror)
-    return mirrors
+    mirror.mkdir(parents=True)
+    for entry in model.iterdir():
+        hidden = entry.is_dir() and entry.name.isdecimal() and int(entry.name) not in versions
+        if not hidden and (config is None or entry.name != CONFIG_FILE):
+            (mirror / entry.name).symlink_to(entry.absolute())
+    if config is not None:
+        write_config(config, mirror / CONFIG_FILE)
 
 
 def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
@@ -70,16 +66,20 @@ def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
     return footprints
 
 
-def complete_config(model: Path, backends: frozenset[str], graph_folder: GraphFolder) -> ModelConfigProto:
-    """A model's configuration, completed from the graph of its newest version.
+def complete_config(
+    model: Path, backends: frozenset[str], graph_folder: GraphFolder, version: int | None = None
+) -> ModelConfigProto:
+    """A model's configuration, completed from the graph of one version.
 
     Args:
         model: The model's folder.
         backends: Names under which our backend is installed.
         graph_folder: Finds the graph of a version.
+        version: Number of the version; by default the newest one.
 
     Raises:
-        RepositoryError: The configuration or the graph is not usable, or the model is of another backend.
+        OtherBackend: The model is of another backend.
+        RepositoryError: The configuration or the graph is not usable.
         ManifestError: The manifest cannot be read.
     """
     config = read_config(model / CONFIG_FILE)
@@ -87,18 +87,8 @@ def complete_config(model: Path, backends: frozenset[str], graph_folder: GraphFo
     if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:
-        raise RepositoryError(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
-    newest = graph_folder(newest_version(model))
-    signature = read_version_signature(newest, config.default_model_filename)
+        raise OtherBackend(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
+    graph = graph_folder(newest_version(model) if version is None else model / str(version))
+    signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
     return config
-
-
-def _mirror_model(model: Path, mirror: Path, backends: frozenset[str], graph_folder: GraphFolder) -> None:
-    config = complete_config(model, backends, graph_folder)
-    guard_batch(config)
-    mirror.mkdir()
-    for entry in model.iterdir():
-        if entry.name != CONFIG_FILE:
-            (mirror / entry.name).symlink_to(entry.absolute())
-    write_config(config, mirror / CONFIG_FILE)

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.repository.overlay import build_overlay
 from graphkiln_backend.server.access import Access
+from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
+from graphkiln_backend.server.keepers import Admission, ManagedKeeper
+from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
+from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 
-_log = logging.getLogger("graphkiln.server")
-
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
-_COMPLETION_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name", "load-model"}
+_LOAD_DEADLINE_S = 600.0
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
@@ -53,6 +55,8 @@ class Launch:
         replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
         access: Which endpoints need a key.
         replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
+        rollout: Looks after the models while the server runs.
+        managed: What is served; it outlives the server's restarts.
     """
 
     installation: Installation
@@ -63,6 +67,8 @@ class Launch:
     replace_onnxruntime: bool = False
     access: Access = field(default_factory=Access)
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
+    rollout: Rollout = field(default_factory=Rollout)
+    managed: ManagedStores = field(default_factory=ManagedStores)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -80,10 +86,44 @@ class Launch:
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         stores = folder.link_stores(self.stores)
-        mirrors = self._mirror_stores(stores, folder, backends) if self._can_complete() else None
-        memory = plan_shared_memory(mirrors or (), free_bytes=free_shared_memory())
-        line = command_line(self.installation, folder, mirrors or stores, self.flags, memory, complete=bool(mirrors))
+        mode = ControlMode.read(self.flags)
+        complete = mode.managed and self._fill_mirror(stores, folder, backends, mode)
+        shown = [Mirror(folder.overlay).path] if mode.managed else stores
+        memory = plan_shared_memory(shown if complete else (), free_bytes=free_shared_memory())
+        line = command_line(self.installation, folder, shown, self.flags, memory, complete=complete)
         return [*line, *self.access.arguments]
+
+    def look_after(self, folder: RunFolder, on_settled: Callable[[], None]) -> None:
+        """Looks after the models of a server that has just become live, until `rollout.end`.
+
+        Args:
+            folder: The run's folder.
+            on_settled: Called once the models are in as good a state as they get.
+        """
+        keeper = self._keeper(folder)
+        if keeper is None:
+            on_settled()
+        else:
+            self.rollout.begin(keeper, on_settled)
+
+    def control(self) -> RepositoryControl | None:
+        """The running server's repository control; None where nothing reaches it."""
+        address = self.flags.listen_address("http")
+        return HttpControl(address, self.access.http_headers) if address else None
+
+    def _keeper(self, folder: RunFolder) -> Keeper | None:
+        mode, control = ControlMode.read(self.flags), self.control()
+        if not mode.managed or control is None:
+            return None
+        admission = Admission(
+            overrides=self.overrides,
+            cache=self.cache,
+            temporary=folder.temporary,
+            deadline_s=_LOAD_DEADLINE_S,
+            stopped=self.rollout.stopped,
+        )
+        mirror = Mirror(folder.overlay)
+        return ManagedKeeper(mode=mode, stores=self.managed, mirror=mirror, control=control, admission=admission)
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
@@ -95,20 +135,21 @@ class Launch:
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, which takes no lock
         )
 
-    def _mirror_stores(self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str]) -> list[Path] | None:
-        """The stores with complete configurations; None where Triton's own completion must report what is wrong."""
+    def _fill_mirror(
+        self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str], mode: ControlMode
+    ) -> bool:
+        """Mirrors the stores; whether every configuration in the mirror is complete.
+
+        Raises:
+            ServerSetupError: The stores cannot be mirrored.
+        """
+        self.managed.stores = stores
         try:
             with self.cache.open(folder.shared / "artifacts") as cache:
-                graph_folder = partial(convert_if_needed, cache=cache, in_subprocess=True)
-                return build_overlay(stores, folder.overlay, backends, graph_folder)
-        except (GraphkilnError, OSError) as error:
-            _log.warning("Triton completes the configurations itself, which takes longer: %s", error)
-            return None
-
-    def _can_complete(self) -> bool:
-        """Whether the configurations can be completed: not of stores that may change, nor against the user's flags."""
-        control = self.flags.values.get("model-control-mode", "none")
-        return control == "none" and not _COMPLETION_FLAGS & self.flags.values.keys()
+                graph_folder = partial(convert_if_needed, cache=cache, in_subprocess=True) if mode.completes else None
+                return self.managed.open(Mirror(folder.overlay), backends, graph_folder)
+        except OSError as error:
+            raise ServerSetupError(f"cannot mirror the model stores: {error}", hint="can they be read?") from error
 
     def _environment(self, folder: RunFolder) -> dict[str, str]:
         return {
@@ -141,6 +182,7 @@ def command_line(
         memory: Sizes of shared-memory regions.
         complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
     """
+    mode = ControlMode.read(flags)
     return [
         str(installation.binary),
         *(f"--model-repository={store}" for store in stores),
@@ -149,7 +191,9 @@ def command_line(
         *(() if _sizes_regions(flags) else (f"--backend-config=python,shm-default-byte-size={memory.region_bytes}",)),
         *(f"--{name}={value}" for name, value in _default_values(installation, flags).items()),
         *(("--disable-auto-complete-config",) if complete else ()),
+        *(word for word in mode.before_flags() if _flag_name(word) not in flags.values),
         *flags.arguments,
+        *mode.after_flags(),
     ]
 
 
@@ -163,6 +207,10 @@ def _default_values(installation: Installation, flags: TritonFlags) -> dict[str,
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
         defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
     return {name: value for name, value in defaults.items() if name not in flags.values}
+
+
+def _flag_name(word: str) -> str:
+    return word.removeprefix("--").partition("=")[0]
 
 
 def _sizes_regions(flags: TritonFlags) -> bool:

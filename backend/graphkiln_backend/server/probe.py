@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,9 @@ from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.triton.instance_status import InstanceStatus, read_statuses
 
 _TIMEOUT_S = 2.0
+_PASSED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}
+REFUSED = "REFUSED"
+"""State of a version that is kept away from the server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +73,26 @@ def states_of_instances(instances: Path) -> list[ModelState]:
         ModelState(model=model, version=version, state="READY", reason="", status=status)
         for (model, version), status in _slowest_instances(instances).items()
     ]
+
+
+def with_refusals(states: Sequence[ModelState], refusals: Mapping[tuple[str, str], str]) -> list[ModelState]:
+    """The states, with the versions that are not served and why; without those that were unloaded on purpose.
+
+    Args:
+        states: As the server lists them.
+        refusals: By model and version.
+    """
+    kept = [
+        state
+        for state in states
+        if (state.model, state.version) not in refusals and (state.state, state.reason) not in _PASSED
+    ]
+    refused = [
+        ModelState(model=model, version=version, state=REFUSED, reason=reason, status=None)
+        for (model, version), reason in refusals.items()
+    ]
+    states = [*kept, *refused]
+    return sorted(states, key=lambda state: (state.model, state.version.zfill(20))) if refused else states
 
 
 def _slowest_instances(instances: Path) -> dict[tuple[str, str], InstanceStatus]:

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 import psutil
 
 from graphkiln_backend.server.launch import Launch
-from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances
+from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.unavailable import UnavailableListener
@@ -77,6 +77,7 @@ class Supervisor:
                             code = self._supervise(server, folder, signals)
                         finally:
                             _kill_group(server)
+                            self._launch.rollout.end()
                 if code is not None:
                     return code
 
@@ -100,7 +101,7 @@ class Supervisor:
             if not live and self._is_listening(server):
                 live = True
                 self._unavailable.close()
-                self._on_live(self._list_models(folder))
+                self._launch.look_after(folder, lambda: self._report(folder))
             instances = [status.pid for status in read_statuses(folder.instances)]
             signals.wait([server.pid, *instances], _WATCH_S if live else _POLL_S)
         return _exit_code(code)
@@ -132,6 +133,9 @@ class Supervisor:
             return False
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
+    def _report(self, folder: RunFolder) -> None:
+        self._on_live(with_refusals(self._list_models(folder), self._launch.managed.refusals()))
+
     def _list_models(self, folder: RunFolder) -> list[ModelState]:
         if not self._http:
             return []
@@ -143,6 +147,7 @@ class Supervisor:
 
     def _stop(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals, *, live: bool) -> int:
         _log.info("stopping: finishing the requests in flight")
+        self._launch.rollout.halt()
         counted = not live or self._every_model_is_counted(folder)
         server.send_signal(signal.SIGTERM)
         counters = read_counters(folder.instances)

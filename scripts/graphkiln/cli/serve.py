@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.probe import ModelState
     from graphkiln_backend.triton.environment import Overrides
 
+_TABLE_COLUMNS = 80
+_REASON_LENGTH = 80
+"""The whole reason stands below the table."""
 _DEFAULT_STORE = Path("model_repository")
 
 
@@ -168,26 +171,33 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
 
 def _print_states(states: list[ModelState], flags: TritonFlags) -> None:
     """Prints a table of what is served, and where."""
+    from textwrap import shorten
+
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("model", "version", "engine", "precision", "ready")
+    console = Console()
+    console.width = min(console.width, _TABLE_COLUMNS)
+    table = Table("model", "version", "state", "engine, or why not", "precision", "time", collapse_padding=True)
     for state in states:
         status = state.status
+        ready = status and state.state == "READY"
         table.add_row(
-            state.model,
+            escape(state.model),
             state.version,
-            f"{status.engine} on {status.device}, {status.threads} threads" if status else "-",
-            status.precision if status else "-",
-            f"in {status.load_ms:.0f} ms" if status and state.state == "READY" else state.state.lower(),
+            state.state.lower(),
+            f"{status.engine} on {status.device}, {status.threads} threads"
+            if status and ready
+            else escape(shorten(state.reason, _REASON_LENGTH)) or "-",
+            status.precision if status and ready else "-",
+            f"{status.load_ms:.0f} ms" if status and ready else "-",
         )
-    console = Console()
-    if states:
-        console.print(table)
-    else:
-        console.print("no model is loaded")
+    console.print(table if states else "no model is loaded")
     for state in states:
         if state.reason and state.state != "READY":
-            console.print(f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False)
+            console.print(
+                f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False, soft_wrap=True
+            )
     addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
-    console.print("serving " + ", ".join(addresses), highlight=False)
+    console.print("serving " + ", ".join(addresses), highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ import zoo
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, RepositoryError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, read_config
 from graphkiln_backend.repository.model_config import ModelConfig
-from graphkiln_backend.repository.overlay import batch_footprints, build_overlay, complete_config
+from graphkiln_backend.repository.overlay import OtherBackend, batch_footprints, complete_config, write_mirror
 
 ALL = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 
@@ -34,53 +34,58 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class TestMirror:
-    def test_one_for_each_store_in_their_order(self, store: Path, tmp_path: Path) -> None:
-        other = tmp_path / "other"
-        zoo.add(other, "bare", zoo.scale(("batch", 7)))
-        mirrors = build_overlay([store, other], tmp_path / "overlay", ALL, as_is)
-        assert mirrors == [tmp_path / "overlay" / "0", tmp_path / "overlay" / "1"]
-        sizes = [read_config(mirror / "bare" / "config.pbtxt").input[0].dims[0] for mirror in mirrors]
-        assert sizes == [3, 7]
+def build(store: Path, mirror: Path) -> Path:
+    """A mirror of a store with all models and versions, every configuration complete."""
+    for model in sorted(store.iterdir()):
+        write_mirror(model, mirror / model.name, {1, 2}, complete_config(model, ALL, as_is))
+    return mirror
 
-    def test_holds_complete_configurations(self, store: Path, tmp_path: Path) -> None:
-        (mirror,) = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+
+class TestMirror:
+    def test_holds_the_configuration(self, store: Path, tmp_path: Path) -> None:
+        mirror = build(store, tmp_path / "overlay")
         bare = read_config(mirror / "bare" / "config.pbtxt")
         assert (bare.name, bare.backend, bare.max_batch_size, bare.output[0].name) == ("bare", "onnxruntime", 4, "y")
         written = read_config(mirror / "written" / "config.pbtxt")
         assert (written.backend, written.max_batch_size) == ("graphkiln", 16)
         assert written.output[0].label_filename == "labels.txt"
 
+    def test_or_the_users_own(self, store: Path, tmp_path: Path) -> None:
+        write_mirror(store / "written", tmp_path / "mirror", {1}, None)
+        assert (tmp_path / "mirror" / "config.pbtxt").readlink() == store / "written" / "config.pbtxt"
+
     def test_links_everything_else(self, store: Path, tmp_path: Path) -> None:
-        (mirror,) = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        mirror = build(store, tmp_path / "overlay")
         assert (mirror / "bare" / "1").readlink() == store / "bare" / "1"
         assert (mirror / "written" / "labels.txt").readlink() == store / "written" / "labels.txt"
         assert not (mirror / "written" / "config.pbtxt").is_symlink()
 
+    def test_hides_other_versions(self, store: Path, tmp_path: Path) -> None:
+        for version in (2, 3):
+            zoo.add(store, "bare", zoo.scale(("batch", 3)), version=version)
+        write_mirror(store / "bare", tmp_path / "mirror", {2}, None)
+        assert sorted(path.name for path in (tmp_path / "mirror").iterdir()) == ["2"]
+
     def test_leaves_the_users_store_as_it_is(self, store: Path, tmp_path: Path) -> None:
         before = tree(store)
-        build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        build(store, tmp_path / "overlay")
         assert tree(store) == before
 
     def test_links_do_not_depend_on_the_working_folder(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(store.parent)
-        (mirror,) = build_overlay([Path(store.name)], tmp_path / "overlay", ALL, as_is)
+        mirror = build(Path(store.name), tmp_path / "overlay")
         monkeypatch.chdir("/")
         assert (mirror / "bare" / "1" / "model.onnx").is_file()
 
-    def test_passes_over_files_and_hidden_folders(self, store: Path, tmp_path: Path) -> None:
-        (store / ".git").mkdir()
-        (store / "README.md").write_text("about these models")
-        (mirror,) = build_overlay([store], tmp_path / "overlay", ALL, as_is)
-        assert sorted(path.name for path in mirror.iterdir()) == ["bare", "written"]
+    def test_a_file_in_the_way(self, store: Path, tmp_path: Path) -> None:
+        (tmp_path / "overlay").write_text("")
+        with pytest.raises(OSError, match="Not a directory"):
+            build(store, tmp_path / "overlay")
 
-    def test_an_empty_store_has_an_empty_mirror(self, tmp_path: Path) -> None:
-        (tmp_path / "empty").mkdir()
-        (mirror,) = build_overlay([tmp_path / "empty"], tmp_path / "overlay", ALL, as_is)
-        assert list(mirror.iterdir()) == []
 
+class TestCompleteConfig:
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
@@ -92,22 +97,17 @@ class TestMirror:
             (lambda model: (model / "config.pbtxt").write_text('input { name: "z" }'), "'z' is not in the graph"),
         ],
     )
-    def test_one_model_that_cannot_be_completed_is_an_error(
-        self, store: Path, tmp_path: Path, spoil: Callable[[Path], None], words: str
-    ) -> None:
+    def test_what_cannot_be_completed_is_an_error(self, store: Path, spoil: Callable[[Path], None], words: str) -> None:
         spoil(store / "bare")
         with pytest.raises(GraphkilnError) as caught:
-            build_overlay([store], tmp_path / "overlay", ALL, as_is)
+            complete_config(store / "bare", ALL, as_is)
         assert words in str(caught.value)
         assert isinstance(caught.value, (RepositoryError, ManifestError))
 
-    def test_a_file_in_the_way(self, store: Path, tmp_path: Path) -> None:
-        (tmp_path / "overlay").write_text("")
-        with pytest.raises(OSError, match="Not a directory"):
-            build_overlay([store], tmp_path / "overlay", ALL, as_is)
+    def test_one_version_may_speak_for_the_model(self, store: Path) -> None:
+        zoo.add(store, "bare", zoo.scale(("batch", 5)), version=2)
+        assert list(complete_config(store / "bare", ALL, as_is, version=1).input[0].dims) == [3]
 
-
-class TestCompleteConfig:
     @pytest.mark.parametrize(
         ("text", "backends", "expected"),
         [
@@ -133,7 +133,7 @@ class TestCompleteConfig:
     )
     def test_a_model_of_another_backend(self, store: Path, text: str, backends: set[str], named: str) -> None:
         (store / "bare" / "config.pbtxt").write_text(text)
-        with pytest.raises(RepositoryError, match=f"model 'bare' is of backend '{named}'"):
+        with pytest.raises(OtherBackend, match=f"model 'bare' is of backend '{named}'"):
             complete_config(store / "bare", frozenset(backends), as_is)
 
     def test_a_name_that_is_written_stays(self, store: Path) -> None:
@@ -184,18 +184,18 @@ class TestFootprints:
     def test_one_for_each_instance(self, store: Path, tmp_path: Path) -> None:
         text = 'backend: "graphkiln" max_batch_size: 2 instance_group [{ count: 1 }, { count: 2 }]'
         (store / "bare" / "config.pbtxt").write_text(text)
-        mirrors = build_overlay([store], tmp_path / "overlay", ALL, as_is)
+        mirrors = [build(store, tmp_path / "overlay")]
         row = 2 * 3 * 4  # x and y, three floats each
         assert batch_footprints(mirrors) == [2 * row] * 3 + [16 * row]
 
     def test_of_all_stores(self, store: Path, tmp_path: Path) -> None:
-        mirrors = build_overlay([store, store], tmp_path / "overlay", ALL, as_is)
+        mirrors = [build(store, tmp_path / "overlay"), build(store, tmp_path / "second")]
         assert len(batch_footprints(mirrors)) == 2 * len(batch_footprints(mirrors[:1]))
 
     def test_default_instances_are_those_of_a_cpu(self, store: Path, tmp_path: Path) -> None:
         for text in ("", "instance_group { kind: KIND_AUTO }"):
             (store / "bare" / "config.pbtxt").write_text(text)
-            (mirror,) = build_overlay([store], tmp_path / f"overlay {len(text)}", ALL, as_is)
+            mirror = build(store, tmp_path / f"overlay {len(text)}")
             config = ModelConfig.read(mirror / "bare" / "config.pbtxt", has_gpu=False)
             assert batch_footprints([mirror]).count(config.batch_bytes) == config.instances == 2
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_repository import StoreOfFakes
 
 from graphkiln_backend.server.installation import Installation
 
@@ -42,3 +43,8 @@ def installation(make_container: MakeContainer) -> Installation:
         stub=root / "backends" / "python" / "triton_python_backend_stub",
         libraries=(),
     )
+
+
+@pytest.fixture
+def fake_store(tmp_path: Path) -> StoreOfFakes:
+    return StoreOfFakes(tmp_path / "store")

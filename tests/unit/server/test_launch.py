@@ -36,7 +36,7 @@ from graphkiln_backend.triton.environment import (
 KNOWN = {
     **dict.fromkeys(("log-verbose", "log-info", "backend-config", "model-control-mode", "load-model"), True),
     **dict.fromkeys(("reuse-http-port", "cache-directory", "backend-directory", "strict-model-config"), True),
-    **dict.fromkeys(("allow-gpu-metrics", "model-config-name"), True),
+    **dict.fromkeys(("allow-gpu-metrics", "model-config-name", "exit-on-error"), True),
     "disable-auto-complete-config": False,
 }
 MEMORY = SharedMemoryPlan(region_bytes=1 << 20, needed_bytes=0)
@@ -74,7 +74,7 @@ class TestCommandLine:
         assert "--model-repository=/s" in quiet
         assert "--backend-config=python,shm-default-byte-size=1048576" in quiet
         assert "--log-info=false" not in loud
-        assert loud[-1] == "--log-verbose=1"
+        assert "--log-verbose=1" in loud
 
     def test_it_begins_with_the_program(self, installation: Installation, folder: RunFolder) -> None:
         line = self.line(installation, folder)
@@ -88,9 +88,15 @@ class TestCommandLine:
         assert [word for word in line if "repository" in word] == ["--model-repository=/b", "--model-repository=/a"]
 
     def test_the_users_arguments_stand_last_and_as_typed(self, installation: Installation, folder: RunFolder) -> None:
-        typed = ["--backend-config", "a,b=c d", "--log-info=true", "--disable-auto-complete-config"]
+        typed = [
+            "--model-control-mode=explicit",
+            "--backend-config",
+            "a,b=c d",
+            "--log-info=true",
+            "--disable-auto-complete-config",
+        ]
         line = self.line(installation, folder, *typed)
-        assert line[-4:] == typed
+        assert line[-5:] == typed
         assert "--log-info=false" not in line
 
     @pytest.mark.parametrize("complete", [True, False])
@@ -126,7 +132,7 @@ class TestPrepare:
     ) -> None:
         (store / "digits" / "config.pbtxt").write_text('backend: "graphkiln" max_batch_size: 4')
         line = make_launch(installation, store).prepare(folder)
-        mirror = folder.overlay / "0"
+        mirror = folder.overlay / "models"
         assert f"--model-repository={mirror}" in line
         assert "--disable-auto-complete-config" in line
         config = read_config(mirror / "digits" / "config.pbtxt")
@@ -141,40 +147,53 @@ class TestPrepare:
         make_launch(installation, store).prepare(folder)
         assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
-    @pytest.mark.parametrize(
-        "flag",
-        [
-            "--model-control-mode=poll",
-            "--model-control-mode=explicit",
-            "--load-model=digits",
-            "--model-config-name=other",
-            "--strict-model-config=true",
-            "--disable-auto-complete-config",
-        ],
-    )
-    def test_stores_that_may_change_or_flags_about_configurations_keep_triton_in_charge(
+    @pytest.mark.parametrize("flag", ["--model-control-mode=explicit", "--load-model=digits"])
+    def test_what_the_user_controls_is_tritons(
         self, installation: Installation, folder: RunFolder, store: Path, flag: str
     ) -> None:
         line = make_launch(installation, store, flags=parse(flag)).prepare(folder)
         assert f"--model-repository={store}" in line
         assert not folder.overlay.exists()
-        assert line.count("--disable-auto-complete-config") == (flag == "--disable-auto-complete-config")
+        assert "--disable-auto-complete-config" not in line
 
-    def test_no_control_is_the_default(self, installation: Installation, folder: RunFolder, store: Path) -> None:
-        line = make_launch(installation, store, flags=parse("--model-control-mode=none")).prepare(folder)
-        assert f"--model-repository={folder.overlay / '0'}" in line
+    @pytest.mark.parametrize("flags", [(), ("--model-control-mode=none",), ("--model-control-mode=poll",)])
+    def test_otherwise_triton_loads_what_the_mirror_holds(
+        self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
+    ) -> None:
+        line = make_launch(installation, store, flags=parse(*flags)).prepare(folder)
+        assert f"--model-repository={folder.overlay / 'models'}" in line
+        assert "--exit-on-error=false" in line
+        assert line[-2:] == ["--model-control-mode=explicit", "--load-model=*"]  # the last one counts
+
+    def test_the_user_may_have_it_end_on_an_error(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        line = make_launch(installation, store, flags=parse("--exit-on-error=true")).prepare(folder)
+        assert [word for word in line if "exit-on-error" in word] == ["--exit-on-error=true"]
+
+    @pytest.mark.parametrize("flag", ["--model-config-name=other", "--strict-model-config=true"])
+    def test_flags_about_configurations_leave_them_as_they_are(
+        self, installation: Installation, folder: RunFolder, store: Path, flag: str
+    ) -> None:
+        line = make_launch(installation, store, flags=parse(flag)).prepare(folder)
+        assert (folder.overlay / "models" / "digits" / "config.pbtxt").is_symlink()
+        assert "--disable-auto-complete-config" not in line
 
     def test_a_model_of_another_backend_leaves_completion_to_triton(
         self, installation: Installation, folder: RunFolder, store: Path, logged: list[str]
     ) -> None:
-        (store / "other").mkdir()
+        (store / "other" / "1").mkdir(parents=True)
         (store / "other" / "config.pbtxt").write_text('backend: "tensorflow"')
         line = make_launch(installation, store).prepare(folder)
-        assert f"--model-repository={store}" in line
+        assert sorted(path.name for path in (folder.overlay / "models").iterdir()) == ["digits", "other"]
         assert "--disable-auto-complete-config" not in line
-        (message,) = logged
-        assert message.startswith("Triton completes the configurations itself")
-        assert "'other'" in message
+        assert logged == []
+
+    def test_a_store_that_cannot_be_read_is_an_error(
+        self, installation: Installation, folder: RunFolder, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ServerSetupError, match="cannot mirror the model stores"):
+            make_launch(installation, tmp_path / "gone").prepare(folder)
 
     def test_too_little_shared_memory_is_an_error(
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +206,7 @@ class TestPrepare:
         self, installation: Installation, folder: RunFolder, store: Path, tmp_path: Path
     ) -> None:
         spaced = store.rename(tmp_path / "a store")
-        flags = parse("--model-control-mode=poll")
+        flags = parse("--model-control-mode=explicit")
         line = make_launch(installation, spaced, flags=flags).prepare(folder)
         assert f"--model-repository={folder.path / 'stores' / '0'}" in line
         assert not any(" " in word for word in line)

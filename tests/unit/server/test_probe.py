@@ -15,7 +15,7 @@ from statuses import instance_status
 
 from graphkiln_backend.server import probe as module
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances
+from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
 from graphkiln_backend.triton.instance_status import StatusFile
 
 
@@ -114,3 +114,22 @@ def test_a_server_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatc
     with pytest.raises(TimeoutError):
         ask(silence, tmp_path)
     assert time.monotonic() - begun < 4
+
+
+def test_refusals_take_the_place_of_what_the_server_says() -> None:
+    def state(version: str, name: str, reason: str = "") -> ModelState:
+        return ModelState(model="m", version=version, state=name, reason=reason, status=None)
+
+    listed = [
+        state("1", "READY"),
+        state("2", "UNAVAILABLE", "unloaded"),
+        state("3", "UNLOADING"),
+        state("10", "UNAVAILABLE", "no graph"),
+    ]
+    assert with_refusals(listed, {("m", "9"): "cut short", ("m", "3"): "crashed"}) == [
+        state("1", "READY"),
+        state("3", "REFUSED", "crashed"),
+        state("9", "REFUSED", "cut short"),
+        state("10", "UNAVAILABLE", "no graph"),
+    ]
+    assert with_refusals([], {}) == []

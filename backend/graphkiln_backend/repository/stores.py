@@ -1,0 +1,114 @@
+"""What lies in model stores right now: models, their versions, and a stamp of each that changes with its files.
+
+Nothing is opened, only listed: a store may hold files that are still being written, or that never end.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_DEEPEST = 16
+_ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
+"""A link as such leads nowhere: whoever needs the file will say so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredModel:
+    """A model's folder in a store.
+
+    Attributes:
+        folder: The folder.
+        stamp: Of everything in it but its versions: another stamp means another configuration or other labels.
+        versions: Version number -> stamp of its files.
+        problem: What is wrong with the folder as a whole, or empty.
+    """
+
+    folder: Path
+    stamp: str = ""
+    versions: Mapping[int, str] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.folder.name
+
+
+def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
+    """Every model of some stores, by name; hidden folders are passed over, as Triton does.
+
+    Args:
+        stores: The stores; a model that lies in two of them has a problem.
+
+    Raises:
+        OSError: A store cannot be listed, which does not mean that it is empty.
+    """
+    found: dict[str, StoredModel] = {}
+    for store in stores:
+        for folder in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            first = found.get(folder.name)
+            found[folder.name] = _twice(first, folder) if first else _scan_model(folder)
+    return found
+
+
+def _twice(first: StoredModel, second: Path) -> StoredModel:
+    problem = f"the model lies in two stores: {first.folder} and {second}; rename or remove one of them"
+    return StoredModel(folder=first.folder, stamp=first.stamp, versions=first.versions, problem=problem)
+
+
+def _scan_model(folder: Path) -> StoredModel:
+    try:
+        versions = {int(path.name): path for path in folder.iterdir() if _is_version(path)}
+        rest = [path for path in folder.iterdir() if path not in versions.values()]
+        problem = _irregular(folder) or ("" if versions else f"{folder} has no version folder: make {folder.name}/1")
+        stamps = {number: _stamp([path]) for number, path in sorted(versions.items())}
+        return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem)
+    except OSError as error:  # it is being changed, or may not be read
+        return StoredModel(folder=folder, problem=f"{folder} cannot be read: {error.strerror or error}")
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir()
+
+
+def _stamp(paths: Sequence[Path]) -> str:
+    """Of all files below some paths: names, sizes, times, inodes."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        for file, status in _walk(path):
+            line = (str(file), status.st_size, status.st_mtime_ns, status.st_ino, stat.S_IFMT(status.st_mode))
+            digest.update(repr(line).encode())
+    return digest.hexdigest()[:16]
+
+
+def _irregular(folder: Path) -> str:
+    """Names a FIFO, socket or device, which could keep a reader waiting for ever; empty where there is none."""
+    for path, status in _walk(folder):
+        if stat.S_IFMT(status.st_mode) not in _ORDINARY:
+            return f"{path} is neither a file nor a folder"
+    return ""
+
+
+def _walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
+    """Paths below a path and itself, with the status of what links lead to, in a fixed order.
+
+    Raises:
+        OSError: A folder cannot be listed, or they are nested too deep: a link may lead back to where it lies.
+    """
+    if depth > _DEEPEST:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    try:
+        status = path.stat()
+    except FileNotFoundError:  # a link that leads nowhere, or a file that has just gone
+        status = path.lstat()
+    yield path, status
+    if stat.S_ISDIR(status.st_mode):
+        for entry in sorted(path.iterdir()):
+            if not entry.name.startswith("."):
+                yield from _walk(entry, depth + 1)

@@ -1,0 +1,152 @@
+"""Proves a version outside the server, before it may appear there.
+
+The version is lowered, self-tested and warmed up as an instance would, in a process of its own with a deadline, so that
+a graph that crashes its runtime or never finishes ends nothing but that process. What was lowered stays in the artifact
+cache, where the instance finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.plan import Resources
+from graphkiln_backend.lowering.settings import Override
+from graphkiln_backend.repository.model_config import ModelConfig
+
+_POLL_S = 0.1
+_NICENESS = 10
+"""Requests go first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A version that wants to be served.
+
+    Attributes:
+        folder: Its version folder.
+        config: The config.pbtxt that it would be served with, complete.
+        overrides: Settings of the command line for its model.
+        cache: The artifact cache.
+        temporary: A folder for what need not last.
+    """
+
+    folder: Path
+    config: Path
+    overrides: Sequence[Override] = field(default=())
+    cache: CacheSettings
+    temporary: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a candidate.
+
+    Attributes:
+        reason: Why it may not be served; empty where it may.
+        words: What serves it, where it may be served.
+    """
+
+    reason: str
+    words: str = ""
+
+
+class AdmissionStopped(Exception):
+    """The server stops: the version was neither admitted nor refused."""
+
+
+def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False) -> Verdict:
+    """Builds and proves a version in a process of its own, which ends with the call, however that ends.
+
+    Args:
+        candidate: The version.
+        deadline_s: How long that may take.
+        stopped: Whether to give up.
+
+    Raises:
+        AdmissionStopped: `stopped` said so.
+    """
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with TemporaryDirectory(prefix="admission-", dir=candidate.temporary) as scratch:
+        process = context.Process(target=_prove, args=(sender, candidate, scratch), daemon=True)
+        try:
+            process.start()
+            sender.close()
+            return _wait(receiver, process, deadline_s, stopped)
+        finally:
+            receiver.close()
+            if process.pid is not None:  # it was started
+                process.kill()
+                process.join()
+
+
+def _wait(receiver: Connection, process: BaseProcess, deadline_s: float, stopped: Callable[[], bool]) -> Verdict:
+    deadline = time.monotonic() + deadline_s
+    while not receiver.poll(_POLL_S):
+        if stopped():
+            raise AdmissionStopped
+        if time.monotonic() > deadline:
+            return Verdict(f"its loading did not end within {deadline_s:g} s")
+    try:
+        return Verdict(*receiver.recv())
+    except EOFError:
+        process.join()
+        return Verdict(f"the process that loaded it {_ending(process.exitcode or 0)}")
+
+
+def _ending(code: int) -> str:
+    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+
+
+def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
+    """Sends reason and words. Errors with fields of their own cannot be pickled."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
+    _end_with_parent()
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch  # libraries look for the variable
+    sender.send(_outcome(candidate))
+
+
+def _outcome(candidate: Candidate) -> tuple[str, str]:
+    try:
+        return "", _build(candidate)
+    except (GraphkilnError, OSError, MemoryError) as error:
+        return str(error) or type(error).__name__, ""
+    except Exception as error:  # noqa: BLE001 - whatever a graph sets off is its own fault, and must be told
+        return f"{type(error).__name__}: {error}", ""
+
+
+def _build(candidate: Candidate) -> str:
+    config = ModelConfig.read(candidate.config, has_gpu=bool(gpus()))
+    resources = Resources(device=config.device, cores=usable_cores(), probe=probe)
+    with candidate.cache.open(candidate.temporary / "artifacts") as cache:
+        graph = convert_if_needed(candidate.folder, cache)
+        proven = Deployment.read(graph, config, resources, candidate.overrides).build(cache)
+        with proven.session:
+            return f"{proven.config}: {proven.placement}"
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG. Source: prctl(2)

@@ -1,0 +1,149 @@
+"""Keeps the mirror at what the stores hold and is good: what is shown, what is refused, what comes and goes.
+
+A version that fails is kept away until its files change, and the next older one that the version policy allows takes
+its place. After a restart the server shows what it showed before: what was added meanwhile must be admitted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.repository.batch_guard import guard_batch
+from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, complete_config
+from graphkiln_backend.repository.stores import StoredModel, scan_stores
+from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.version_policy import select_versions
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.quarantine import Quarantine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model as the mirror shows it.
+
+    Attributes:
+        stored: Its folder, as it was when it was shown.
+        versions: The versions that are shown; none where the model is refused.
+        config: Their configuration, complete; None for the user's own, as it is written.
+    """
+
+    stored: StoredModel
+    versions: tuple[int, ...] = ()
+    config: ModelConfigProto | None = None
+
+    def shows(self, other: ServedModel) -> bool:
+        """Whether it shows the very same files as another one."""
+        mine, theirs = self.stored, other.stored
+        files = [mine.versions.get(version) for version in self.versions]
+        return (
+            self.versions == other.versions
+            and mine.stamp == theirs.stamp
+            and files == [theirs.versions.get(version) for version in other.versions]
+        )
+
+
+@dataclass(slots=True)
+class ManagedStores:
+    """What is served of some stores; outlives the server's restarts.
+
+    Attributes:
+        stores: The stores.
+        quarantine: What is kept away.
+        served: What the mirror shows, by model.
+    """
+
+    stores: Sequence[Path] = ()
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    served: dict[str, ServedModel] = field(default_factory=dict)
+    _backends: frozenset[str] = frozenset()
+    _graph_folder: GraphFolder | None = None
+    _opened: bool = False
+
+    def open(self, mirror: Mirror, backends: frozenset[str], graph_folder: GraphFolder | None) -> bool:
+        """Fills the mirror for a server that is about to start.
+
+        Args:
+            mirror: Empty.
+            backends: Names under which our backend is installed.
+            graph_folder: Finds the graph of a version; None where configurations stay as they are written.
+
+        Returns:
+            Whether every configuration in the mirror is complete.
+
+        Raises:
+            OSError: The stores cannot be listed, or the mirror cannot be written.
+        """
+        self._backends, self._graph_folder = backends, graph_folder
+        for name, stored in scan_stores(self.stores).items():
+            if before := self.served.get(name):
+                self.present(mirror, self.plan(stored, before.versions or stored.versions))
+            elif not self._opened:
+                self.present(mirror, self.plan(stored, stored.versions))
+        self._opened = True
+        return all(model.config or not model.versions for model in self.served.values())
+
+    def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ServedModel:
+        """What to show of a model: the versions of its policy among those that are not kept away.
+
+        Versions from whose graph no configuration can be completed are kept away from then on.
+
+        Args:
+            stored: The model.
+            versions: Those that come into question.
+        """
+        while candidates := [] if stored.problem else self._candidates(stored, versions):
+            try:
+                written = read_config(stored.folder / CONFIG_FILE)
+                selected = tuple(select_versions(written, candidates))
+                config = self._complete(stored, selected[-1]) if selected else None
+            except (GraphkilnError, OSError) as error:
+                self.quarantine.add(stored, candidates[-1], str(error))
+                continue
+            return ServedModel(stored=stored, versions=selected, config=config)
+        return ServedModel(stored=stored)
+
+    def present(self, mirror: Mirror, model: ServedModel) -> None:
+        """Shows a model in the mirror; one without a version as a placeholder that fails with the reason.
+
+        Raises:
+            OSError: The mirror cannot be written.
+        """
+        stored = model.stored
+        if not model.versions:
+            mirror.refuse(stored.name, self.reasons(stored))
+        else:
+            mirror.show(stored.folder, model.versions, model.config)
+        self.served[stored.name] = model
+
+    def reasons(self, stored: StoredModel) -> dict[int, str]:
+        """Why versions of a model are not served."""
+        reasons = self.quarantine.reasons(stored)
+        if stored.problem or not reasons:
+            newest = max(stored.versions, default=1)
+            reasons = {newest: stored.problem or "the version policy of its config.pbtxt selects no version"}
+        return reasons
+
+    def refusals(self) -> dict[tuple[str, str], str]:
+        """Why versions are not served, by model and version."""
+        found: dict[tuple[str, str], str] = {}
+        for name, model in self.served.items():
+            reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
+            found |= {(name, str(version)): reason for version, reason in reasons.items()}
+        return found
+
+    def _complete(self, stored: StoredModel, version: int) -> ModelConfigProto | None:
+        if self._graph_folder is None:
+            return None
+        try:
+            config = complete_config(stored.folder, self._backends, self._graph_folder, version)
+        except OtherBackend:
+            return None
+        guard_batch(config)
+        return config
+
+    def _candidates(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> list[int]:
+        return [version for version in self.quarantine.admissible(stored) if version in versions]

@@ -1,0 +1,97 @@
+"""The model repository that Triton sees: links to the versions that may be served, and placeholders.
+
+Triton (24.10) never forgets that a version failed: its readiness stays "no" although the version's folder is gone or
+the model unloaded, until the same version number is loaded well. A placeholder is a model of Triton's own Python
+backend that loads in half a second, well or badly, as it is told. It makes Triton forget, and it says why a model
+without any good version is not served.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.overlay import write_mirror
+from graphkiln_backend.repository.version import CONFIG_FILE
+
+_CONFIG = """backend: "python"
+instance_group {{ kind: KIND_CPU count: 1 }}
+input {{ name: "none" data_type: TYPE_FP32 dims: [1] }}
+output {{ name: "none" data_type: TYPE_FP32 dims: [1] }}
+version_policy {{ all {{}} }}
+"""
+_REFUSING = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        raise pb_utils.TritonModelException({reason!r})
+
+    def execute(self, requests):
+        return []
+"""
+_EMPTY = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        error = pb_utils.TritonError("this version is not served", pb_utils.TritonError.UNAVAILABLE)
+        return [pb_utils.InferenceResponse(error=error) for _ in requests]
+"""
+
+
+class Mirror:
+    """A folder of mirrored models; the user's stores are never written to.
+
+    Args:
+        folder: Where to build it; made when missing.
+
+    Attributes:
+        path: The repository that Triton sees.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "models"
+        self._next = folder / "next"  # not below `path`: Triton would list it
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def show(self, model: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
+        """Shows some versions of a model, and no others; without a configuration, the user's own.
+
+        Raises:
+            OSError: The mirror cannot be written.
+        """
+        write_mirror(model, self._next, versions, config)
+        self._swap_in(model.name)
+
+    def refuse(self, name: str, reasons: dict[int, str]) -> None:
+        """Shows versions of a model whose loading fails with a reason."""
+        self._show_placeholder(name, {version: _REFUSING.format(reason=text) for version, text in reasons.items()})
+
+    def forget(self, name: str, failed: Collection[int], *, serving: Collection[int]) -> None:
+        """Shows a model whose loading fails, and makes Triton forget on the way that versions of it failed.
+
+        Of versions that are loaded together, none goes live if one fails: those that failed earlier load now and are
+        dropped as "unloaded", while those that serve are loaded beside what serves and fail there.
+        """
+        files = dict.fromkeys(failed, _EMPTY)
+        reason = "deliberately: this makes Triton forget that another version failed"
+        self._show_placeholder(name, files | dict.fromkeys(serving, _REFUSING.format(reason=reason)))
+
+    def remove(self, name: str) -> None:
+        """Shows nothing of a model."""
+        shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def _show_placeholder(self, name: str, files: dict[int, str]) -> None:
+        for version, text in files.items():
+            folder = self._next / str(version)
+            folder.mkdir(parents=True)
+            (folder / "model.py").write_text(text)
+        (self._next / CONFIG_FILE).write_text(_CONFIG.format())
+        self._swap_in(name)
+
+    def _swap_in(self, name: str) -> None:
+        self.remove(name)
+        self._next.rename(self.path / name)

@@ -1,0 +1,139 @@
+"""Polls the stores: new and changed versions are proven outside the server, and only then appear in it.
+
+A folder whose files still change is left alone until two scans in a row find the same; one that fails is not tried
+again until its files change, so that a copy that paused half-way is tried again when it went on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.repository.stores import StoredModel, scan_stores
+from graphkiln_backend.server.admission import Verdict
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.recovery import forget_failures, replace_failed
+from graphkiln_backend.server.repository_control import RepositoryControl
+
+_log = logging.getLogger("graphkiln.server")
+
+Admit = Callable[[ServedModel, int], Verdict]
+"""A model as it would be served, and one of its versions."""
+
+
+@dataclass(slots=True)
+class Poller:
+    """Compares the stores with what is served.
+
+    Args:
+        stores: What is served.
+        mirror: What Triton sees.
+        control: The running server.
+        admit: Proves a version.
+        load_timeout_s: For one load.
+    """
+
+    stores: ManagedStores
+    mirror: Mirror
+    control: RepositoryControl
+    admit: Admit
+    load_timeout_s: float
+    _seen: dict[str, StoredModel] = field(default_factory=dict)
+    _devices: dict[Path, int] = field(default_factory=dict)
+    _unreadable: str = ""
+
+    def poll(self) -> bool:
+        """Takes over what changed.
+
+        Returns:
+            Whether something is still changing: another poll should follow soon.
+
+        Raises:
+            OSError: The server ended, or the mirror cannot be written.
+            AdmissionStopped: The server stops.
+        """
+        found = self._scan()
+        if found is None:
+            return False
+        before, self._seen = self._seen, found
+        unstable = [name for name, stored in found.items() if before.get(name) != stored]
+        gone = [name for name in self.stores.served if name not in found or not found[name].versions]
+        for name in gone:
+            self._remove(name)
+        changed = [self._update(stored) for name, stored in found.items() if name not in unstable]
+        if any(changed) or gone:
+            replace_failed(self.stores, self.mirror, self.control, timeout_s=self.load_timeout_s)
+            forget_failures(self.stores, self.mirror, self.control)
+        return bool(unstable)
+
+    def _scan(self) -> dict[str, StoredModel] | None:
+        """What the stores hold; None where one cannot be read, or is suddenly another file system: not empty."""
+        found = None
+        try:
+            devices = {store: store.stat().st_dev for store in self.stores.stores}
+            found = scan_stores(self.stores.stores)
+        except OSError as error:
+            problem = str(error)
+        else:
+            problem = "another file system lies there now" if self._devices not in ({}, devices) else ""
+            self._devices = self._devices or devices
+        self._tell(problem)
+        return None if problem else found
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self._unreadable:
+            _log.warning("a model store cannot be read, what is served stays: %s", problem)
+        self._unreadable = problem
+
+    def _remove(self, name: str) -> None:
+        _log.info("%s: removed from its store, unloading it", name)
+        del self.stores.served[name]
+        self.mirror.remove(name)
+        self.control.unload(name)
+
+    def _update(self, stored: StoredModel) -> bool:
+        """Serves what a folder holds now, as far as it is good; whether anything changed."""
+        served = self.stores.served.get(stored.name)
+        if not stored.versions or (stored.problem and not served):
+            return False
+        planned = self._admissible(stored, served)
+        if not planned.versions or (served and (planned.shows(served) or self._replaced_badly(stored, served))):
+            return False
+        _log.info("%s: loading version %s", stored.name, ", ".join(map(str, planned.versions)))
+        self.stores.present(self.mirror, planned)
+        if error := self.control.load(stored.name, self.load_timeout_s):
+            _log.error("%s: %s", stored.name, error)
+        return True
+
+    def _replaced_badly(self, stored: StoredModel, served: ServedModel) -> bool:
+        """Whether the newest version that serves has got bad files: it goes on with what it was loaded from."""
+        newest = max(served.versions, default=0)
+        return bool(self.stores.quarantine.reason(stored, newest)) and newest in served.versions
+
+    def _admissible(self, stored: StoredModel, served: ServedModel | None) -> ServedModel:
+        """What may be served of a folder: versions that fail to prove themselves give way to older ones."""
+        while True:
+            planned = self.stores.plan(stored, stored.versions)
+            failed = next((v for v in planned.versions if not self._is_good(planned, v, served)), None)
+            if failed is None:
+                return planned
+
+    def _is_good(self, planned: ServedModel, version: int, served: ServedModel | None) -> bool:
+        if planned.config is None or (served and _serves(served, planned.stored, version)):
+            return True
+        verdict = self.admit(planned, version)
+        if verdict.reason:
+            self.stores.quarantine.add(planned.stored, version, verdict.reason)
+        else:
+            _log.info("%s version %d is admitted: %s", planned.stored.name, version, verdict.words)
+        return not verdict.reason
+
+
+def _serves(served: ServedModel, stored: StoredModel, version: int) -> bool:
+    """Whether a version with these very files and this configuration is served already."""
+    then = served.stored
+    same = then.stamp == stored.stamp and then.versions.get(version) == stored.versions.get(version)
+    return version in served.versions and same

@@ -1,0 +1,106 @@
+"""Triton's repository control over a mirror, without Triton: what was tried of version 24.10, and nothing else.
+
+A graph whose file says `bad` cannot be loaded. A version that failed stays failed until it is loaded well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.version_policy import select_versions
+from graphkiln_backend.server.repository_control import VersionState
+
+
+class FakeTriton:
+    """Loads what lies in a mirror.
+
+    Attributes:
+        loads: The models that were loaded, in order.
+        readiness: What the readiness said after each call.
+    """
+
+    def __init__(self, mirror: Path) -> None:
+        self._mirror = mirror
+        self._states: dict[tuple[str, int], tuple[str, str]] = {}
+        self.loads: list[str] = []
+        self.readiness: list[bool] = []
+
+    def start(self) -> None:
+        for model in sorted(self._mirror.iterdir()):
+            self._load(model.name)
+
+    def index(self) -> list[VersionState]:
+        names = {path.name for path in self._mirror.iterdir()} | {name for name, _ in self._states}
+        rows = [
+            VersionState(model=name, version=str(version), state=state, reason=reason)
+            for (name, version), (state, reason) in sorted(self._states.items())
+        ]
+        known = {row.model for row in rows}
+        return [*rows, *(VersionState(model=name, version="", state="UNLOADED", reason="") for name in names - known)]
+
+    def load(self, model: str, timeout_s: float) -> str:
+        assert timeout_s > 0
+        self.loads.append(model)
+        error = self._load(model)
+        self.readiness.append(self.ready)
+        return error
+
+    def unload(self, model: str) -> None:
+        for (name, version), (state, _) in list(self._states.items()):
+            if name == model and state == "READY":
+                self._states[name, version] = ("UNAVAILABLE", "unloaded")
+        self.readiness.append(self.ready)
+
+    @property
+    def ready(self) -> bool:
+        return all(state == "READY" or reason == "unloaded" for state, reason in self._states.values())
+
+    def serving(self, model: str) -> list[int]:
+        return [version for (name, version), (state, _) in self._states.items() if name == model and state == "READY"]
+
+    def _load(self, model: str) -> str:
+        folder = self._mirror / model
+        if not folder.is_dir():
+            return "failed to poll from model repository"
+        versions = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        wanted = select_versions(read_config(folder / "config.pbtxt"), versions)
+        errors = {version: error for version in wanted if (error := _error(folder / str(version)))}
+        for version in wanted:
+            before = self._states.get((model, version), ("", ""))[0]
+            if version in errors and before != "READY":
+                self._states[model, version] = ("UNAVAILABLE", errors[version])
+            elif version not in errors and errors and before != "READY":
+                self._states[model, version] = ("UNAVAILABLE", "unloaded")
+        if errors or not wanted:
+            return f"load failed for model '{model}': {errors}"
+        self.unload(model)
+        self._states |= {(model, version): ("READY", "") for version in wanted}
+        return ""
+
+
+class StoreOfFakes:
+    """A model store for `FakeTriton`: graphs are words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def add(self, model: str, version: int, graph: str = "good", config: str | None = None) -> Path:
+        """A version; `config` is written where it is given."""
+        folder = self.folder / model / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_text(graph)
+        if config is not None:
+            (self.folder / model / "config.pbtxt").write_text(config)
+        return folder
+
+
+def _error(version: Path) -> str:
+    placeholder = version / "model.py"
+    if placeholder.exists():
+        return "Internal: TritonModelException: placeholder\n\nAt:\n  x" if "raise" in placeholder.read_text() else ""
+    graph = version / "model.onnx"
+    if not graph.exists() or b"bad" in graph.read_bytes():
+        return f"Internal: TritonModelException: {version.parent.name}: cannot serve {graph}\n\nAt:\n  model.py(3): x\n"
+    return ""

@@ -1,0 +1,138 @@
+"""One bad model or version takes no other with it: at the start, while it runs, and after a restart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+import zoo
+from running import Server, StartServer
+
+from graphkiln import Client, ClientError
+
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=1")
+
+
+def nonsense() -> onnx.ModelProto:
+    """Complete in every respect, and no engine runs it: only loading it tells."""
+    proto = zoo.scale(("batch", 3))
+    proto.graph.node[0].op_type = "Nonsense"
+    return proto
+
+
+def stubs(server: Server) -> list[psutil.Process]:
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    return [process for process in processes if "python_backend_stub" in process.name()]
+
+
+def factor(server: Server, model: str = "swap") -> float:
+    """What a model multiplies by; 0 where it does not respond."""
+    try:
+        with Client(server.url, timeout_s=10) as client:
+            return float(client.model(model).infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])
+    except ClientError:
+        return 0.0
+
+
+def publish(store: Path, version: int, proto: onnx.ModelProto, model: str = "swap") -> None:
+    """A new version, made elsewhere and renamed into place."""
+    folder = zoo.add(store / ".new", model, proto, version=version)
+    (store / model).mkdir(exist_ok=True)
+    folder.rename(store / model / str(version))
+
+
+def watch(server: Server, condition: Callable[[], bool], timeout_s: float = 60) -> Counter[int | None]:
+    """Asks for readiness until a condition holds, and for a second more; returns how often it said what."""
+    seen: Counter[int | None] = Counter()
+    deadline = time.monotonic() + timeout_s
+    until = 0.0
+    while not until or time.monotonic() < until:
+        seen[server.status("/v2/health/ready")] += 1
+        assert time.monotonic() < deadline, server.log
+        if not until and condition():
+            until = time.monotonic() + 1
+        time.sleep(0.02)
+    return seen
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """The models `good` and `swap`."""
+    zoo.add(tmp_path / "store", "good", zoo.scale(("batch", 3), 7))
+    zoo.add(tmp_path / "store", "swap", zoo.scale(("batch", 3), 1))
+    return tmp_path / "store"
+
+
+def test_at_the_start_a_bad_model_takes_no_other_with_it(start_server: StartServer, store: Path) -> None:
+    zoo.add(store, "damaged", zoo.scale(("batch", 3)))
+    (store / "damaged" / "1" / "model.onnx").write_bytes(b"PK")
+    zoo.add(store, "unparsable", zoo.scale(("batch", 3)), "hello {")
+    zoo.add(store, "unloadable", nonsense())
+    os.mkfifo(zoo.add(store, "endless", zoo.scale(("batch", 3))) / "manifest.json")
+    server = start_server("--model-store", store)
+    server.wait_until(lambda: "serving HTTP" in server.log)
+    assert factor(server, "good") == 7
+    assert server.status("/v2/health/ready") == 400
+    assert server.status("/v2/models/good/ready") == 200
+    for words in (
+        "damaged 1: ",
+        "cut short",
+        "is not a model configuration",
+        "Nonsense",
+        "manifest.json is neither a file nor a folder",
+    ):
+        assert words in server.log
+    rows = [line for line in server.log.splitlines() if line.startswith("│ ")]
+    assert {row.split("│")[3].strip() for row in rows if row.split("│")[3].strip()} == {"ready", "refused"}
+    assert max(map(len, rows)) <= 80
+    assert server.stop()[0] == 0
+
+
+def test_an_older_version_serves_where_the_newest_is_bad_also_after_a_crash(
+    start_server: StartServer, store: Path
+) -> None:
+    publish(store, 2, zoo.scale(("batch", 3), 2))
+    publish(store, 3, nonsense())
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    assert (factor(server), factor(server, "good")) == (2, 7)
+    publish(store, 4, nonsense())  # not asked for: neither now nor after the crash
+    stubs(server)[0].send_signal(signal.SIGKILL)
+    server.wait_until(lambda: server.log.count("serving HTTP") == 2)
+    server.wait_ready()
+    assert (factor(server), factor(server, "good")) == (2, 7)
+    assert "version 4" not in server.log
+
+
+@pytest.mark.slow
+def test_polling_a_bad_version_never_shows_and_a_good_one_is_served(start_server: StartServer, store: Path) -> None:
+    server = start_server("--model-store", store, *POLL)
+    server.wait_ready()
+    publish(store, 2, nonsense())
+    assert set(watch(server, lambda: "swap version 2 is not served" in server.log)) == {200}
+    assert factor(server) == 1
+    stubs(server)[0].send_signal(signal.SIGKILL)
+    server.wait_until(lambda: server.log.count("serving HTTP") == 2)
+    server.wait_ready()
+    assert (factor(server), factor(server, "good")) == (1, 7)
+    publish(store, 3, zoo.scale(("batch", 3), 3))
+    watch(server, lambda: factor(server) == 3)
+    server.wait_ready()
+    (store / "swap" / "3" / "model.onnx").write_bytes(b"PK")
+    assert set(watch(server, lambda: "swap version 3 is not served" in server.log)) == {200}
+    assert factor(server) == 3
+    publish(store, 1, nonsense(), "late")
+    assert set(watch(server, lambda: "late version 1 is not served" in server.log)) == {200}
+    shutil.rmtree(store / "swap")
+    watch(server, lambda: factor(server) == 0)
+    server.wait_ready()
+    assert factor(server, "good") == 7

@@ -1,0 +1,98 @@
+"""What a scan of model stores finds, and what it takes for another version."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.repository.stores import scan_stores
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    for version in (1, 2):
+        (tmp_path / "store" / "m" / str(version)).mkdir(parents=True)
+        (tmp_path / "store" / "m" / str(version) / "model.onnx").write_bytes(b"graph")
+    (tmp_path / "store" / "m" / "config.pbtxt").write_text("")
+    return tmp_path / "store"
+
+
+def test_models_and_versions_by_name_and_number(store: Path) -> None:
+    (store / ".new").mkdir()
+    (store / "README.md").write_text("")
+    (store / "m" / "configs").mkdir()
+    (store / "m" / "007").mkdir()
+    found = scan_stores([store])
+    assert list(found) == ["m"]
+    assert (found["m"].name, list(found["m"].versions), found["m"].problem) == ("m", [1, 2], "")
+
+
+def test_the_same_files_have_the_same_stamp(store: Path) -> None:
+    assert scan_stores([store]) == scan_stores([store])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "model.onnx").write_bytes(b"another"),
+        lambda folder: (folder / "weights.bin").write_bytes(b""),
+        lambda folder: (folder / "model.onnx").unlink(),
+        lambda folder: os.utime(folder / "model.onnx", ns=(5, 5)),
+    ],
+)
+def test_other_files_are_another_version(store: Path, change: object) -> None:
+    before = scan_stores([store])["m"]
+    assert callable(change)
+    change(store / "m" / "2")
+    after = scan_stores([store])["m"]
+    assert after.versions[1] == before.versions[1]
+    assert after.versions[2] != before.versions[2]
+    assert after.stamp == before.stamp
+
+
+def test_configuration_and_labels_belong_to_the_model(store: Path) -> None:
+    before = scan_stores([store])["m"]
+    (store / "m" / "labels.txt").write_text("red\n")
+    after = scan_stores([store])["m"]
+    assert after.stamp != before.stamp
+    assert after.versions == before.versions
+
+
+def test_a_file_behind_a_link_counts(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "held").write_bytes(b"one")
+    (store / "m" / "2" / "weights").symlink_to(tmp_path / "held")
+    before = scan_stores([store])["m"]
+    (tmp_path / "held").write_bytes(b"another")
+    assert scan_stores([store])["m"].versions[2] != before.versions[2]
+
+
+def test_a_link_that_leads_nowhere_or_back_is_no_end(store: Path) -> None:
+    (store / "m" / "2" / "nowhere").symlink_to("/nowhere")
+    assert scan_stores([store])["m"].problem == ""
+    (store / "m" / "2" / "back").symlink_to(store)
+    assert "cannot be read" in scan_stores([store])["m"].problem
+
+
+def test_a_fifo_is_named_and_not_opened(store: Path) -> None:
+    os.mkfifo(store / "m" / "1" / "manifest.json")
+    assert "manifest.json is neither a file nor a folder" in scan_stores([store])["m"].problem
+
+
+def test_a_model_in_two_stores_is_a_problem_of_that_model_only(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "second" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "second" / "n" / "1").mkdir(parents=True)
+    found = scan_stores([store, tmp_path / "second"])
+    assert "lies in two stores" in found["m"].problem
+    assert found["n"].problem == ""
+
+
+def test_a_model_without_versions_is_a_problem(store: Path) -> None:
+    (store / "empty").mkdir()
+    assert "has no version folder" in scan_stores([store])["empty"].problem
+
+
+def test_a_store_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        scan_stores([tmp_path / "nowhere"])

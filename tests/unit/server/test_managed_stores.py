@@ -1,0 +1,144 @@
+"""What of the stores is shown to Triton, at the first start and at later ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import zoo
+from fake_repository import StoreOfFakes
+
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, read_config
+from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.mirror import Mirror
+
+BACKENDS = frozenset({BACKEND, DROP_IN_BACKEND})
+ALL = "version_policy { all { } }"
+
+
+def as_is(version: Path) -> Path:
+    return version
+
+
+def versions(mirror: Mirror, model: str) -> list[str]:
+    return sorted(path.name for path in (mirror.path / model).iterdir() if path.name.isdecimal())
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Mirror:
+    return Mirror(tmp_path / "overlay")
+
+
+class TestFirstStart:
+    def test_the_policy_selects(self, fake_store: StoreOfFakes, mirror: Mirror) -> None:
+        for version in (1, 2):
+            fake_store.add("newest", version)
+            fake_store.add("every", version, config=ALL)
+        stores = ManagedStores([fake_store.folder])
+        assert stores.open(mirror, BACKENDS, None) is False  # configurations are as written
+        assert (versions(mirror, "newest"), versions(mirror, "every")) == (["2"], ["1", "2"])
+
+    def test_configurations_are_completed(self, tmp_path: Path, mirror: Mirror) -> None:
+        zoo.add(tmp_path / "store", "bare", zoo.scale(("batch", 3)))
+        assert ManagedStores([tmp_path / "store"]).open(mirror, BACKENDS, as_is) is True
+        assert read_config(mirror.path / "bare" / "config.pbtxt").input[0].name == "x"
+
+    def test_a_model_of_another_backend_keeps_its_own(self, tmp_path: Path, mirror: Mirror) -> None:
+        zoo.add(tmp_path / "store", "bare", zoo.scale(("batch", 3)))
+        zoo.add(tmp_path / "store", "other", zoo.scale(("batch", 3)), 'backend: "tensorflow"')
+        assert ManagedStores([tmp_path / "store"]).open(mirror, BACKENDS, as_is) is False
+        assert (mirror.path / "other" / "config.pbtxt").is_symlink()
+        assert not (mirror.path / "bare" / "config.pbtxt").is_symlink()
+
+    def test_a_version_without_a_graph_gives_way_to_an_older_one(self, tmp_path: Path, mirror: Mirror) -> None:
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
+        broken = zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)), version=2)
+        (broken / "model.onnx").write_bytes(b"PK")
+        stores = ManagedStores([tmp_path / "store"])
+        assert stores.open(mirror, BACKENDS, as_is) is True
+        assert versions(mirror, "m") == ["1"]
+        assert "cut short" in stores.refusals()["m", "2"]
+
+    @pytest.mark.parametrize(
+        ("config", "words"),
+        [
+            ("hello {", "is not a model configuration"),
+            ('input { name: "z" }', "'z' is not in the graph"),
+            ("version_policy { specific { versions: 7 } }", "selects no version"),
+        ],
+    )
+    def test_a_bad_configuration_is_a_placeholder_that_says_so(
+        self, tmp_path: Path, mirror: Mirror, config: str, words: str
+    ) -> None:
+        zoo.add(tmp_path / "store", "bad", zoo.scale(("batch", 3)), config)
+        zoo.add(tmp_path / "store", "good", zoo.scale(("batch", 3)))
+        stores = ManagedStores([tmp_path / "store"])
+        assert stores.open(mirror, BACKENDS, as_is) is True
+        assert words in (mirror.path / "bad" / "1" / "model.py").read_text().replace("\\'", "'")
+        assert words in stores.refusals()["bad", "1"]
+        assert versions(mirror, "good") == ["1"]
+
+    def test_a_model_without_versions_is_a_placeholder(self, fake_store: StoreOfFakes, mirror: Mirror) -> None:
+        (fake_store.folder / "empty").mkdir()
+        stores = ManagedStores([fake_store.folder])
+        stores.open(mirror, BACKENDS, None)
+        assert "no version folder" in (mirror.path / "empty" / "1" / "model.py").read_text()
+
+
+class TestLaterStarts:
+    @pytest.fixture
+    def stores(self, fake_store: StoreOfFakes, mirror: Mirror) -> ManagedStores:
+        """Has been started once, with versions 1 and 2 of `m`."""
+        fake_store.add("m", 1)
+        fake_store.add("m", 2, config="")
+        stores = ManagedStores([fake_store.folder])
+        stores.open(mirror, BACKENDS, None)
+        return stores
+
+    def again(self, stores: ManagedStores, tmp_path: Path) -> Mirror:
+        mirror = Mirror(tmp_path / "again")
+        stores.open(mirror, BACKENDS, None)
+        return mirror
+
+    def test_what_was_added_meanwhile_is_not_shown(
+        self, stores: ManagedStores, fake_store: StoreOfFakes, tmp_path: Path
+    ) -> None:
+        fake_store.add("m", 3, "bad")
+        fake_store.add("n", 1, "bad")
+        mirror = self.again(stores, tmp_path)
+        assert versions(mirror, "m") == ["2"]
+        assert not (mirror.path / "n").exists()
+
+    def test_what_failed_is_not_tried_again(self, stores: ManagedStores, tmp_path: Path) -> None:
+        model = stores.served["m"]
+        stores.quarantine.add(model.stored, 2, "it crashed")
+        stores.present(Mirror(tmp_path / "overlay"), stores.plan(model.stored, model.stored.versions))
+        assert versions(self.again(stores, tmp_path), "m") == ["1"]
+
+    def test_a_model_that_never_had_a_version_stays_a_placeholder(
+        self, stores: ManagedStores, fake_store: StoreOfFakes, tmp_path: Path
+    ) -> None:
+        model = stores.served["m"].stored
+        for version in (1, 2):
+            stores.quarantine.add(model, version, "it crashed")
+        assert (self.again(stores, tmp_path).path / "m" / "2" / "model.py").is_file()
+        fake_store.add("m", 2, "mended")
+        assert versions(self.again(stores, tmp_path / "b"), "m") == ["2"]
+
+    def test_a_model_that_is_gone_is_gone(
+        self, stores: ManagedStores, fake_store: StoreOfFakes, tmp_path: Path
+    ) -> None:
+        shutil.rmtree(fake_store.folder / "m")
+        assert not (self.again(stores, tmp_path).path / "m").exists()
+
+
+def test_other_files_are_another_model(fake_store: StoreOfFakes) -> None:
+    fake_store.add("m", 1, config="")
+    stores = ManagedStores([fake_store.folder])
+
+    old = stores.plan(scan_stores(stores.stores)["m"], [1])
+    assert stores.plan(scan_stores(stores.stores)["m"], [1]).shows(old)
+    fake_store.add("m", 1, "others")
+    assert not stores.plan(scan_stores(stores.stores)["m"], [1]).shows(old)

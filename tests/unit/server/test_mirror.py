@@ -1,0 +1,78 @@
+"""The repository that Triton sees: what is shown, and placeholders."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.server.mirror import Mirror
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Mirror:
+    return Mirror(tmp_path / "overlay")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for version in (1, 2):
+        (tmp_path / "store" / "m" / str(version)).mkdir(parents=True)
+    (tmp_path / "store" / "m" / "config.pbtxt").write_text("max_batch_size: 7")
+    return tmp_path / "store" / "m"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_shows_some_versions_and_then_others(mirror: Mirror, model: Path) -> None:
+    mirror.show(model, [1], None)
+    assert names(mirror.path / "m") == ["1", "config.pbtxt"]
+    mirror.show(model, [2], read_config(model / "config.pbtxt"))
+    assert names(mirror.path / "m") == ["2", "config.pbtxt"]
+    assert names(mirror.path) == ["m"]
+
+
+def test_nothing_else_lies_where_triton_looks(mirror: Mirror, model: Path) -> None:
+    mirror.show(model, [1], None)
+    mirror.remove("m")
+    mirror.remove("m")
+    assert names(mirror.path) == []
+    assert names(model) == ["1", "2", "config.pbtxt"]
+
+
+class TritonModelException(Exception):
+    pass
+
+
+@pytest.fixture
+def pb_utils(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("triton_python_backend_utils")
+    module.TritonModelException = TritonModelException  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    return module
+
+
+@pytest.mark.usefixtures("pb_utils")
+def test_a_refused_version_fails_with_its_reason(mirror: Mirror) -> None:
+    mirror.refuse("m", {3: 'no "graph"\nin it'})
+    placeholder = runpy.run_path(str(mirror.path / "m" / "3" / "model.py"))["TritonPythonModel"]
+    with pytest.raises(TritonModelException, match='no "graph"\nin it'):
+        placeholder().initialize({})
+    config = read_config(mirror.path / "m" / "config.pbtxt")
+    assert config.backend == "python"
+    assert config.version_policy.HasField("all")
+
+
+@pytest.mark.usefixtures("pb_utils")
+def test_to_forget_the_failed_load_and_the_serving_fail(mirror: Mirror) -> None:
+    mirror.forget("m", [2, 3], serving=[1])
+    placeholders = {
+        name: runpy.run_path(str(mirror.path / "m" / name / "model.py"))["TritonPythonModel"] for name in "123"
+    }
+    assert {name for name, placeholder in placeholders.items() if hasattr(placeholder, "initialize")} == {"1"}

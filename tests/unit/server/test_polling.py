@@ -1,0 +1,178 @@
+"""What comes, changes and goes in the stores while a server runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_repository import FakeTriton, StoreOfFakes
+
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.server.admission import Verdict
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.polling import Poller
+
+
+class Setup:
+    """A server that serves a store, and a poller beside it."""
+
+    def __init__(self, store: StoreOfFakes, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = store
+        self.mirror = mirror
+        self.stores = ManagedStores([store.folder])
+        monkeypatch.setattr(ManagedStores, "_complete", lambda *_: ModelConfigProto())
+        self.stores.open(mirror, frozenset(), None)
+        self.triton = FakeTriton(mirror.path)
+        self.triton.start()
+        self.admitted: list[tuple[str, int]] = []
+        self.poller = Poller(self.stores, mirror, self.triton, self._admit, 5.0)
+        self.settle()
+
+    def _admit(self, model: ServedModel, version: int) -> Verdict:
+        self.admitted.append((model.stored.name, version))
+        graph = (model.stored.folder / str(version) / "model.onnx").read_text()
+        return Verdict("it is bad" if graph == "bad" else "")
+
+    def settle(self) -> None:
+        """Polls until nothing changes any more."""
+        while self.poller.poll():
+            pass
+
+
+@pytest.fixture
+def setup(fake_store: StoreOfFakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    fake_store.add("m", 1, config="")
+    fake_store.add("n", 1, config="")
+    return Setup(fake_store, Mirror(tmp_path / "overlay"), monkeypatch)
+
+
+def test_nothing_is_done_where_nothing_changed(setup: Setup) -> None:
+    setup.settle()
+    assert (setup.admitted, setup.triton.loads) == ([], [])
+
+
+def test_a_new_version_is_admitted_and_then_loaded(setup: Setup) -> None:
+    setup.store.add("m", 2)
+    setup.settle()
+    assert setup.admitted == [("m", 2)]
+    assert setup.triton.serving("m") == [2]
+    assert setup.triton.ready
+
+
+def test_a_bad_version_never_reaches_the_server(setup: Setup) -> None:
+    setup.store.add("m", 2, "bad")
+    setup.settle()
+    setup.settle()
+    assert setup.admitted == [("m", 2)]
+    assert setup.triton.loads == []
+    assert setup.triton.serving("m") == [1]
+    assert setup.stores.refusals() == {}  # of what it knew at the start
+    setup.store.add("m", 2, "mended")
+    setup.settle()
+    assert setup.triton.serving("m") == [2]
+
+
+def test_a_bad_new_model_takes_no_readiness_away(setup: Setup) -> None:
+    setup.store.add("late", 1, "bad")
+    setup.settle()
+    assert setup.triton.ready
+    assert "late" not in setup.stores.served
+    setup.store.add("late", 2)
+    setup.settle()
+    assert setup.triton.serving("late") == [2]
+
+
+def test_a_folder_that_is_still_being_written_waits(setup: Setup) -> None:
+    for written in ("a", "ab", "abc"):
+        setup.store.add("m", 2, written)
+        assert setup.poller.poll() is True
+        assert setup.admitted == []
+    assert setup.poller.poll() is False
+    assert setup.admitted == [("m", 2)]
+
+
+def test_a_version_that_is_replaced_in_place_is_loaded_again(setup: Setup) -> None:
+    setup.store.add("m", 1, "another")
+    setup.settle()
+    assert setup.admitted == [("m", 1)]
+    assert setup.triton.loads == ["m"]
+
+
+def test_bad_files_in_place_of_good_ones_change_nothing(setup: Setup) -> None:
+    setup.store.add("m", 2)
+    setup.settle()
+    setup.triton.loads.clear()
+    setup.store.add("m", 2, "bad")
+    setup.settle()
+    assert setup.triton.loads == []
+    assert setup.triton.serving("m") == [2]
+
+
+@pytest.mark.parametrize("config", ["hello {", "version_policy { specific { versions: 9 } }"])
+def test_a_bad_configuration_changes_nothing(setup: Setup, config: str) -> None:
+    (setup.store.folder / "m" / "config.pbtxt").write_text(config)
+    setup.settle()
+    assert setup.triton.loads == []
+    assert setup.triton.serving("m") == [1]
+
+
+def test_another_configuration_is_admitted_for_every_version(setup: Setup) -> None:
+    setup.store.add("m", 2, config="version_policy { all { } }")
+    setup.settle()
+    assert sorted(setup.admitted) == [("m", 1), ("m", 2)]
+
+
+def test_a_version_that_is_removed_gives_way_to_an_admitted_one(setup: Setup) -> None:
+    setup.store.add("m", 2)
+    setup.settle()
+    shutil.rmtree(setup.store.folder / "m" / "2")
+    setup.settle()
+    assert setup.admitted == [("m", 2), ("m", 1)]
+    assert setup.triton.serving("m") == [1]
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, lambda model: shutil.rmtree(model / "1")])
+def test_a_model_that_is_removed_is_unloaded(setup: Setup, remove: Callable[[Path], None]) -> None:
+    remove(setup.store.folder / "m")
+    setup.settle()
+    assert setup.triton.serving("m") == []
+    assert setup.triton.serving("n") == [1]
+    assert setup.triton.ready
+
+
+def test_a_store_that_is_gone_is_not_empty(setup: Setup, logged: list[str]) -> None:
+    setup.store.folder.rename(setup.store.folder.with_name("away"))
+    for _ in range(3):
+        assert setup.poller.poll() is False
+    assert setup.triton.serving("m") == [1]
+    assert sum("what is served stays" in message for message in logged) == 1
+    setup.store.folder.with_name("away").rename(setup.store.folder)
+    setup.settle()
+    assert setup.triton.loads == []
+
+
+def test_another_file_system_is_not_an_empty_store(setup: Setup, logged: list[str]) -> None:
+    setup.poller._devices = {setup.store.folder: -1}
+    shutil.rmtree(setup.store.folder / "m")
+    assert setup.poller.poll() is False
+    assert setup.triton.serving("m") == [1]
+    assert "another file system" in logged[-1]
+
+
+def test_an_admitted_version_that_fails_in_the_server_gives_way(setup: Setup) -> None:
+    setup.store.add("m", 2, "bad in the server only")
+    setup.settle()
+    assert setup.triton.serving("m") == [1]
+    assert setup.triton.ready
+
+
+def test_a_model_in_two_stores_keeps_serving(setup: Setup, tmp_path: Path) -> None:
+    second = StoreOfFakes(tmp_path / "second")
+    setup.stores.stores = [setup.store.folder, second.folder]
+    setup.settle()
+    second.add("m", 5)
+    setup.settle()
+    assert setup.triton.serving("m") == [1]

@@ -1,0 +1,71 @@
+"""Triton's repository extension over HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from canned import CannedHttp, hang_up, http
+from running import free_ports
+
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.repository_control import HttpControl, VersionState
+
+
+def control(port: int) -> HttpControl:
+    return HttpControl(ListenAddress(protocol="HTTP", host="127.0.0.1", port=port), {"x-key": "secret"})
+
+
+def test_the_index_with_the_key() -> None:
+    rows = [{"name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "no graph"}, {"name": "b"}]
+    with CannedHttp([http(json.dumps(rows).encode())]) as server:
+        states = control(server.port).index()
+    assert states == [
+        VersionState(model="a", version="1", state="UNAVAILABLE", reason="no graph"),
+        VersionState(model="b", version="", state="UNLOADED", reason=""),
+    ]
+    assert server.requests[0].startswith(b"POST /v2/repository/index HTTP/1.1\r\n")
+    assert b"x-key: secret\r\n" in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "failed"),
+    [
+        ("UNAVAILABLE", "no graph", True),
+        ("UNAVAILABLE", "unloaded", False),
+        ("READY", "", False),
+        ("LOADING", "", False),
+    ],
+)
+def test_unloaded_is_not_failed(state: str, reason: str, failed: bool) -> None:
+    assert VersionState(model="a", version="1", state=state, reason=reason).failed is failed
+
+
+def test_a_load_that_works_says_nothing() -> None:
+    with CannedHttp([http(b"")]) as server:
+        assert control(server.port).load("a b/c", 5) == ""
+    assert server.requests[0].startswith(b"POST /v2/repository/models/a%20b%2Fc/load HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"), [(b'{"error": "no graph"}', "no graph"), (b"?", "status 400"), (b"[]", "status 400")]
+)
+def test_a_load_that_fails_says_why(body: bytes, words: str) -> None:
+    with CannedHttp([http(body, "400 Bad Request")]) as server:
+        assert control(server.port).load("a", 5) == words
+
+
+def test_an_unload_that_fails_is_an_error() -> None:
+    with CannedHttp([http(b'{"error": "denied"}', "403 Forbidden")]) as server, pytest.raises(OSError, match="denied"):
+        control(server.port).unload("a")
+
+
+@pytest.mark.parametrize("answer", [http(b"", "503 Service Unavailable"), hang_up])
+def test_no_index_is_an_error(answer: object) -> None:
+    with CannedHttp([answer]) as server, pytest.raises(OSError, match=r"port \d+|reset|closed"):  # type: ignore[list-item]
+        control(server.port).index()
+
+
+def test_nobody_there_is_an_error() -> None:
+    with pytest.raises(OSError, match="refused"):
+        control(free_ports(1)[0]).index()

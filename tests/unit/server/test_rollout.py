@@ -1,0 +1,140 @@
+"""The thread that looks after the models while a server runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from graphkiln_backend.server import rollout as module
+from graphkiln_backend.server.admission import AdmissionStopped
+from graphkiln_backend.server.rollout import Rollout
+
+
+class Steps:
+    """A keeper that does what it is given, one after the other; the first step is to settle."""
+
+    ticks = True
+
+    def __init__(self, *steps: Callable[[], float | None]) -> None:
+        self._steps = list(steps)
+        self.done = threading.Event()
+
+    def is_settled(self) -> bool:
+        return False
+
+    def settle(self) -> None:
+        self.tick()
+
+    def tick(self) -> float | None:
+        if not self._steps:
+            self.done.set()
+            return None
+        return self._steps.pop(0)()
+
+
+def fail() -> float | None:
+    raise ConnectionError("the server has ended")
+
+
+def stop() -> float | None:
+    raise AdmissionStopped
+
+
+def test_it_settles_reports_and_ticks() -> None:
+    settled: list[str] = []
+    keeper = Steps(lambda: settled.append("settle"), lambda: settled.append("tick") or 0.0)
+    rollout = Rollout()
+    rollout.begin(keeper, lambda: settled.append("report"))
+    assert keeper.done.wait(10)
+    rollout.end()
+    assert settled == ["settle", "report", "tick"]
+
+
+def test_an_error_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
+    monkeypatch.setattr(module, "_SOON_S", 0.01)
+    keeper = Steps(fail, fail, lambda: None, fail)
+    reported = threading.Event()
+    rollout = Rollout()
+    rollout.begin(keeper, reported.set)
+    assert reported.wait(10)
+    rollout.end()
+    assert logged
+    assert set(logged) == {"cannot look after the models just now: the server has ended"}
+
+
+def test_an_error_after_the_halt_is_not_told(logged: list[str]) -> None:
+    rollout = Rollout()
+
+    def halt() -> float | None:
+        rollout.halt()
+        raise ConnectionError
+
+    reported: list[bool] = []
+    rollout.begin(Steps(halt), lambda: reported.append(True))
+    rollout.end()
+    assert (logged, reported) == ([], [])
+    assert rollout.stopped()
+
+
+def test_it_can_begin_again() -> None:
+    rollout = Rollout()
+    for _ in range(2):
+        keeper = Steps(lambda: 0.0, lambda: 0.0)
+        rollout.begin(keeper, lambda: None)
+        assert keeper.done.wait(10)
+        rollout.end()
+
+
+def test_a_stopped_admission_ends_it() -> None:
+    keeper = Steps(lambda: None, stop, lambda: 0.0)
+    rollout = Rollout()
+    rollout.begin(keeper, lambda: None)
+    assert rollout._thread is not None
+    rollout._thread.join(10)
+    assert not rollout._thread.is_alive()
+    rollout.end()
+
+
+def test_the_end_without_a_beginning() -> None:
+    Rollout().end()
+
+
+class Settled(Steps):
+    """A keeper of a server that is in order."""
+
+    ticks = False
+
+    def is_settled(self) -> bool:
+        return True
+
+
+def test_where_all_is_in_order_nothing_is_started() -> None:
+    reported: list[threading.Thread] = []
+    rollout = Rollout()
+    rollout.begin(Settled(fail), lambda: reported.append(threading.current_thread()))
+    assert reported == [threading.current_thread()]
+    assert rollout._thread is None
+
+
+def test_where_all_is_in_order_it_may_tick() -> None:
+    keeper = Settled(lambda: 0.0)
+    keeper.ticks = True
+    reported: list[bool] = []
+    rollout = Rollout()
+    rollout.begin(keeper, lambda: reported.append(True))
+    assert keeper.done.wait(10)
+    rollout.end()
+    assert reported == [True]
+
+
+def test_a_server_that_tells_nothing_is_reported_as_it_is(logged: list[str]) -> None:
+    class Silent(Settled):
+        def is_settled(self) -> bool:
+            raise ConnectionError("status 403")
+
+    reported: list[bool] = []
+    Rollout().begin(Silent(), lambda: reported.append(True))
+    assert reported == [True]
+    assert logged == ["cannot look after the models: status 403"]
