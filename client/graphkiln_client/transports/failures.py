@@ -6,6 +6,9 @@ from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, P
 from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 
+_NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
+"""With TLS 1.3 all that a client sees of it is a connection that is closed."""
+
 
 def deadline_exceeded(endpoint: Endpoint, deadline: Deadline, status: str | None = None) -> DeadlineExceeded:
     """The time for the whole call is over."""
@@ -14,7 +17,7 @@ def deadline_exceeded(endpoint: Endpoint, deadline: Deadline, status: str | None
 
 def disconnected(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
     """The connection ended before the response was complete."""
-    return ConnectionFailed(f"{endpoint} closed the connection: {error}")
+    return ConnectionFailed(f"{endpoint} closed the connection: {error}", hint=_hint(endpoint, ""))
 
 
 def untrusted(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
@@ -24,15 +27,20 @@ def untrusted(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
 
 def tls_failed(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
     """The TLS handshake failed."""
-    return ConnectionFailed(f"TLS handshake with {endpoint} failed: {error}", hint="is it an http:// server?")
+    hint = "is it an http:// server?" if "CERTIFICATE" not in str(error).upper() else _NO_CERTIFICATE
+    return ConnectionFailed(f"TLS handshake with {endpoint} failed: {error}", hint=hint)
 
 
 def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -> ConnectionFailed:
     """No server listens at the address, or there is no way to it."""
-    hint = "is the server running? graphkiln health --url URL"
+    hint = _hint(endpoint, "is the server running? graphkiln health --url URL")
     return ConnectionFailed(f"cannot reach {endpoint}: {reason}", hint=hint, status=status)
 
 
 def not_http(endpoint: Endpoint, error: Exception) -> ProtocolError:
     """What the server sent is not HTTP."""
     return ProtocolError(f"{endpoint} does not speak HTTP: {error!r}")
+
+
+def _hint(endpoint: Endpoint, otherwise: str) -> str:
+    return _NO_CERTIFICATE if endpoint.is_secure and not endpoint.client_cert else otherwise

@@ -64,6 +64,13 @@ def serve(
             metavar="FILE",
         ),
     ] = "",
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate for https and grpcs, in PEM; plain without it.", metavar="FILE")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key, in PEM.", metavar="FILE")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Who must have signed a client's certificate (mutual TLS).", metavar="FILE")
+    ] = None,
     replay_interval: Annotated[
         float,
         typer.Option(
@@ -91,6 +98,7 @@ def serve(
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
     from graphkiln_backend.server.supervisor import Supervisor
+    from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags, host)
@@ -104,20 +112,22 @@ def serve(
     key = _admin_key(admin_key_file)
     access = Access.plan(flags, key)
     access.warn_if_open(flags)
+    tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
+    inner = behind_tls(flags, tls) if tls else flags
     supervisor = Supervisor(
         Launch(
             installation=installation,
             stores=stores,
-            flags=flags,
+            flags=inner,
             overrides=overrides,
             cache=settings,
             replay_interval_s=replay_interval,
             replace_onnxruntime=replace_onnxruntime,
             access=access,
         ),
-        on_live=lambda states: _print_states(states, flags),
+        on_live=lambda states: _print_states(states, flags, secure=bool(tls)),
     )
-    with PublishedKey(key, flags):
+    with PublishedKey(key, flags), open_terminator(tls, flags, inner):
         code = supervisor.run()
     if code:
         typer.echo(f"graphkiln: tritonserver ended with code {code}; see the cause above", err=True)
@@ -169,7 +179,7 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
         )
 
 
-def _print_states(states: list[ModelState], flags: TritonFlags) -> None:
+def _print_states(states: list[ModelState], flags: TritonFlags, *, secure: bool) -> None:
     """Prints a table of what is served, and where."""
     from textwrap import shorten
 
@@ -200,4 +210,5 @@ def _print_states(states: list[ModelState], flags: TritonFlags) -> None:
                 f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False, soft_wrap=True
             )
     addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
-    console.print("serving " + ", ".join(addresses), highlight=False, soft_wrap=True)
+    begin = "serving with TLS " if secure else "serving "
+    console.print(begin + ", ".join(addresses), highlight=False, soft_wrap=True)

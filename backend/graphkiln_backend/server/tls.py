@@ -1,0 +1,205 @@
+"""TLS for both protocols from one certificate: `--tls-cert`, `--tls-key` and, for mutual TLS, `--tls-client-ca`.
+
+Triton (24.10) has TLS for gRPC only. For HTTP a child process ends the TLS connections (`server.tls_terminator`) and
+passes their bytes on to tritonserver, which then listens on a port of the loopback interface that is not published.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags
+
+_log = logging.getLogger("graphkiln.server")
+
+_PAUSE_S = 0.2
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsFiles:
+    """The files that the options name, in PEM.
+
+    Attributes:
+        certificate: The server's certificate, and those that lead to its authority.
+        key: Its private key.
+        client_authorities: Who must have signed a client's certificate; None where clients need none.
+    """
+
+    certificate: Path
+    key: Path
+    client_authorities: Path | None = None
+
+    @classmethod
+    def choose(cls, certificate: Path | None, key: Path | None, client_authorities: Path | None) -> TlsFiles | None:
+        """The files of the options `--tls-cert`, `--tls-key` and `--tls-client-ca`, which are tried; None without any.
+
+        Raises:
+            ServerSetupError: Some are missing, or they cannot be used.
+        """
+        if not (certificate or key or client_authorities):
+            return None
+        if not (certificate and key):
+            raise ServerSetupError("TLS needs a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
+        files = cls(certificate=certificate, key=key, client_authorities=client_authorities)
+        files.context()
+        return files
+
+    def context(self) -> ssl.SSLContext:
+        """The settings of a server.
+
+        Raises:
+            ServerSetupError: A file cannot be read, or the key belongs to another certificate.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+        except (OSError, ssl.SSLError) as error:
+            raise _unusable(f"--tls-cert {self.certificate} and --tls-key {self.key}", error) from error
+        if self.client_authorities:
+            _require_client_certificates(context, self.client_authorities)
+        return context
+
+    def grpc_arguments(self) -> Iterator[str]:
+        """Flags of tritonserver itself, for gRPC."""
+        yield "--grpc-use-ssl=true"
+        yield f"--grpc-server-cert={self.certificate.absolute()}"
+        yield f"--grpc-server-key={self.key.absolute()}"
+        if self.client_authorities:
+            yield "--grpc-use-ssl-mutual=true"
+            yield f"--grpc-root-cert={self.client_authorities.absolute()}"
+
+
+class TlsTerminator(Closeable):
+    """Listens for HTTPS and passes the bytes on; its child process is started again when it ends.
+
+    Args:
+        files: Certificate and key.
+        public: Where to listen.
+        private: Where tritonserver listens.
+
+    Raises:
+        ServerSetupError: The address is in use.
+    """
+
+    def __init__(self, files: TlsFiles, public: ListenAddress, private: ListenAddress) -> None:
+        self._files = files
+        self._port = private.port
+        self._closing = threading.Event()
+        self._listener = _listen(public)
+        self._child = self._start()
+        self._thread = threading.Thread(target=self._watch, name="graphkiln-tls")
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the child process."""
+        return self._child.pid
+
+    def close(self) -> None:
+        """Ends the child process and all its connections."""
+        self._closing.set()
+        self._child.kill()
+        self._thread.join()
+        self._listener.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """The child ends with the pipe to its standard input: with this process, however that ends."""
+        files = (self._files.certificate, self._files.key, self._files.client_authorities or "")
+        command = [sys.executable, "-m", "graphkiln_backend.server.tls_terminator", str(self._listener.fileno())]
+        return subprocess.Popen(
+            [*command, str(self._port), *map(str, files)],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._listener.fileno(),),
+            start_new_session=True,
+        )
+
+    def _watch(self) -> None:
+        while self._child.wait() is not None and not self._closing.wait(_PAUSE_S):
+            _log.warning("the TLS process ended with code %s: starting it again", self._child.returncode)
+            _close_pipe(self._child)
+            self._child = self._start()
+            if self._closing.is_set():
+                self._child.kill()
+        _close_pipe(self._child)
+
+
+def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
+    """The flags of a tritonserver behind TLS: HTTP on a free port of the loopback interface, gRPC with its own TLS.
+
+    Args:
+        flags: The user's, which say where to listen for HTTPS.
+        files: Certificate and key.
+    """
+    moved = _moved_http(flags) if flags.listen_address("http") else {}
+    own = () if "grpc-use-ssl" in flags.values or not flags.is_on("grpc") else tuple(files.grpc_arguments())
+    arguments = (*flags.arguments, *(f"--{name}={value}" for name, value in moved.items()), *own)
+    return dataclasses.replace(flags, arguments=arguments, values={**flags.values, **moved})
+
+
+def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFlags) -> AbstractContextManager[object]:
+    """Listens for HTTPS where there are certificates and HTTP is on.
+
+    Args:
+        files: Certificate and key, or None.
+        flags: The user's flags.
+        inner: tritonserver's (see `behind_tls`).
+
+    Raises:
+        ServerSetupError: The address is in use.
+    """
+    public, private = flags.listen_address("http"), inner.listen_address("http")
+    return TlsTerminator(files, public, private) if files and public and private else nullcontext()
+
+
+def _moved_http(flags: TritonFlags) -> dict[str, str]:
+    metrics = flags.listen_address("metrics")
+    kept = {"metrics-address": metrics.host} if metrics else {}
+    return {"http-address": DEFAULT_HOST, "http-port": str(_free_port()), **kept}
+
+
+def _require_client_certificates(context: ssl.SSLContext, authorities: Path) -> None:
+    try:
+        context.load_verify_locations(authorities)
+    except (OSError, ssl.SSLError) as error:
+        raise _unusable(f"--tls-client-ca {authorities}", error) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _unusable(files: str, error: Exception) -> ServerSetupError:
+    return ServerSetupError(f"{files} cannot be used: {error}", hint="PEM files, the key of this certificate")
+
+
+def _no_password() -> str:
+    """In place of OpenSSL's question on the terminal."""
+    return ""
+
+
+def _listen(address: ListenAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ServerSetupError(f"cannot listen on {address.host}:{address.port} (HTTPS): {error.strerror}") from error
+
+
+def _free_port() -> int:
+    with socket.create_server((DEFAULT_HOST, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _close_pipe(child: subprocess.Popen[bytes]) -> None:
+    if child.stdin:
+        child.stdin.close()

@@ -1,0 +1,28 @@
+"""Certificates in files, for servers that tests start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trustme
+
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.tls import TlsFiles
+
+
+def write(pair: trustme.LeafCert, folder: Path, authorities: trustme.CA | None = None) -> TlsFiles:
+    """Writes a certificate, its key, and the authority of clients."""
+    pair.private_key_pem.write_to_path(str(folder / "key.pem"))
+    pair.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    if authorities:
+        authorities.cert_pem.write_to_path(str(folder / "ca.pem"))
+    return TlsFiles(
+        certificate=folder / "cert.pem",
+        key=folder / "key.pem",
+        client_authorities=folder / "ca.pem" if authorities else None,
+    )
+
+
+def address(port: int) -> ListenAddress:
+    """An HTTP port of this machine."""
+    return ListenAddress(protocol="HTTP", host="127.0.0.1", port=port)
