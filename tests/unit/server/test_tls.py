@@ -26,6 +26,7 @@ KNOWN = dict.fromkeys(
     ("http-port", "http-address", "grpc-use-ssl", "allow-http", "allow-grpc", "metrics-address"), True
 )
 BYTES = 3 << 20
+CHUNK = 1 << 16
 
 
 @pytest.fixture
@@ -65,24 +66,21 @@ def echo() -> Iterator[int]:
     thread.join()
 
 
-def send(connection: ssl.SSLSocket, data: bytes) -> None:
-    with suppress(OSError):  # the other side refuses us, which the reader sees
-        connection.sendall(data)
-
-
 def exchange(port: int, context: ssl.SSLContext, data: bytes = b"hello") -> bytes:
     """What comes back of some bytes."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
     ):
-        sender = threading.Thread(target=send, args=(secure, data))
-        sender.start()
-        answer = b""
-        while len(answer) < len(data) and (more := secure.recv(1 << 16)):
-            answer += more
-        sender.join()
-        return answer
+        return b"".join(echoed(secure, data[at : at + CHUNK]) for at in range(0, len(data), CHUNK))
+
+
+def echoed(connection: ssl.SSLSocket, data: bytes) -> bytes:
+    connection.sendall(data)
+    answer = b""
+    while len(answer) < len(data) and (more := connection.recv(CHUNK)):
+        answer += more
+    return answer
 
 
 def exchange_or_nothing(port: int, context: ssl.SSLContext) -> bytes:
