@@ -33,7 +33,9 @@ def tls_failed(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
 
 def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -> ConnectionFailed:
     """No server listens at the address, or there is no way to it."""
-    hint = _hint(endpoint, "is the server running? graphkiln health --url URL")
+    hint = "is the server running? graphkiln health --url URL"
+    if "Socket closed" in str(reason):  # gRPC's word for a connection that ended right after it was made
+        hint = _hint(endpoint, hint)
     return ConnectionFailed(f"cannot reach {endpoint}: {reason}", hint=hint, status=status)
 
 

@@ -10,6 +10,8 @@ from graphkiln_client.transports import failures
 from graphkiln_client.transports.endpoint import Endpoint
 
 ENDPOINT = Endpoint.parse("https://me:s3cret@host:8443/triton", {"X-Token": "s3cret"}, None)
+PLAIN = Endpoint.parse("http://me:s3cret@host:8443/triton")
+ALERT = OSError("no route: TLSV13_ALERT_CERTIFICATE_REQUIRED")
 CAUSE = OSError("no route")
 
 
@@ -17,7 +19,10 @@ CAUSE = OSError("no route")
     ("error", "kind", "hint"),
     [
         (failures.deadline_exceeded(ENDPOINT, Deadline.after(0.25)), DeadlineExceeded, ""),
-        (failures.disconnected(ENDPOINT, CAUSE), ConnectionFailed, ""),
+        (failures.disconnected(PLAIN, CAUSE), ConnectionFailed, ""),
+        (failures.disconnected(ENDPOINT, CAUSE), ConnectionFailed, failures._NO_CERTIFICATE),
+        (failures.unreachable(ENDPOINT, "no route: Socket closed"), ConnectionFailed, failures._NO_CERTIFICATE),
+        (failures.tls_failed(ENDPOINT, ALERT), ConnectionFailed, failures._NO_CERTIFICATE),
         (failures.untrusted(ENDPOINT, CAUSE), ConnectionFailed, "check its certificate"),
         (failures.tls_failed(ENDPOINT, CAUSE), ConnectionFailed, "is it an http:// server?"),
         (failures.unreachable(ENDPOINT, CAUSE), ConnectionFailed, "is the server running? graphkiln health --url URL"),
@@ -26,7 +31,7 @@ CAUSE = OSError("no route")
 )
 def test_what_happened_and_what_to_do(error: ClientError, kind: type[ClientError], hint: str) -> None:
     assert type(error) is kind
-    assert "https://host:8443/triton" in error.message
+    assert "://host:8443/triton" in error.message
     assert "s3cret" not in f"{error} {error!r}"
     assert error.hint == hint
     assert ("no route" in error.message) == (kind is not DeadlineExceeded)
