@@ -166,6 +166,7 @@ def _ignore(_: int) -> None:
 def hostile_requests() -> list[Fault]:
     """One of each."""
     requests: dict[str, Callable[[Service], None]] = {
+        "JSON shape 4294967296": _shape([4294967296]),
         "JSON shape 4294967297": _shape([4294967297]),
         "JSON shape [2^63-1, 16]": _shape([2**63 - 1, 16]),
         "JSON shape [-1, 128]": _shape([-1, 128]),
