@@ -13,12 +13,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
+from graphkiln_client import Client
 from soaking.fault import Fault, Field, Over
 from soaking.guard import SHARED_MEMORY
 from soaking.ledger import DEADLINE_S, NoAnswer, WrongAnswer
+from soaking.process_faults import is_gone
 from soaking.service import Service
 
 _JSON = {"Content-Type": "application/json"}
@@ -163,6 +166,23 @@ def _ignore(_: int) -> None:
     """Any answer will do."""
 
 
+class EndlessBatch(Fault):
+    """A request that its model would compute for ever."""
+
+    name = "a batch that never ends"
+    cause = "compute_limit"
+
+    def inject(self, field: Field) -> Over:
+        servers = field.service.servers()
+        rounds = np.array([[2**62]])
+        with (
+            field.ledger.request("hostile"),
+            Client(field.service.http_url, timeout_s=DEADLINE_S, max_retries=0) as client,
+        ):
+            client.model("looped").infer({"rounds": rounds})
+        return lambda: all(map(is_gone, servers)) and bool(field.service.servers())
+
+
 def hostile_requests() -> list[Fault]:
     """One of each."""
     requests: dict[str, Callable[[Service], None]] = {
@@ -181,4 +201,4 @@ def hostile_requests() -> list[Fault]:
         "half a request, 50 times": _half_a_request,
         "noise on both ports": _noise,
     }
-    return [HostileRequest(name, send) for name, send in requests.items()]
+    return [*(HostileRequest(name, send) for name, send in requests.items()), EndlessBatch()]

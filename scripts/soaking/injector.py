@@ -33,6 +33,7 @@ class Injection:
             answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit.
         errors: What clients saw meanwhile.
         restarts: What the service added to its metric of restarts.
+        cause: Of the restart that the fault must lead to; empty for none.
         trouble: Why the fault could not be injected, or why the service had to be started again by the soak.
     """
 
@@ -42,6 +43,7 @@ class Injection:
     ready_again_s: float | None
     errors: dict[str, int]
     restarts: dict[str, int]
+    cause: str = ""
     trouble: str = ""
 
 
@@ -98,6 +100,7 @@ class Injector:
                 ready_again_s=ready_again_s,
                 errors=dict(self.where.ledger.errors_between(begun, ended + AFTERMATH_S)),
                 restarts=restarts,
+                cause=fault.cause,
                 trouble=trouble,
             )
         )

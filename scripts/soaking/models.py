@@ -46,6 +46,7 @@ class SoakModel:
         config: config.pbtxt, or None where the folder brings its own.
         graph: Builds the graph of a version, or None where the folder brings its own.
         versions: Which are there from the start.
+        integers: Between which random integers lie.
     """
 
     name: str
@@ -55,10 +56,18 @@ class SoakModel:
     config: str | None = None
     graph: Callable[[int], onnx.ModelProto] | None = None
     versions: tuple[int, ...] = (1,)
+    integers: tuple[int, int] = (-(2**40), 2**40)
 
     def feeds(self, random: np.random.Generator, rows: int) -> dict[str, AnyArray]:
         """Random inputs with a batch dimension."""
-        return {name: _random(random, dtype, (rows, *shape)) for name, (dtype, shape) in self.inputs.items()}
+        return {name: self._random(random, dtype, (rows, *shape)) for name, (dtype, shape) in self.inputs.items()}
+
+    def _random(self, random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> AnyArray:
+        if dtype == "FP32":
+            return random.normal(size=shape).astype(np.float32)
+        if dtype == "INT64":
+            return random.integers(*self.integers, size=shape)
+        return _texts(random, shape)
 
 
 def factor(version: int) -> float:
@@ -89,6 +98,29 @@ def _fixed_graph(_: int) -> onnx.ModelProto:
     return _graph(nodes, {"x": ("FP32", (3,))}, {"y": ("FP32", (3,))}, {"one": np.float32(1)}, batch=4)
 
 
+def _looped_graph(_: int) -> onnx.ModelProto:
+    """`count = rounds`, counted one by one: as slow as the request asks for."""
+    integer, boolean = TensorProto.INT64, TensorProto.BOOL
+    body = helper.make_graph(
+        [helper.make_node("Add", ["count_in", "one"], ["count_out"]), helper.make_node("Identity", ["go_in"], ["go"])],
+        "body",
+        [
+            helper.make_tensor_value_info("round", integer, []),
+            helper.make_tensor_value_info("go_in", boolean, []),
+            helper.make_tensor_value_info("count_in", integer, []),
+        ],
+        [helper.make_tensor_value_info("go", boolean, []), helper.make_tensor_value_info("count_out", integer, [])],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["rounds"], ["most"], keepdims=0),
+        helper.make_node("Loop", ["most", "", "zero"], ["counted"], body=body),
+        helper.make_node("Shape", ["rounds"], ["shape"]),
+        helper.make_node("Expand", ["counted", "shape"], ["count"]),
+    ]
+    constants = {"zero": np.int64(0), "one": np.int64(1)}
+    return _graph(nodes, {"rounds": ("INT64", (1,))}, {"count": ("INT64", (1,))}, constants)
+
+
 def _graph(
     nodes: list[onnx.NodeProto],
     inputs: Mapping[str, Tensor],
@@ -107,11 +139,7 @@ def _values(tensors: Mapping[str, Tensor], batch: int | str) -> list[onnx.ValueI
     ]
 
 
-def _random(random: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> AnyArray:
-    if dtype == "FP32":
-        return random.normal(size=shape).astype(np.float32)
-    if dtype == "INT64":
-        return random.integers(-(2**40), 2**40, size=shape)
+def _texts(random: np.random.Generator, shape: tuple[int, ...]) -> AnyArray:
     texts = [f"{number:x}\N{SNOWMAN}".encode() * int(number % 3) for number in random.integers(0, 2**60, shape).ravel()]
     return np.array(texts, dtype=object).reshape(shape)
 
@@ -160,6 +188,15 @@ MODELS = (
         reference=lambda _, feeds: {"y": feeds["x"].astype(np.float32) + np.float32(1)},
         config=f"max_batch_size: 8 {_ONE_INSTANCE}",
         graph=_fixed_graph,
+    ),
+    SoakModel(
+        name="looped",
+        inputs={"rounds": ("INT64", (1,))},
+        largest_batch=1,
+        reference=lambda _, feeds: {"count": feeds["rounds"]},
+        config=f'backend: "graphkiln" max_batch_size: 1 {_ONE_INSTANCE}',
+        graph=_looped_graph,
+        integers=(0, 200),
     ),
 )
 MODELS_BY_NAME = {model.name: model for model in MODELS}

@@ -69,7 +69,7 @@ def _answers(url: str) -> bool:
     random = np.random.default_rng()
     with Client(url, timeout_s=_PROBE_LIMIT_S, max_retries=0) as client:
         for model in MODELS:
-            feeds = model.feeds(random, _PROBE_ROWS)
+            feeds = model.feeds(random, min(_PROBE_ROWS, model.largest_batch))
             for version in model.versions:
                 answer = client.model(model.name, str(version)).infer(feeds)
                 if difference(model.reference(version, feeds), answer):

@@ -73,6 +73,8 @@ def failures(result: Result) -> list[str]:
     """Why the soak has failed; empty when it has not."""
     totals = total(result.counts)
     unrecovered = [each.fault for each in result.injections if each.ready_again_s is None]
+    counted = [each for each in result.injections if each.cause and not each.trouble]
+    uncounted = sorted({each.fault for each in counted if not each.restarts.get(each.cause)})
     checks = {
         f"{totals['wrong']} wrong answers": totals["wrong"],
         f"{totals['lost']} requests without an answer or an error within {DEADLINE_S:.0f} s": totals["lost"],
@@ -84,6 +86,7 @@ def failures(result: Result) -> list[str]:
         and grows(result.figures),
         f"left behind: {', '.join(result.left)}": result.left,
         f"SIGTERM ended with {result.stops}": any(code for code, _ in result.stops),
+        f"not counted in graphkiln_restarts_total: {', '.join(uncounted)}": uncounted,
         "no request was answered": not totals["right"],
         **{f"{each.fault}: {each.trouble}": True for each in result.injections if each.trouble},
         **{note: True for note in result.notes if note.startswith("ended early")},

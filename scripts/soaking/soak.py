@@ -23,7 +23,7 @@ from soaking.models import build_store
 from soaking.process_faults import Terminate, process_faults
 from soaking.readiness import Readiness, every_model_answers
 from soaking.service import Service
-from soaking.store_faults import FullCache, cache_folder, small_disk, store_faults
+from soaking.store_faults import FullCache, GoodVersion, cache_folder, small_disk, store_faults
 from soaking.traffic import Traffic
 
 STORE = "store"
@@ -154,6 +154,9 @@ def _run(folder: Path, service: Service, faults: list[Fault], *, minutes: float,
     seconds = time.monotonic() - begun
     windows = injector.windows()
     stops = [end for fault in faults if isinstance(fault, Terminate) for end in fault.ends]
+    live_s = [seconds for fault in faults if isinstance(fault, GoodVersion) for seconds in fault.live_s]
+    if live_s:
+        notes.append(f"good versions: {len(live_s)}, live after {max(live_s):.1f} s at worst")
     with suppress(Exception):
         stops.append(service.stop())
     return Result(

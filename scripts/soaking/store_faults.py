@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import MeasurementError
 from soaking.fault import Fault, Field, Over, at_once
 from soaking.models import DIGITS, scaled_graph, write_version
 
-_HOLD_S = 5.0
+_HOLD_S = 8.0
 _LIVE_LIMIT_S = 60.0
 _TMPFS_BYTES = 32 << 20
 _BAD = "9"
@@ -71,6 +71,7 @@ class GoodVersion(Fault):
     def __init__(self) -> None:
         self._next = 20  # above every bad one
         self.live_s: list[float] = []
+        """Seconds until each was live."""
 
     def inject(self, field: Field) -> Over:
         version = self._next = self._next + 1
