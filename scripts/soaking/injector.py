@@ -31,6 +31,7 @@ class Injection:
         ended: When the service had recovered, or was given up.
         ready_again_s: Seconds from the fault until the service was seen to be ready again for good, and every model
             answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit.
+        unready: What readiness said meanwhile when it was not 200, asked ten times a second.
         errors: What clients saw meanwhile.
         restarts: What the service added to its metric of restarts.
         cause: Of the restart that the fault must lead to; empty for none.
@@ -41,6 +42,7 @@ class Injection:
     begun: float
     ended: float
     ready_again_s: float | None
+    unready: dict[str, int]
     errors: dict[str, int]
     restarts: dict[str, int]
     cause: str = ""
@@ -98,6 +100,7 @@ class Injector:
                 begun=begun,
                 ended=ended,
                 ready_again_s=ready_again_s,
+                unready=self.readiness.statuses(begun, ended),
                 errors=dict(self.where.ledger.errors_between(begun, ended + AFTERMATH_S)),
                 restarts=restarts,
                 cause=fault.cause,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Readiness(Closeable):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._not_ready: list[tuple[float, float]] = []
+        self._not_ready: list[tuple[float, float, int | None]] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -35,18 +36,25 @@ class Readiness(Closeable):
     def _watch(self) -> None:
         while not self._stopping.wait(_PERIOD_S):
             begun = time.monotonic()
-            if self._service.ready_status() != http.HTTPStatus.OK:
-                self._not_ready.append((begun, time.monotonic()))
+            status = self._service.ready_status()
+            if status != http.HTTPStatus.OK:
+                self._not_ready.append((begun, time.monotonic(), status))
 
     def last_failure(self, begin: float, end: float) -> float | None:
         """When readiness was last seen to fail between two moments."""
-        seen = [ended for begun, ended in list(self._not_ready) if ended >= begin and begun <= end]
-        return max(seen, default=None)
+        return max((ended for _, ended, _ in self._between(begin, end)), default=None)
+
+    def statuses(self, begin: float, end: float) -> dict[str, int]:
+        """How often readiness failed between two moments, by HTTP status."""
+        return dict(Counter(str(status or "no answer") for *_, status in self._between(begin, end)))
+
+    def _between(self, begin: float, end: float) -> list[tuple[float, float, int | None]]:
+        return [each for each in list(self._not_ready) if each[1] >= begin and each[0] <= end]
 
     def failures_outside(self, windows: list[tuple[float, float]]) -> int:
         """How often it failed in none of these intervals."""
         return sum(
-            all(ended < begin or begun > end for begin, end in windows) for begun, ended in list(self._not_ready)
+            all(ended < begin or begun > end for begin, end in windows) for begun, ended, _ in list(self._not_ready)
         )
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ class FaultSummary:
         worst_s: The most; None when it was beyond the limit once.
         within_goal: How often it was ready again within 5 s.
         restarts: What the service counted, by cause.
+        unready: What readiness said when it was not 200.
         errors: What clients saw.
         trouble: What went wrong, once each.
     """
@@ -40,6 +41,7 @@ class FaultSummary:
     worst_s: float | None
     within_goal: int
     restarts: dict[str, int]
+    unready: dict[str, int]
     errors: dict[str, int]
     trouble: list[str]
 
@@ -54,7 +56,9 @@ def _summary(name: str, injections: list[Injection]) -> FaultSummary:
     seconds = [each.ready_again_s for each in injections if each.ready_again_s is not None]
     restarts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
+    unready: Counter[str] = Counter()
     for each in injections:
+        unready.update(each.unready)
         restarts.update(each.restarts)
         errors.update(each.errors)
     return FaultSummary(
@@ -64,6 +68,7 @@ def _summary(name: str, injections: list[Injection]) -> FaultSummary:
         worst_s=round(max(seconds), 2) if len(seconds) == len(injections) else None,
         within_goal=sum(value <= _GOAL_S for value in seconds),
         restarts=dict(restarts),
+        unready=dict(unready.most_common()),
         errors=dict(errors.most_common()),
         trouble=sorted({each.trouble for each in injections if each.trouble}),
     )
@@ -146,7 +151,11 @@ def _fault_lines(summaries: list[FaultSummary]) -> list[str]:
     for each in summaries:
         figures = f"{_seconds(each.median_s):>20}{_seconds(each.worst_s):>8}{each.within_goal:>8}"
         lines.append(f"{each.fault:<38}{each.times:>6}{figures}")
-        lines += _details("restarts", each.restarts) + _details("clients saw", each.errors)
+        lines += (
+            _details("restarts", each.restarts)
+            + _details("readiness", each.unready)
+            + _details("clients saw", each.errors)
+        )
         lines += [f"    {text}"[:_WIDTH] for text in each.trouble]
     return lines
 

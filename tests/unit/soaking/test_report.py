@@ -26,6 +26,7 @@ GOOD = Result(
             begun=10.0,
             ended=14.0,
             ready_again_s=seconds,
+            unready={"503": 20},
             errors={"HTTP 503": 3},
             restarts={"instance_died": 1},
         )
