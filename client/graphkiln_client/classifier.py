@@ -4,58 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.images.decoding import ImageLike, describe
 from graphkiln_client.classification import rank_scores, read_ranking, split_samples
+from graphkiln_client.classification_plan import ClassificationPlan, plan_classification
 from graphkiln_client.connection import Connection
 from graphkiln_client.images import load_sample
 from graphkiln_client.inference import Inference, new_request_id
-from graphkiln_client.metadata import ALL_CLASSES, has_labels, parse_labels, published_ranking, published_spec
+from graphkiln_client.metadata import ALL_CLASSES, parse_labels
 from graphkiln_client.model_info import ModelInfo
 from graphkiln_client.results import Classification, Result
-from graphkiln_client.transports.base import PLAIN, InferResponse, RequestedOutput
+from graphkiln_client.served_version import (
+    Labels,
+    ServedVersion,
+    StaleVersion,
+    is_contract_changed,
+    read_served_version,
+)
+from graphkiln_client.transports.base import InferResponse, RequestedOutput
 
-_SAMPLE_RANK = 3  # of an image: two dimensions and the channels
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """How images are classified.
-
-    Attributes:
-        input_name: The model's only input.
-        input_rank: Its number of dimensions.
-        outputs: The outputs that are ranked.
-        max_batch_size: Most images in one request.
-        ranking: The outputs of a graph that ranks its classes itself.
-        top_k: Most classes of an image.
-        softmax: Whether scores become probabilities.
-    """
-
-    input_name: str
-    input_rank: int
-    outputs: tuple[str, ...]
-    max_batch_size: int
-    ranking: Ranking | None
-    top_k: int
-    softmax: bool
-
-    @property
-    def requested(self) -> dict[str, RequestedOutput]:
-        """The outputs to request."""
-        return dict.fromkeys((*self.outputs, self.ranking.indices) if self.ranking else self.outputs, PLAIN)
+_MOST_VERSIONS = 5
+"""Attempts at a classification that another version answers: more come only from servers that take turns."""
+_BETWEEN_VERSIONS_S = 0.05
 
 
 class Classifier:
-    """Classifies images. Task-safe; labels and the preprocess spec are requested once and kept.
+    """Classifies images. Task-safe; labels and the preprocess spec are requested once for each version.
 
     Args:
         connection: To the server.
@@ -81,7 +60,8 @@ class Classifier:
         self._inference = inference
         self._spec = preprocess
         self._given_labels = None if labels is None else tuple(labels)
-        self._labels: dict[str, tuple[str, ...]] = {}
+        self._served: ServedVersion | None = None
+        self._answered = ""
         self._fetch_timeout_s = connection.timeout_s if fetch_urls else None
 
     async def preprocess(self) -> Preprocess:
@@ -91,9 +71,7 @@ class Classifier:
             InvalidInput: The model publishes none.
             ProtocolError: What it publishes is not a spec.
         """
-        if self._spec is None:
-            self._spec = published_spec(self._info.name, await self._info.config())
-        return self._spec
+        return self._spec or (await self._served_version()).preprocess
 
     async def max_batch_size(self, outputs: Sequence[str]) -> int:
         """Most images in one request.
@@ -102,17 +80,55 @@ class Classifier:
             InvalidInput: The model is not an image classifier.
         """
         await self.preprocess()
-        return (await self._plan(outputs, top_k=1, softmax=False)).max_batch_size
+        return plan_classification(await self._served_version(), outputs, top_k=1, softmax=False).max_batch_size
 
     async def classify(
         self, images: Sequence[ImageLike], *, top_k: int, softmax: bool, outputs: Sequence[str]
     ) -> list[Result | ClientError]:
         """Classifies images in as few requests as their shapes allow; an image that fails has its error there.
 
+        Where another version answers than the one that the images were prepared for, they are prepared again.
+
         Raises:
             InvalidInput: The model is not an image classifier, or `top_k` is less than 1.
+            ModelNotReady: Another version answers each time.
         """
-        plan, spec = await self._plan(outputs, top_k=top_k, softmax=softmax), await self.preprocess()
+        if top_k < 1:
+            raise InvalidInput(f"top_k must be at least 1, got {top_k}")
+        for attempt in range(_MOST_VERSIONS):
+            served = await self._served_version()
+            plan = plan_classification(served, outputs, top_k=top_k, softmax=softmax)
+            try:
+                return await self._classify(images, plan, self._spec or served.preprocess)
+            except StaleVersion as stale:
+                self._forget(served, stale.answered)
+                await self._connection.transport.sleep(attempt * _BETWEEN_VERSIONS_S)
+        raise ModelNotReady(
+            f"'{self._info.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
+            hint="name one: model(name, version)",
+        )
+
+    async def _served_version(self) -> ServedVersion:
+        """What is published about the version that answers; requested once for each."""
+        served = self._served
+        if served is None:
+            self._served = served = await read_served_version(self._info, self._answered)
+        return served
+
+    def _forget(self, served: ServedVersion, answered: str) -> None:
+        """Has everything requested again, unless another task has seen to it."""
+        if self._served is served:
+            self._info.forget()
+            self._served, self._answered = None, answered
+
+    async def _classify(
+        self, images: Sequence[ImageLike], plan: ClassificationPlan, spec: Preprocess
+    ) -> list[Result | ClientError]:
+        """Classifies images as one version takes them.
+
+        Raises:
+            StaleVersion: Another one answers.
+        """
         samples = await self._connection.transport.compute(lambda: [self._load(image, spec) for image in images])
         results: dict[int, Result | ClientError] = {}
         by_shape: dict[tuple[int, ...], dict[int, AnyArray]] = {}
@@ -135,13 +151,15 @@ class Classifier:
         except ClientError as error:
             return error
 
-    async def _classify_batch(self, plan: _Plan, sources: Sequence[str], samples: Sequence[AnyArray]) -> list[Result]:
+    async def _classify_batch(
+        self, plan: ClassificationPlan, sources: Sequence[str], samples: Sequence[AnyArray]
+    ) -> list[Result]:
         """Classifies samples of one shape in one request."""
         batched = plan.input_rank == samples[0].ndim + 1
         tensor = _batch(samples) if batched else samples[0]
         request_id = new_request_id()
         begun = time.perf_counter()
-        response = await self._inference.infer({plan.input_name: tensor}, plan.requested, request_id)
+        response = await self._infer(plan.served, {plan.input_name: tensor}, plan.requested, request_id)
         latency_ms = (time.perf_counter() - begun) * 1e3
         first = {plan.input_name: tensor[:1] if batched else tensor}
         by_output = {
@@ -159,9 +177,40 @@ class Classifier:
             for index, source in enumerate(sources)
         ]
 
+    async def _infer(
+        self,
+        served: ServedVersion,
+        inputs: Mapping[str, AnyArray],
+        outputs: Mapping[str, RequestedOutput],
+        request_id: str,
+    ) -> InferResponse:
+        """A response of the version that the request was made for.
+
+        Raises:
+            StaleVersion: Another one answers.
+        """
+        try:
+            response = await self._inference.infer(inputs, outputs, request_id, contract=served.digest)
+        except ClientError as error:
+            if is_contract_changed(error) or await self._has_changed(served, error):
+                raise StaleVersion from error
+            raise
+        served.check(response.version)
+        return response
+
+    async def _has_changed(self, served: ServedVersion, error: ClientError) -> bool:
+        """Whether a server that refuses an input publishes something else by now."""
+        if not isinstance(error, InvalidInput) or error.status is None:
+            return False
+        try:
+            info = ModelInfo(self._connection, self._info.name, self._info.version)
+            return await read_served_version(info, "") != served
+        except ClientError:
+            return False
+
     async def _rank(
         self,
-        plan: _Plan,
+        plan: ClassificationPlan,
         response: InferResponse,
         output: str,
         count: int,
@@ -172,75 +221,32 @@ class Classifier:
         """The classes of every sample by one output."""
         scores = split_samples(response, output, count, batched=batched)
         if plan.ranking is None:
-            labels = await self._labels_of(output, first)
+            labels = await self._labels_of(plan.served, output, first)
             return [rank_scores(row, plan.top_k, labels, softmax=plan.softmax) for row in scores]
         indices = split_samples(response, plan.ranking.indices, count, batched=batched)
         labels = plan.ranking.labels if self._given_labels is None else self._given_labels
         return [read_ranking(*row, plan.top_k, labels) for row in zip(scores, indices, strict=True)]
 
-    async def _labels_of(self, output: str, first: Mapping[str, AnyArray]) -> tuple[str, ...]:
-        """The labels of an output by class index, requested once: all classes, by the classification extension.
+    async def _labels_of(self, served: ServedVersion, output: str, first: Mapping[str, AnyArray]) -> Labels:
+        """The labels of an output by class index: as the version says, or by the classification extension, once.
 
         The extension is not used for the scores themselves: it writes them with six decimals, leaves the order of ties
         open, and cannot rank 16-bit floats.
 
         Args:
+            served: What is published about the version.
             output: Name of the output.
             first: A request's inputs with one sample, which the extension needs to be sent.
         """
         if self._given_labels is not None:
             return self._given_labels
-        if output not in self._labels:
-            labels: tuple[str, ...] = ()
-            if has_labels(await self._info.config(), output):
-                requested = {output: RequestedOutput(class_count=ALL_CLASSES)}
-                response = await self._inference.infer(first, requested, new_request_id())
-                (classes,) = split_samples(response, output, 1, batched=False)
-                labels = parse_labels(classes)
-            self._labels[output] = labels
-        return self._labels[output]
-
-    async def _plan(self, outputs: Sequence[str], *, top_k: int, softmax: bool) -> _Plan:
-        if top_k < 1:
-            raise InvalidInput(f"top_k must be at least 1, got {top_k}")
-        metadata, config = await self._info.metadata(), await self._info.config()
-        row = self._image_input(metadata)
-        names = tuple(output["name"] for output in metadata["outputs"])
-        if unknown := set(outputs) - set(names):
-            raise InvalidInput(
-                f"'{self._info.name}' has no output {', '.join(sorted(unknown))}", hint=f"it has {', '.join(names)}"
-            )
-        ranking = None if outputs else published_ranking(self._info.name, config)
-        if ranking and softmax:
-            raise InvalidInput(
-                f"'{self._info.name}' returns its best classes only: there is no softmax over some of the scores",
-                hint="convert the model with --softmax --top-k",
-            )
-        return _Plan(
-            input_name=row["name"],
-            input_rank=len(row["shape"]),
-            outputs=(ranking.scores,) if ranking else tuple(outputs) or names,
-            max_batch_size=_max_batch_size(row["shape"], config),
-            ranking=ranking,
-            top_k=top_k,
-            softmax=softmax,
-        )
-
-    def _image_input(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        inputs = metadata["inputs"]
-        if len(inputs) != 1:
-            raise InvalidInput(
-                f"classify needs a model with one input, '{self._info.name}' has {len(inputs)}",
-                hint="send tensors with infer()",
-            )
-        row: dict[str, Any] = inputs[0]
-        return row
-
-
-def _max_batch_size(shape: Sequence[int], config: Mapping[str, Any]) -> int:
-    """Triton's limit; without one, whatever a leading dimension of any size takes."""
-    varies = len(shape) == _SAMPLE_RANK + 1 and shape[0] == -1
-    return int(config.get("max_batch_size", 0)) or (ALL_CLASSES if varies else 1)
+        labels = served.known_labels(output)
+        if labels is None:
+            requested = {output: RequestedOutput(class_count=ALL_CLASSES)}
+            response = await self._infer(served, first, requested, new_request_id())
+            (classes,) = split_samples(response, output, 1, batched=False)
+            served.labels[output] = labels = parse_labels(classes)
+        return labels
 
 
 def _batch(samples: Sequence[AnyArray]) -> AnyArray:

@@ -40,7 +40,12 @@ class Inference:
         self._regions = regions
 
     async def infer(
-        self, inputs: Mapping[str, AnyArray], outputs: Mapping[str, RequestedOutput], request_id: str
+        self,
+        inputs: Mapping[str, AnyArray],
+        outputs: Mapping[str, RequestedOutput],
+        request_id: str,
+        *,
+        contract: str = "",
     ) -> InferResponse:
         """Runs the model once.
 
@@ -48,6 +53,7 @@ class Inference:
             inputs: Arrays, or what numpy makes one of, by input name.
             outputs: The requested outputs; empty for all.
             request_id: Echoed by the server and shown in its logs.
+            contract: Digest of the contract that the request is made for; empty for whichever holds.
 
         Raises:
             ClientError: The request failed.
@@ -58,6 +64,7 @@ class Inference:
             inputs={name: np.asarray(array) for name, array in inputs.items()},
             outputs=outputs,
             request_id=request_id,
+            contract=contract,
         )
         if self._regions is None:
             return await self._connection.infer(request)

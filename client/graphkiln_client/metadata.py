@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
+from graphkiln_backend.graph.contract import Contracts
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
@@ -75,6 +77,16 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
             "or send tensors with infer()",
         )
     return _parsed(model, "preprocess spec", Preprocess.from_json, text)
+
+
+def published_contracts(model: str, config: Mapping[str, Any]) -> Contracts | None:
+    """The contracts of a model's versions; None where the server publishes none.
+
+    Raises:
+        ProtocolError: They cannot be read.
+    """
+    text = _parameter(config, CONTRACTS)
+    return None if text is None else _parsed(model, "list of contracts", Contracts.from_json, text)
 
 
 def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:

@@ -1,4 +1,4 @@
-"""What a server knows about one model: requested once, and kept."""
+"""What a server knows about one model: requested once, and kept until it is known to have changed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,21 @@ class ModelInfo:
         self._metadata: dict[str, Any] | None = None
         self._config: dict[str, Any] | None = None
 
+    def forget(self) -> None:
+        """Has metadata and configuration requested again: another version answers."""
+        self._metadata = self._config = None
+
     async def metadata(self) -> dict[str, Any]:
         """The KServe v2 metadata.
 
         Raises:
             ClientError: The request failed.
         """
-        if self._metadata is None:
+        metadata = self._metadata
+        if metadata is None:
             call = self._connection.wire.model_metadata(self.name, self.version)
-            self._metadata = check_metadata(await self._connection.call(call))
-        return self._metadata
+            self._metadata = metadata = check_metadata(await self._connection.call(call))
+        return metadata
 
     async def config(self) -> dict[str, Any]:
         """The Triton configuration; empty where the server has no such extension.
@@ -42,11 +47,12 @@ class ModelInfo:
         Raises:
             ClientError: The request failed.
         """
-        if self._config is None:
+        config = self._config
+        if config is None:
             supported = "model_configuration" in await self._connection.extensions()
             call = self._connection.wire.model_config(self.name, self.version)
-            self._config = check_config(await self._connection.call(call)) if supported else {}
-        return self._config
+            self._config = config = check_config(await self._connection.call(call)) if supported else {}
+        return config
 
     async def statistics(self) -> dict[str, Any]:
         """The statistics of this version, or of the preferred one; requested each time.

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import onnx_ir
+
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.graph_file import save
@@ -14,12 +16,12 @@ from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.opening import OpenModel, open_model
 from graphkiln_converters.precision import limits_for, lower_and_prove
 from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
-from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess
+from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess, with_fitting_labels
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.rewriting import rewrite
 from graphkiln_converters.sampling import Sampler, recorded_samples
 from graphkiln_converters.sources.base import EXPORT_BATCH, FixedBatchSource
-from graphkiln_converters.writer import check_free, next_number, write_version
+from graphkiln_converters.writer import check_free, check_name, write_next_version, write_version
 
 _log = logging.getLogger("graphkiln.converters")
 
@@ -40,20 +42,23 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     """
     begun = time.perf_counter()
     folder = recipe.model_store / recipe.name
-    number = recipe.version or next_number(folder)
-    check_free(folder, number)
+    check_name(recipe.name)
+    if recipe.version is not None:
+        check_free(folder, recipe.version)
     _log.info("opening %s", recipe.source)
-    with open_model(recipe) as model, TemporaryDirectory() as temporary:
-        proven = _convert(recipe, model, Path(temporary) / GRAPH_FILE)
-        numbered = recipe.model_copy(update={"version": number})
-        seconds = time.perf_counter() - begun
-        write_version(new_version(numbered, model, proven, command=command, seconds=seconds), folder, number)
-    return folder / str(number)
+    with open_model(recipe) as opened, TemporaryDirectory() as temporary:
+        _log.info("exporting the graph")
+        graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
+        model = with_fitting_labels(opened, recipe, graph)
+        proven = _convert(recipe, model, graph, Path(temporary) / GRAPH_FILE)
+        version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
+        if recipe.version is None:
+            return write_next_version(version, folder)
+        write_version(version, folder, recipe.version)
+    return folder / str(recipe.version)
 
 
-def _convert(recipe: Recipe, model: OpenModel, target: Path) -> ProvenGraph:
-    _log.info("exporting the graph")
-    graph = model.source.export({spec.name: spec.dynamic for spec in model.inputs})
+def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     recorded = recorded_samples(recipe, model.inputs, [str(value.name) for value in graph.graph.outputs])
     _log.info("rewriting the graph")
     rewritten = rewrite(graph, recipe, model.preprocess)

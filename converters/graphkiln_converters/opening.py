@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import decode
-from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.files import read_text
+from graphkiln_backend.graph.errors import ConversionError, ManifestError
+from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, open_source
@@ -112,6 +112,9 @@ def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
     if recipe.labels is None:
         return () if recipe.features_only else source.labels
     try:
-        return tuple(read_text(recipe.labels).splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"cannot read labels from {recipe.labels}: {error}") from error
+        labels = read_labels(recipe.labels)
+    except ManifestError as error:
+        raise ConversionError(error.message) from error
+    while labels and not labels[-1].strip():
+        labels = labels[:-1]
+    return labels

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
+
+import onnx_ir
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
@@ -17,6 +20,8 @@ from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ProvenGraph
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.writer import NewVersion, SourceInfo
+
+_log = logging.getLogger("graphkiln.converters")
 
 
 def remaining_preprocess(model: OpenModel, edge: Edge) -> Preprocess | None:
@@ -35,11 +40,35 @@ def check_edges(recipe: Recipe, preprocess: Preprocess | None) -> None:
         raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
 
 
+def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenModel:
+    """The model with labels that are one for each class of the output that they name; with none where they do not fit.
+
+    Args:
+        model: The source.
+        recipe: Whose labels must fit; those that the source brings along may be of another task.
+        graph: As exported: the classes of a graph that ranks them itself are counted before it does.
+
+    Raises:
+        ConversionError: The recipe's labels do not fit.
+    """
+    outputs = {str(value.name): value for value in graph.graph.outputs}
+    output = outputs.get(recipe.outputs[0]) if recipe.outputs else next(iter(outputs.values()), None)
+    dims = () if output is None or output.shape is None else tuple(output.shape)
+    classes = dims[-1] if len(dims) == 2 else None
+    if not model.labels or not isinstance(classes, int) or len(model.labels) == classes:
+        return model
+    problem = f"{len(model.labels)} labels for the {classes} classes of {recipe.source}"
+    if recipe.labels:
+        raise ConversionError(f"{recipe.labels} has {problem}", hint="one line for each class, in their order")
+    _log.warning("%s: left out; --labels FILE gives others", problem)
+    return replace(model, labels=())
+
+
 def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
     """A proven graph with all that its manifest and its configuration say.
 
     Args:
-        recipe: How it was made, with the version's number.
+        recipe: How it was made.
         model: What it was made from.
         proven: The graph.
         command: The command line.

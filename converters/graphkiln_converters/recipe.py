@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.precision import Precision
 
 _DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d+)=(?P<least>\d+)\.\.(?P<most>\d+)")
@@ -57,12 +58,12 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(description="KIND:LOCATION, FILE.pt2 or FILE.onnx")
-    name: Annotated[str, Flag()] = Field(description="Model name.", pattern=r"^[A-Za-z0-9_.-]+$")
+    name: Annotated[str, Flag()] = Field(description="Model name.")
     model_store: Annotated[Path, Flag(variable="GRAPHKILN_MODEL_STORE")] = Field(
         default=Path("model_repository"), description="Folder of models."
     )
     version: Annotated[int | None, Flag(default="the next free one", minimum=1)] = Field(
-        default=None, ge=1, description="Version number."
+        default=None, ge=1, lt=1 << 63, description="Version number."
     )
 
     weights: Annotated[Path | None, Flag(panel=_SOURCE)] = Field(
@@ -150,6 +151,13 @@ class Recipe(BaseModel):
     @classmethod
     def _respell(cls, document: Any) -> Any:
         return respelled(document) if isinstance(document, dict) else document
+
+    @field_validator("name")
+    @classmethod
+    def _name_can_be_served(cls, name: str) -> str:
+        if fault := fault_in_name(name):
+            raise ValueError(fault)
+        return name
 
     @field_validator("dynamic")
     @classmethod

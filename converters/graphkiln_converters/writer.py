@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError, ManifestError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.labels import check_count, labels_text
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     Conversion,
     Golden,
+    Labels,
     Manifest,
     Provenance,
     Verification,
     sha256_of,
 )
+from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_backend.repository.config import config_text
+from graphkiln_backend.repository.config import complete, config_text, read_config
 from graphkiln_backend.repository.version import CONFIG_FILE, GOLDEN_FILE, GRAPH_FILE, LABELS_FILE
 from graphkiln_converters.proving import ReferenceSamples, prove_graph
 
 _MAX_BATCH_SIZE = 32
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+"""How a rename fails where the target is there. Source: rename(2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +89,7 @@ class NewVersion:
 def prove_and_write(
     graph: Path, source: SourceInfo, sample: ReferenceSamples, model_folder: Path, number: int
 ) -> Manifest:
-    """Proves an exported graph and writes `MODEL/NUMBER/`, the labels, and a config.pbtxt where there is none.
+    """Proves an exported graph and writes `MODEL/NUMBER/`, and a config.pbtxt where there is none.
 
     Args:
         graph: The exported ONNX file; copied.
@@ -111,35 +118,110 @@ def write_version(version: NewVersion, model_folder: Path, number: int) -> Manif
     """Writes a version, whole or not at all.
 
     Raises:
-        ConversionError: The version exists already, or the folder cannot be written. Nothing is left of it.
+        ConversionError: The version exists already, contradicts the model's config.pbtxt, or cannot be written. Nothing
+            is left of it.
     """
-    source = version.source
+    _, manifest = _write(version, model_folder, number)
+    return manifest
+
+
+def write_next_version(version: NewVersion, model_folder: Path) -> Path:
+    """Writes a version under the next free number, whole or not at all.
+
+    The number is claimed by the rename that publishes the folder: of several conversions that end at once, each gets
+    one of its own.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        ConversionError: As for `write_version`.
+    """
+    number, _ = _write(version, model_folder, None)
+    return model_folder / str(number)
+
+
+def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
+    check_name(model_folder.name)
     try:
         model_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
-            folder = Path(temporary) / "version"
+            scratch = Path(temporary)
+            folder = scratch / "version"
             folder.mkdir()
             manifest = _fill(folder, version)
-            check_free(model_folder, number)
-            if source.labels and not (model_folder / LABELS_FILE).exists():
-                _write_new(model_folder / LABELS_FILE, "\n".join(source.labels) + "\n")
+            if requested is not None:
+                check_free(model_folder, requested)
             if not (model_folder / CONFIG_FILE).exists():
-                text = config_text(
-                    model_folder.name,
-                    version.signature,
-                    max_batch_size=version.max_batch_size if version.signature.batchable else 0,
-                    preprocess=source.preprocess,
-                    labels_file=manifest.labels,
-                    ranking=source.ranking,
-                )
-                _write_new(model_folder / CONFIG_FILE, text)
-            folder.rename(model_folder / str(number))
+                _write_new(model_folder / CONFIG_FILE, _config_text(model_folder.name, version), scratch)
+            _check_fits(model_folder / CONFIG_FILE, version.signature)
+            return _publish(folder, manifest, model_folder, requested)
     except OSError as error:
         raise ConversionError(
-            f"cannot write {model_folder / str(number)}: {error.strerror or error}",
+            f"cannot write a version into {model_folder}: {error.strerror or error}",
             hint="make room or choose another --model-store; nothing was left half written",
         ) from error
-    return manifest
+
+
+def _publish(folder: Path, manifest: Manifest, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
+    """Renames a whole folder to its number: the one step that makes a version, and fails where there is one."""
+    while True:
+        number = requested or next_number(model_folder)
+        numbered = _numbered(manifest, number)
+        numbered.write(folder / MANIFEST_FILE)
+        try:
+            folder.rename(model_folder / str(number))
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            if requested is not None:
+                raise _exists(model_folder / str(number)) from error
+        else:
+            return number, numbered
+
+
+def _numbered(manifest: Manifest, number: int) -> Manifest:
+    """The manifest with the version's number in its recipe."""
+    conversion = manifest.conversion
+    if conversion is None:
+        return manifest
+    return replace(manifest, conversion=replace(conversion, recipe={**conversion.recipe, "version": number}))
+
+
+def _config_text(name: str, version: NewVersion) -> str:
+    return config_text(
+        name,
+        version.signature,
+        max_batch_size=version.max_batch_size if version.signature.batchable else 0,
+        preprocess=version.source.preprocess,
+        labels_file=None,
+        ranking=version.source.ranking,
+    )
+
+
+def _check_fits(config: Path, signature: Signature) -> None:
+    """Refuses a version that the model's configuration would keep from being served.
+
+    Raises:
+        ConversionError: The configuration is of another signature.
+    """
+    try:
+        complete(read_config(config), signature, labels_file=None)
+    except RepositoryError as error:
+        raise ConversionError(
+            f"{config} does not fit the new version: {error.message}",
+            hint="choose another --name, or remove what contradicts it from config.pbtxt",
+        ) from error
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that no model can have.
+
+    Raises:
+        ConversionError: It is one.
+    """
+    if fault := fault_in_name(name):
+        raise ConversionError(fault, hint="choose another --name")
 
 
 def next_number(model_folder: Path) -> int:
@@ -156,7 +238,11 @@ def check_free(model_folder: Path, number: int) -> None:
     """
     target = model_folder / str(number)
     if target.exists():
-        raise ConversionError(f"{target} exists already", hint="choose another version number")
+        raise _exists(target)
+
+
+def _exists(target: Path) -> ConversionError:
+    return ConversionError(f"{target} exists already", hint="choose another version number")
 
 
 def _fill(folder: Path, version: NewVersion) -> Manifest:
@@ -165,13 +251,14 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
     for path in beside:
         shutil.copyfile(path, folder / path.name)
     version.golden.write(folder / GOLDEN_FILE)
+    labels = _write_labels(folder / LABELS_FILE, version)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         graph_file=GRAPH_FILE,
         sha256=sha256_of(folder / GRAPH_FILE),
         signature=version.signature,
         preprocess=version.source.preprocess,
-        labels=LABELS_FILE if version.source.labels else None,
+        labels=labels,
         provenance=_provenance(version.source),
         verification=version.verification,
         golden=Golden(
@@ -187,10 +274,29 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
     return manifest
 
 
-def _write_new(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text)
-    temporary.rename(path)
+def _write_labels(path: Path, version: NewVersion) -> Labels | None:
+    """Writes the labels file of a version that has labels.
+
+    Raises:
+        ConversionError: A label is not one line, or they are not one for each class.
+    """
+    labels = version.source.labels
+    if not labels:
+        return None
+    try:
+        check_count(labels, version.signature, "the source")
+        path.write_text(labels_text(labels), encoding="utf-8")
+    except ManifestError as error:
+        raise ConversionError(error.message, hint=error.hint) from error
+    return Labels(file=path.name, sha256=sha256_of(path), count=len(labels))
+
+
+def _write_new(path: Path, text: str, scratch: Path) -> None:
+    """Writes a file that nobody has written meanwhile: what is there stays, and nobody sees a part of it."""
+    temporary = scratch / path.name
+    temporary.write_text(text, encoding="utf-8")
+    with suppress(FileExistsError):
+        path.hardlink_to(temporary)
 
 
 def _provenance(source: SourceInfo) -> Provenance:

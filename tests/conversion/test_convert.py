@@ -435,7 +435,6 @@ class TestSources:
         manifest = Manifest.read(version / "manifest.json")
         assert manifest.preprocess is not None
         assert (manifest.preprocess.resize, manifest.preprocess.crop) == (256, (224, 224))
-        assert (store / "m" / "labels.txt").read_text().splitlines()[0] == "tench"
-        assert read_config(store / "m" / "config.pbtxt").output[0].label_filename == "labels.txt"
+        assert (version / "labels.txt").read_text().splitlines()[0] == "tench"
         shutil.rmtree(store)
         assert json.dumps(manifest.conversion and manifest.conversion.recipe)

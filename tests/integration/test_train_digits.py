@@ -31,7 +31,7 @@ def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: P
     assert made.provenance.source == committed.provenance.source
     assert made.signature == committed.signature
     assert made.preprocess == committed.preprocess
-    for name in ("config.pbtxt", "labels.txt"):
+    for name in ("config.pbtxt", "1/labels.txt"):
         assert (tmp_path / "digits" / name).read_text() == (digits / name).read_text()
     golden, again = (GoldenSamples.read(folder / "1" / "golden.npz") for folder in (digits, tmp_path / "digits"))
     np.testing.assert_array_equal(again.inputs["INPUT_0"], golden.inputs["INPUT_0"])

@@ -16,8 +16,11 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""What is written. Format 1 had no hash of labels and none of its own, and is still read."""
 MANIFEST_FILE = "manifest.json"
+
+_DIGEST = "digest"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +75,21 @@ class Golden:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Labels:
+    """The labels file beside the graph: a class name a line, UTF-8.
+
+    Attributes:
+        file: Its name.
+        sha256: Of the file, hexadecimal.
+        count: Number of labels.
+    """
+
+    file: str
+    sha256: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
     """A pass that ran, with the number of nodes before and after; `note` says what it left as it was."""
 
@@ -114,13 +132,15 @@ class Manifest:
         sha256: Of the graph file, hexadecimal.
         signature: Inputs and outputs.
         preprocess: How an image becomes the first input, or None.
-        labels: Name of the labels file in the model's folder, or None.
+        labels: The labels file, or None; in format 1 its name, and it lies in the model's folder.
         provenance: Where the graph came from.
         verification: The proofs.
         golden: The golden samples, or None.
         conversion: How `graphkiln convert` made the graph, or None where something else did.
         weights: SHA-256 of each file of weights beside the graph, by file name.
         ranking: The outputs of an embedded top-k, or None.
+        digest: SHA-256 of all other values as they stand in the file, hexadecimal; empty in format 1, and until it is
+            written.
     """
 
     format_version: int
@@ -128,30 +148,36 @@ class Manifest:
     sha256: str
     signature: Signature
     preprocess: Preprocess | None
-    labels: str | None
+    labels: str | Labels | None
     provenance: Provenance
     verification: tuple[Verification, ...]
     golden: Golden | None
     conversion: Conversion | None = None
     weights: dict[str, str] = field(default_factory=dict)
     ranking: Ranking | None = None
+    digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
+        if not 1 <= self.format_version <= FORMAT_VERSION:
             raise ManifestError(
-                f"manifest format {self.format_version} is not known, this graphkiln reads {FORMAT_VERSION}",
+                f"manifest format {self.format_version} is not known, this graphkiln reads 1 to {FORMAT_VERSION}",
                 hint="upgrade graphkiln" if self.format_version > FORMAT_VERSION else "convert the model again",
             )
-        for name in (self.graph_file, self.golden.file if self.golden else None, self.labels, *self.weights):
+        for name in (self.graph_file, self.golden.file if self.golden else None, self.labels_file, *self.weights):
             if name is not None and (name in ("", "..") or Path(name).name != name):
                 raise ManifestError(f"'{name}' must be a plain file name inside the model's folder")
+
+    @property
+    def labels_file(self) -> str | None:
+        """Name of the labels file, or None."""
+        return self.labels.file if isinstance(self.labels, Labels) else self.labels
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
         """Reads a manifest file.
 
         Raises:
-            ManifestError: Missing, not JSON, or a key is unknown, missing or of the wrong type.
+            ManifestError: Missing, not JSON, not as it was written, or a key is unknown, missing or of the wrong type.
         """
         try:
             document = json.loads(read_bytes(path, TEXT_LIMIT))
@@ -160,13 +186,38 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"{path} is not JSON: {error}") from error
         try:
-            return decode(cls, document)
+            return _decode(document)
         except ManifestError as error:
             raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
 
     def write(self, path: Path) -> None:
-        """Writes the manifest as readable JSON that `read` accepts."""
-        path.write_text(json.dumps(encode(self), indent=2) + "\n")
+        """Writes the manifest as readable JSON that `read` accepts, with the hash of its own content."""
+        document = {key: value for key, value in encode(self).items() if key != _DIGEST}
+        if self.format_version > 1:
+            document[_DIGEST] = _digest(document)
+        path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _decode(document: Any) -> Manifest:
+    """The manifest of a document, whose hash fits.
+
+    Raises:
+        ManifestError: It is no manifest; or somebody changed it, or it was cut short.
+    """
+    manifest = decode(Manifest, document)
+    content = {key: value for key, value in document.items() if key != _DIGEST}
+    if manifest.format_version > 1 and manifest.digest != _digest(content):
+        raise ManifestError(
+            f"it is not as it was written: its content does not fit its '{_DIGEST}'",
+            hint="restore the file or convert the model again",
+        )
+    return manifest
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """SHA-256 of a document's values, however they are laid out and ordered."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from graphkiln_backend.engines.base import GraphLevel
+from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
@@ -38,7 +39,7 @@ CUDA_OPTIONS = CUDA_KEYS[1:]
 """Handed to the CUDA provider as they are; the first of the keys is a setting of ours, `conv_search`."""
 TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
 """Read by Triton's Python backend itself."""
-KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, "xrt", PREPROCESS, RANKING)
+KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, "xrt", CONTRACTS, PREPROCESS, RANKING)
 """All keys of `parameters`, beside those with `SESSION_PREFIX`."""
 
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.model_name import fault_in_served_name
 from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,
@@ -20,6 +21,7 @@ from graphkiln_backend.repository.config import (
     write_config,
 )
 from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.publication import publish
 from graphkiln_backend.repository.version import CONFIG_FILE, find_labels_file, newest_version, read_version_signature
 
 GraphFolder = Callable[[Path], Path]
@@ -82,6 +84,8 @@ def complete_config(
         RepositoryError: The configuration or the graph is not usable.
         ManifestError: The manifest cannot be read.
     """
+    if fault := fault_in_served_name(model.name):
+        raise RepositoryError(fault, hint="rename the folder: letters, digits, '_', '.' and '-'")
     config = read_config(model / CONFIG_FILE)
     config.name = config.name or model.name
     if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
@@ -91,4 +95,5 @@ def complete_config(
     graph = graph_folder(newest_version(model) if version is None else model / str(version))
     signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
+    publish(config, model)
     return config

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest, sha256_of
+from graphkiln_backend.graph.labels import check_count, read_labels
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.importers import find_foreign_graph
@@ -27,11 +29,13 @@ class ModelVersion:
         graph_path: The graph file.
         manifest: Its manifest, or None for a bare graph.
         golden: Its golden samples, or None.
+        contract: What it says of its images and classes.
     """
 
     graph_path: Path
     manifest: Manifest | None
     golden: GoldenSamples | None
+    contract: Contract = field(default_factory=Contract)
 
     @property
     def ranking(self) -> Ranking | None:
@@ -124,14 +128,84 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        return ModelVersion(graph_path=find_graph(folder, default_filename), manifest=None, golden=None)
+        graph_path = find_graph(folder, default_filename)
+        _check_whole(folder)
+        return ModelVersion(graph_path=graph_path, manifest=None, golden=None)
     graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256)
     for name, sha256 in manifest.weights.items():
         _check_hash(folder / name, sha256)
-    golden = None
+    return ModelVersion(
+        graph_path=graph_path,
+        manifest=manifest,
+        golden=_read_golden(folder, manifest),
+        contract=_contract_of(folder, manifest),
+    )
+
+
+def read_contract(folder: Path) -> Contract | None:
+    """What a version says of its images and classes, its labels checked; None where it has no manifest.
+
+    Raises:
+        RepositoryError: The labels file is missing, or is not the manifest's.
+        ManifestError: The manifest or the labels cannot be read, or their number is not that of the classes.
+    """
+    manifest = read_manifest(folder)
+    return None if manifest is None else _contract_of(folder, manifest)
+
+
+def find_labels(folder: Path, manifest: Manifest) -> Path | None:
+    """The labels file of a version: in its own folder, or else (format 1) in the model's; None where it has none."""
+    name = manifest.labels_file
+    if name is None:
+        return None
+    own = folder / name
+    return own if own.is_file() else folder.parent / name
+
+
+def _contract_of(folder: Path, manifest: Manifest) -> Contract:
+    labels: tuple[str, ...] = ()
+    path = find_labels(folder, manifest)
+    if path is not None:
+        if isinstance(manifest.labels, Labels):
+            _check_hash(path, manifest.labels.sha256)
+        labels = read_labels(_check_exists(path))
+        check_count(labels, manifest.signature, path)
+    return Contract(
+        preprocess=manifest.preprocess,
+        labels=labels,
+        output=manifest.signature.outputs[0].name if labels else "",
+        ranking=manifest.ranking,
+    )
+
+
+def _read_golden(folder: Path, manifest: Manifest) -> GoldenSamples | None:
+    """The golden samples.
+
+    Raises:
+        RepositoryError: The file is missing, or is not the manifest's.
+        ManifestError: It cannot be read, or the manifest lost its samples.
+    """
     if manifest.golden:
-        golden = GoldenSamples.read(_check_hash(folder / manifest.golden.file, manifest.golden.sha256))
-    return ModelVersion(graph_path=graph_path, manifest=manifest, golden=golden)
+        return GoldenSamples.read(_check_hash(folder / manifest.golden.file, manifest.golden.sha256))
+    if manifest.verification or (folder / GOLDEN_FILE).exists():
+        raise ManifestError(
+            f"{folder / MANIFEST_FILE} names no golden samples, but the version was proven with some",
+            hint="restore the manifest or convert the model again",
+        )
+    return None
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuses what is left of a version, or not yet copied, to be taken for a bare graph.
+
+    Raises:
+        RepositoryError: The manifest is missing.
+    """
+    if (folder / GOLDEN_FILE).exists():
+        raise RepositoryError(
+            f"there is no {MANIFEST_FILE} in {folder}, though it holds {GOLDEN_FILE}",
+            hint="copy the whole version folder; a graph without a manifest has no other files",
+        )
 
 
 def _check_exists(path: Path) -> Path:

@@ -29,9 +29,10 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import GoldenReplay
-from graphkiln_backend.repository.config import complete_dictionary
+from graphkiln_backend.repository.config import complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
-from graphkiln_backend.repository.version import find_labels_file, read_version_signature
+from graphkiln_backend.repository.publication import check_published, labels_file_of
+from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
@@ -65,7 +66,7 @@ class TritonPythonModel:
             with open_cache() as cache:
                 graph = convert_if_needed(version, cache)
             signature = read_version_signature(graph, document.get("default_model_filename", ""))
-            complete_dictionary(document, signature, labels_file=find_labels_file(version.parent))
+            complete_dictionary(document, signature, labels_file=labels_file_of(version))
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(f"{document['name']}: {error}") from error
         return config
@@ -151,8 +152,11 @@ class TritonPythonModel:
 
 def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:
     resources = Resources(device=device, cores=usable_cores(), probe=probe, shared_folder=shared_folder())
-    graph = convert_if_needed(Path(args["model_repository"]) / args["model_version"], cache)
-    return Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
+    model = Path(args["model_repository"])
+    graph = convert_if_needed(model / args["model_version"], cache)
+    deployment = Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
+    check_published(parse_json(args["model_config"]), model, int(args["model_version"]), deployment.version)
+    return deployment
 
 
 def _protect(signature: Signature, *, batching: bool) -> None:

@@ -63,6 +63,7 @@ class InferRequest:
         inputs: Arrays by input name, or where they lie in shared memory.
         outputs: The requested outputs. Empty: all outputs, plain.
         request_id: Echoed by the server and shown in its logs.
+        contract: Digest of the contract that it is made for; the server refuses it where another holds. Empty for any.
     """
 
     model: str
@@ -70,6 +71,7 @@ class InferRequest:
     inputs: Mapping[str, AnyArray | SharedTensor]
     outputs: Mapping[str, RequestedOutput] = field(default_factory=dict)
     request_id: str = ""
+    contract: str = ""
 
     def is_shared(self, output: str) -> bool:
         """Whether the server was told to put an output into shared memory."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from graphkiln_backend.graph.contract import REQUEST_PARAMETER as CONTRACT
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
@@ -38,15 +39,17 @@ def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
         raw = to_raw(tensor)
         parts += (_RAW_INPUT_TAG, _varint(len(raw)), raw)
     parts[0] = _encode_kind(request.model, request.version, tuple(tensors), tuple(request.outputs.items()))
-    parts[1] = _encode_own(request.request_id, timeout_s)
+    parts[1] = _encode_own(request.request_id, timeout_s, request.contract)
     return b"".join(parts)
 
 
-def _encode_own(request_id: str, timeout_s: float | None) -> bytes:
+def _encode_own(request_id: str, timeout_s: float | None, contract: str) -> bytes:
     """The fields that every request has for itself."""
     message = pb.ModelInferRequest(id=request_id)
     if timeout_s is not None:
         message.parameters["timeout"].int64_param = round(timeout_s * 1e6)
+    if contract:
+        message.parameters[CONTRACT].string_param = contract
     serialized: bytes = message.SerializeToString()
     return serialized
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkiln_backend.graph.contract import REQUEST_PARAMETER as CONTRACT
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.transports.base import (
@@ -38,6 +39,8 @@ def encode_request(
     if request.request_id:
         header["id"] = request.request_id
     parameters: dict[str, Any] = {} if timeout_s is None else {"timeout": round(timeout_s * 1e6)}
+    if request.contract:
+        parameters[CONTRACT] = request.contract
     if request.outputs:
         header["outputs"] = [_output_row(name, output, binary=binary) for name, output in request.outputs.items()]
     elif binary:

@@ -66,6 +66,8 @@ def read_state(folder: Path, name: str) -> StateTensor:
     """
     if Path(name).name != name or name in {".", ".."}:
         raise ConversionError(f"state tensor '{name}': the name leads out of {folder}", hint=_HINT)
+    if not name.isprintable():
+        raise ConversionError(f"state tensor {name!r}: the name holds control characters", hint=_HINT)
     tensor = folder / name
     found = {path.name for path in tensor.iterdir()} if tensor.is_dir() else set()
     for missing in sorted({_DATA, _META} - found):

@@ -83,7 +83,7 @@ class TestFp32:
     @pytest.mark.usefixtures("source")
     def test_clients_are_told_what_is_left_for_them(self, store: Path) -> None:
         plain = Manifest.read(run(store) / "manifest.json")
-        assert (plain.preprocess, plain.labels, plain.ranking) == (SPEC, "labels.txt", None)
+        assert (plain.preprocess, plain.labels_file, plain.ranking) == (SPEC, "labels.txt", None)
         ranked = Manifest.read(run(store, name="ranked", top_k=2, input="uint8-nhwc") / "manifest.json")
         assert ranked.preprocess == Preprocess.from_json(
             '{"resize": 8, "crop": [8, 8], "layout": "HWC", "dtype": "UINT8"}'

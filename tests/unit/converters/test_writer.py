@@ -71,8 +71,8 @@ def listed(folder: Path) -> list[str]:
 class TestWriting:
     def test_everything_that_serving_needs(self, version: NewVersion, folder: Path) -> None:
         manifest = write_version(version, folder, 3)
-        assert listed(folder) == ["3/golden.npz", "3/manifest.json", "3/model.onnx", "config.pbtxt", "labels.txt"]
-        assert (folder / "labels.txt").read_text() == "a\nb\nc\n"
+        assert listed(folder) == ["3/golden.npz", "3/labels.txt", "3/manifest.json", "3/model.onnx", "config.pbtxt"]
+        assert (folder / "3" / "labels.txt").read_text() == "a\nb\nc\n"
         assert Manifest.read(folder / "3" / "manifest.json") == manifest
         assert manifest.sha256 == sha256_of(version.graph)
         assert manifest.provenance.metrics == {"accuracy": 0.5}
@@ -86,7 +86,7 @@ class TestWriting:
         write_version(replace(version, source=info, max_batch_size=7), folder, 1)
         config = read_config(folder / "config.pbtxt")
         assert config.max_batch_size == 7
-        assert config.output[0].label_filename == "labels.txt"
+        assert config.output[0].label_filename == ""  # the labels are the version's own
         assert {"preprocess", "ranking"} <= set(config.parameters)
 
     def test_without_labels_there_is_no_file_of_them(self, version: NewVersion, folder: Path) -> None:

@@ -16,6 +16,7 @@ from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
     Conversion,
     Golden,
+    Labels,
     Manifest,
     PassRecord,
     Provenance,
@@ -37,7 +38,7 @@ MANIFEST = Manifest(
         optional_inputs=(TensorSpec(name="scale", dtype=DType.FP32, shape=()),),
     ),
     preprocess=Preprocess(resize=(9, 9), crop=(8, 8), mean=(0.5, 0.5, 0.5), dtype=DType.FP16),
-    labels="labels.txt",
+    labels=Labels(file="labels.txt", sha256="3" * 64, count=10),
     provenance=Provenance(
         source="timm:größe", command="graphkiln convert", versions={"torch": "2"}, metrics={"top1": 1}
     ),
@@ -84,7 +85,7 @@ def test_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_is_written_for_people_too(tmp_path: Path) -> None:
     MANIFEST.write(tmp_path / "manifest.json")
     lines = (tmp_path / "manifest.json").read_text().splitlines()
-    assert lines[:2] == ["{", '  "format_version": 1,']
+    assert lines[:2] == ["{", '  "format_version": 2,']
     assert lines[-1] == "}"
 
 
@@ -101,7 +102,7 @@ def test_the_keys_on_disk_are_those_of_manifests_that_exist(digits: Path, tmp_pa
 
 @pytest.mark.parametrize("key", ["conversion", "weights", "ranking"])
 def test_an_older_manifest_without_a_later_key_is_read(tmp_path: Path, key: str) -> None:
-    path = written(tmp_path)
+    path = written(tmp_path, format_version=1)
     document = json.loads(path.read_bytes())
     del document[key]
     path.write_text(json.dumps(document))
@@ -109,7 +110,7 @@ def test_an_older_manifest_without_a_later_key_is_read(tmp_path: Path, key: str)
 
 
 def test_optional_inputs_of_older_manifests_are_none(tmp_path: Path) -> None:
-    path = written(tmp_path)
+    path = written(tmp_path, format_version=1)
     document = json.loads(path.read_bytes())
     del document["signature"]["optional_inputs"]
     path.write_text(json.dumps(document))
@@ -130,12 +131,65 @@ def test_another_format_says_what_to_do(tmp_path: Path, version: int, hint: str)
 @pytest.mark.parametrize("field", ["graph_file", "labels", "golden", "weights"])
 def test_files_lie_in_the_models_own_folder(name: str, field: str) -> None:
     changes: dict[str, Any] = {field: name}
+    if field == "labels":
+        changes = {"labels": Labels(file=name, sha256="", count=1)}
     if field == "golden":
         changes = {"golden": Golden(file=name, sha256="", samples=1)}
     if field == "weights":
         changes = {"weights": {name: "0"}}
     with pytest.raises(ManifestError, match="must be a plain file name"):
         replace(MANIFEST, **changes)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"golden": None},
+    {"labels": None},
+    {"labels": "labels.txt"},
+    {"preprocess": None},
+    {"ranking": None},
+    {"sha256": "f" * 64},
+    {"weights": {}},
+    {"digest": "0" * 64},
+    {"digest": ""},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_a_value_that_somebody_changed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = written(tmp_path, **changes)
+    with pytest.raises(ManifestError, match="it is not as it was written") as caught:
+        Manifest.read(path)
+    assert caught.value.hint == "restore the file or convert the model again"
+
+
+def test_a_manifest_without_its_digest(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    document = json.loads(path.read_bytes())
+    del document["digest"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ManifestError, match="it is not as it was written"):
+        Manifest.read(path)
+
+
+def test_its_layout_and_the_order_of_its_keys_do_not_matter(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_bytes()), sort_keys=True))
+    assert Manifest.read(path) == MANIFEST
+
+
+def test_the_first_format_named_a_labels_file_and_had_no_digest(tmp_path: Path) -> None:
+    old = replace(MANIFEST, format_version=1, labels="labels.txt")
+    old.write(tmp_path / "manifest.json")
+    assert "digest" not in json.loads((tmp_path / "manifest.json").read_bytes())
+    assert Manifest.read(tmp_path / "manifest.json") == old
+    assert (old.labels_file, MANIFEST.labels_file) == ("labels.txt", "labels.txt")
+    assert replace(old, labels=None).labels_file is None
+
+
+def test_json_that_is_too_deep(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(ManifestError, match="is not JSON"):
+        Manifest.read(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ class TestText:
     def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
         manifest = Manifest.read(digits / "1" / "manifest.json")
         text = config_text(
-            "digits", manifest.signature, max_batch_size=32, preprocess=manifest.preprocess, labels_file="labels.txt"
+            "digits", manifest.signature, max_batch_size=32, preprocess=manifest.preprocess, labels_file=None
         )
         assert (digits / "config.pbtxt").read_text() == text
 

@@ -177,7 +177,7 @@ class TestCompleteConfig:
         (model / "1" / "model.onnx").unlink()
         config = complete_config(model, ALL, as_is)
         assert (config.input[0].name, list(config.input[0].dims)) == ("INPUT_0", [1, 32, 32])
-        assert config.output[0].label_filename == "labels.txt"
+        assert config.output[0].label_filename == "1/labels.txt"
 
 
 class TestFootprints:

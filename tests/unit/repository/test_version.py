@@ -15,7 +15,7 @@ from graphkiln_backend.repository.version import find_graph, newest_version, rea
 
 @pytest.fixture
 def folder(digits: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(digits / "1", tmp_path / "1")
+    return shutil.copytree(digits, tmp_path / "digits") / "1"
 
 
 class TestReading:
@@ -28,6 +28,7 @@ class TestReading:
 
     def test_a_bare_graph_has_no_manifest(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
+        (folder / "golden.npz").unlink()
         version = read_version(folder)
         assert (version.manifest, version.golden) == (None, None)
         assert version.ranking is None
@@ -48,6 +49,7 @@ class TestReading:
 
     def test_a_changed_graph_without_a_manifest_is_another_graph(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
+        (folder / "golden.npz").unlink()
         (folder / "model.onnx").write_bytes(zoo.scale(("batch", 3)).SerializeToString())
         assert read_version(folder).graph_path == folder / "model.onnx"
 

@@ -28,6 +28,7 @@ from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import GoldenReplay
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.proof.policy import REPLAY
+from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.triton import model as module
 from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
@@ -81,6 +82,7 @@ class FakeDeployment:
         self.placement: Placement | None = Placement(
             nodes={"CPUExecutionProvider": 4}, precision=Precision.FP32, products={Precision.FP32: 2}
         )
+        self.version = ModelVersion(graph_path=Path("model.onnx"), manifest=None, golden=None)
         self.plan = SimpleNamespace(explain=lambda: "candidates:\n  onnxruntime on cpu")
 
     def read(self, *arguments: Any) -> FakeDeployment:

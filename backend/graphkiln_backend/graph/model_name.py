@@ -1,0 +1,32 @@
+"""Names of models: what a folder, a URL, Triton and the shell that starts its Python stub can all take."""
+
+from __future__ import annotations
+
+import re
+
+MAX_LENGTH = 128
+"""Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")
+
+
+def fault_in_name(name: str) -> str:
+    """What is wrong with the name of a new model, in words; empty where nothing is."""
+    if len(name) > MAX_LENGTH:
+        return f"'{name[:20]}...' has {len(name)} characters, at most {MAX_LENGTH} are allowed"
+    if not _NAME.fullmatch(name):
+        return (
+            f"{name!r} is no model name: expected letters, digits, '_', '.' and '-', "
+            "with a letter, a digit or '_' at the beginning"
+        )
+    return ""
+
+
+def fault_in_served_name(name: str) -> str:
+    """What keeps a folder of a model store from being served, in words; empty where nothing does.
+
+    More is allowed than for new models: stores that others wrote. Triton (24.10) hands the path of a model to a shell
+    without quotes: a space breaks it, and other characters would be executed.
+    """
+    return "" if _SERVABLE.fullmatch(name) else f"{name!r} is no name of a model that Triton's Python stub can take"

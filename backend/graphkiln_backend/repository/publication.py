@@ -1,0 +1,231 @@
+"""What a server publishes of its versions' contracts, in the one configuration that a model has.
+
+The manifests decide. `contracts` holds what each version says, by its number. What can be said of a whole model only
+(`preprocess`, `ranking`, the labels of Triton's classification extension) is said where all versions that are served
+agree, and left out where they do not. What config.pbtxt says of these itself holds for models whose versions say
+nothing: bare graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from graphkiln_backend.graph.contract import PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+from graphkiln_backend.graph.labels import read_labels
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.version import (
+    ModelVersion,
+    find_labels,
+    find_labels_file,
+    read_contract,
+    read_manifest,
+)
+
+_log = logging.getLogger("graphkiln.repository")
+
+T = TypeVar("T")
+
+
+class _Json(Protocol):
+    """A value that is published as JSON."""
+
+    def to_json(self) -> str:
+        """One line of it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Version:
+    """A version and what it says; nothing where it has no manifest."""
+
+    number: int
+    contract: Contract
+    has_manifest: bool
+    labels_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """Something that a configuration says: in words, how to read it, and how a contract says the same."""
+
+    what: str
+    read: Callable[[], object]
+    say: Callable[[Contract], object]
+
+
+def publish(config: ModelConfigProto, model: Path) -> None:
+    """Writes what the versions of a model say into its configuration.
+
+    Args:
+        config: Complete; changed in place.
+        model: The folder that holds the version folders. A version that cannot be read is left out: it is refused when
+            it is loaded, and takes no other with it.
+    """
+    config.parameters.pop(PARAMETER, None)
+    versions = _read_versions(model)
+    if not any(version.contract.says_something for version in versions):
+        return
+    said = {str(version.number): version.contract for version in versions if version.has_manifest}
+    config.parameters[PARAMETER].string_value = Contracts.of(said).to_json()
+    served = _served(config, versions)
+    _publish_value(config, PREPROCESS, versions, served, lambda contract: contract.preprocess)
+    _publish_value(config, RANKING, versions, served, lambda contract: contract.ranking)
+    _publish_labels(config, versions, served)
+
+
+def check_published(config: ModelConfigProto, model: Path, number: int, version: ModelVersion) -> None:
+    """Compares what a server publishes for a version with what the version says.
+
+    Args:
+        config: As the server has it.
+        model: The model's folder.
+        number: The version's number.
+        version: The version.
+
+    Raises:
+        RepositoryError: Clients would be told something else than the version says.
+        ManifestError: What is published cannot be read.
+    """
+    if PARAMETER in config.parameters:
+        found = Contracts.from_json(config.parameters[PARAMETER].string_value).find(str(number))
+        if found != version.contract:
+            raise _unpublished(config.name, number, version)
+        return
+    statements = list(_statements(config, model, version.contract))
+    siblings = [other.contract for other in _read_versions(model) if other.number != number] if statements else []
+    for statement in statements:
+        own = statement.say(version.contract)
+        is_said = own or any(statement.say(contract) for contract in siblings)
+        if is_said and own != statement.read():
+            raise RepositoryError(
+                f"config.pbtxt of '{config.name}' gives {statement.what} that version {number} does not have",
+                hint="remove it from config.pbtxt: graphkiln serve publishes what each version's manifest says",
+            )
+
+
+def labels_file_of(version: Path) -> str | None:
+    """The labels file of a version, relative to the model's folder: its own, or else the model's; None for none.
+
+    Raises:
+        ManifestError: The manifest cannot be read.
+    """
+    manifest = read_manifest(version)
+    path = find_labels(version, manifest) if manifest else None
+    return find_labels_file(version.parent) if path is None else str(path.relative_to(version.parent))
+
+
+def _read_versions(model: Path) -> list[_Version]:
+    """The versions of a model that can be read, in the order of their numbers."""
+    versions = []
+    for folder in model.iterdir():
+        if not (folder.name.isdecimal() and folder.is_dir()):
+            continue
+        try:
+            contract = read_contract(folder)
+            labels = labels_file_of(folder) if contract and contract.labels else None
+        except GraphkilnError as error:
+            _log.warning("what version %s of %s says is not published: %s", folder.name, model.name, error)
+            continue
+        versions.append(
+            _Version(
+                number=int(folder.name),
+                contract=contract or Contract(),
+                has_manifest=contract is not None,
+                labels_file=labels or "",
+            )
+        )
+    return sorted(versions, key=lambda version: version.number)
+
+
+def _served(config: ModelConfigProto, versions: Sequence[_Version]) -> Sequence[_Version]:
+    """The versions that the policy of a configuration selects. Source: Triton's `ModelVersionPolicy`."""
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return versions
+    if choice == "specific":
+        return [version for version in versions if version.number in policy.specific.versions]
+    return versions[-max(1, policy.latest.num_versions) :]
+
+
+def _publish_value(
+    config: ModelConfigProto,
+    key: str,
+    versions: Sequence[_Version],
+    served: Sequence[_Version],
+    say: Callable[[Contract], _Json | None],
+) -> None:
+    """Says for the model what all versions that are served say, or nothing; untouched where no version says it."""
+    if not any(say(version.contract) for version in versions):
+        return
+    before = config.parameters.pop(key).string_value if key in config.parameters else ""
+    common = _common([say(version.contract) for version in served])
+    if common is not None:
+        config.parameters[key].string_value = common.to_json()
+    if before and not any(before == _text(say(version.contract)) for version in versions):
+        _log.warning(
+            "config.pbtxt of %s gives a %s that no version has: what the manifests say is published", config.name, key
+        )
+
+
+def _publish_labels(config: ModelConfigProto, versions: Sequence[_Version], served: Sequence[_Version]) -> None:
+    """Names the labels file for Triton's classification extension, where one holds for all versions that are served."""
+    outputs = {version.contract.output for version in versions if version.contract.labels}
+    common = _common([(version.contract.output, version.contract.labels) for version in served])
+    for output in config.output:
+        if output.name not in outputs:
+            continue
+        output.label_filename = served[-1].labels_file if common and common[0] == output.name else ""
+        if common is None:
+            _log.warning(
+                "the versions of %s have different labels: Triton's classification extension returns none, "
+                "graphkiln's clients read those of each version",
+                config.name,
+            )
+
+
+def _common(values: Sequence[T]) -> T | None:
+    """The value that all have, or None."""
+    return values[0] if values and all(value == values[0] for value in values) else None
+
+
+def _text(value: _Json | None) -> str:
+    return "" if value is None else value.to_json()
+
+
+def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> Iterator[_Statement]:
+    """What a configuration says of all versions at once."""
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    if PREPROCESS in parameters:
+        spec = parameters[PREPROCESS]
+        yield _Statement("a preprocess", lambda: Preprocess.from_json(spec), lambda said: said.preprocess)
+    if RANKING in parameters:
+        ranking = parameters[RANKING]
+        yield _Statement("a ranking", lambda: Ranking.from_json(ranking), lambda said: said.ranking)
+    for output in config.output:
+        if output.label_filename and output.name == (contract.output or config.output[0].name):
+            path = model / output.label_filename
+            yield _Statement(f"labels ({path.name})", partial(read_labels, path), lambda said: said.labels)
+            return
+
+
+def _unpublished(name: str, number: int, version: ModelVersion) -> RepositoryError:
+    if version.manifest is None:
+        return RepositoryError(
+            f"version {number} of '{name}' has no manifest, as other versions have: its labels are not known",
+            hint="copy the whole version folder, or convert the graph: graphkiln convert FILE.onnx",
+        )
+    return RepositoryError(
+        f"the manifest of version {number} of '{name}' is not the one that was published when the server read it",
+        hint="start the server again, or give the changed version a new number",
+    )
