@@ -92,8 +92,14 @@ class InferenceRequest:
     """A request with these inputs for some outputs."""
 
     def __init__(
-        self, feeds: Mapping[str, np.ndarray], outputs: Collection[str] = ("y",), *, cancelled: bool = False
+        self,
+        feeds: Mapping[str, np.ndarray],
+        outputs: Collection[str] = ("y",),
+        *,
+        cancelled: bool = False,
+        parameters: str = "",
     ) -> None:
+        self._parameters = parameters
         self._tensors = [input_tensor(name, array) for name, array in feeds.items()]
         self._outputs = outputs
         self._cancelled = cancelled
@@ -104,6 +110,9 @@ class InferenceRequest:
 
     def requested_output_names(self) -> Collection[str]:
         return self._outputs
+
+    def parameters(self) -> str:
+        return self._parameters
 
     def is_cancelled(self) -> bool:
         self.cancellation_checks += 1

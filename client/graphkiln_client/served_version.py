@@ -128,6 +128,9 @@ def is_contract_changed(error: ClientError) -> bool:
 
 def _newest(metadata: Mapping[str, Any]) -> str:
     """The version that a server with several prefers. Source: Triton's version policy."""
+    return max(filter(str.isdecimal, _versions(metadata)), key=int, default="")
+
+
+def _versions(metadata: Mapping[str, Any]) -> list[str]:
     versions = metadata.get("versions")
-    numbers = [str(version) for version in versions] if isinstance(versions, list) else []
-    return max((number for number in numbers if number.isdecimal()), key=int, default="")
+    return [str(version) for version in versions] if isinstance(versions, list) else []

@@ -21,7 +21,8 @@ from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.rewriting import rewrite
 from graphkiln_converters.sampling import Sampler, recorded_samples
 from graphkiln_converters.sources.base import EXPORT_BATCH, FixedBatchSource
-from graphkiln_converters.writer import check_free, check_name, write_next_version, write_version
+from graphkiln_converters.version_number import check_free
+from graphkiln_converters.writer import check_name, write_next_version, write_version
 
 _log = logging.getLogger("graphkiln.converters")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import sys
 import tempfile
@@ -34,10 +33,9 @@ from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.config import complete, config_text, read_config
 from graphkiln_backend.repository.version import CONFIG_FILE, GOLDEN_FILE, GRAPH_FILE, LABELS_FILE
 from graphkiln_converters.proving import ReferenceSamples, prove_graph
+from graphkiln_converters.version_number import check_free, claim
 
 _MAX_BATCH_SIZE = 32
-_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-"""How a rename fails where the target is there. Source: rename(2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,20 +162,13 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
 
 
 def _publish(folder: Path, manifest: Manifest, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
-    """Renames a whole folder to its number: the one step that makes a version, and fails where there is one."""
-    while True:
-        number = requested or next_number(model_folder)
-        numbered = _numbered(manifest, number)
-        numbered.write(folder / MANIFEST_FILE)
-        try:
-            folder.rename(model_folder / str(number))
-        except OSError as error:
-            if error.errno not in _TAKEN:
-                raise
-            if requested is not None:
-                raise _exists(model_folder / str(number)) from error
-        else:
-            return number, numbered
+    """Gives a whole folder its number."""
+    number = claim(folder, model_folder, requested, lambda number: _number(folder, manifest, number))
+    return number, _numbered(manifest, number)
+
+
+def _number(folder: Path, manifest: Manifest, number: int) -> None:
+    _numbered(manifest, number).write(folder / MANIFEST_FILE)
 
 
 def _numbered(manifest: Manifest, number: int) -> Manifest:
@@ -222,27 +213,6 @@ def check_name(name: str) -> None:
     """
     if fault := fault_in_name(name):
         raise ConversionError(fault, hint="choose another --name")
-
-
-def next_number(model_folder: Path) -> int:
-    """The next free version number of a model."""
-    taken = [int(path.name) for path in model_folder.glob("*") if path.name.isdecimal()]
-    return max(taken, default=0) + 1
-
-
-def check_free(model_folder: Path, number: int) -> None:
-    """Refuses a version number that is taken.
-
-    Raises:
-        ConversionError: It is.
-    """
-    target = model_folder / str(number)
-    if target.exists():
-        raise _exists(target)
-
-
-def _exists(target: Path) -> ConversionError:
-    return ConversionError(f"{target} exists already", hint="choose another version number")
 
 
 def _fill(folder: Path, version: NewVersion) -> Manifest:

@@ -25,8 +25,12 @@ def read_labels(path: Path) -> tuple[str, ...]:
         raise ManifestError(f"cannot read labels from {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"cannot read labels from {path}: they are not UTF-8: {error}") from error
+    return tuple(_lines(text))
+
+
+def _lines(text: str) -> list[str]:
     lines = [line.removesuffix("\r") for line in text.split("\n")]
-    return tuple(lines if lines[-1] else lines[:-1])
+    return lines if lines[-1] else lines[:-1]
 
 
 def labels_text(labels: Sequence[str]) -> str:

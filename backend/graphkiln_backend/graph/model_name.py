@@ -9,6 +9,8 @@ MAX_LENGTH = 128
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")
+"""More than for new models: others write stores, too. Triton (24.10) hands the path of a model to a shell without
+quotes: a space breaks it, and other characters would be executed."""
 
 
 def fault_in_name(name: str) -> str:
@@ -24,9 +26,5 @@ def fault_in_name(name: str) -> str:
 
 
 def fault_in_served_name(name: str) -> str:
-    """What keeps a folder of a model store from being served, in words; empty where nothing does.
-
-    More is allowed than for new models: stores that others wrote. Triton (24.10) hands the path of a model to a shell
-    without quotes: a space breaks it, and other characters would be executed.
-    """
+    """What keeps a folder of a model store from being served, in words; empty where nothing does."""
     return "" if _SERVABLE.fullmatch(name) else f"{name!r} is no name of a model that Triton's Python stub can take"

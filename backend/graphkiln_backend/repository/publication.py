@@ -78,8 +78,8 @@ def publish(config: ModelConfigProto, model: Path) -> None:
     said = {str(version.number): version.contract for version in versions if version.has_manifest}
     config.parameters[PARAMETER].string_value = Contracts.of(said).to_json()
     served = _served(config, versions)
-    _publish_value(config, PREPROCESS, versions, served, lambda contract: contract.preprocess)
-    _publish_value(config, RANKING, versions, served, lambda contract: contract.ranking)
+    _publish_value(config, PREPROCESS, versions, served, _preprocess_of)
+    _publish_value(config, RANKING, versions, served, _ranking_of)
     _publish_labels(config, versions, served)
 
 
@@ -127,24 +127,30 @@ def labels_file_of(version: Path) -> str | None:
 def _read_versions(model: Path) -> list[_Version]:
     """The versions of a model that can be read, in the order of their numbers."""
     versions = []
-    for folder in model.iterdir():
-        if not (folder.name.isdecimal() and folder.is_dir()):
-            continue
+    for folder in filter(_is_version, model.iterdir()):
         try:
-            contract = read_contract(folder)
-            labels = labels_file_of(folder) if contract and contract.labels else None
+            versions.append(_read_version(folder))
         except GraphkilnError as error:
             _log.warning("what version %s of %s says is not published: %s", folder.name, model.name, error)
-            continue
-        versions.append(
-            _Version(
-                number=int(folder.name),
-                contract=contract or Contract(),
-                has_manifest=contract is not None,
-                labels_file=labels or "",
-            )
-        )
-    return sorted(versions, key=lambda version: version.number)
+    return sorted(versions, key=_number_of)
+
+
+def _read_version(folder: Path) -> _Version:
+    contract = read_contract(folder)
+    return _Version(
+        number=int(folder.name),
+        contract=contract or Contract(),
+        has_manifest=contract is not None,
+        labels_file=(labels_file_of(folder) or "") if contract and contract.labels else "",
+    )
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isdecimal() and path.is_dir()
+
+
+def _number_of(version: _Version) -> int:
+    return version.number
 
 
 def _served(config: ModelConfigProto, versions: Sequence[_Version]) -> Sequence[_Version]:
@@ -194,6 +200,18 @@ def _publish_labels(config: ModelConfigProto, versions: Sequence[_Version], serv
             )
 
 
+def _preprocess_of(contract: Contract) -> Preprocess | None:
+    return contract.preprocess
+
+
+def _ranking_of(contract: Contract) -> Ranking | None:
+    return contract.ranking
+
+
+def _labels_of(contract: Contract) -> tuple[str, ...]:
+    return contract.labels
+
+
 def _common(values: Sequence[T]) -> T | None:
     """The value that all have, or None."""
     return values[0] if values and all(value == values[0] for value in values) else None
@@ -208,14 +226,14 @@ def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> It
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     if PREPROCESS in parameters:
         spec = parameters[PREPROCESS]
-        yield _Statement("a preprocess", lambda: Preprocess.from_json(spec), lambda said: said.preprocess)
+        yield _Statement("a preprocess", lambda: Preprocess.from_json(spec), _preprocess_of)
     if RANKING in parameters:
         ranking = parameters[RANKING]
-        yield _Statement("a ranking", lambda: Ranking.from_json(ranking), lambda said: said.ranking)
+        yield _Statement("a ranking", lambda: Ranking.from_json(ranking), _ranking_of)
     for output in config.output:
         if output.label_filename and output.name == (contract.output or config.output[0].name):
             path = model / output.label_filename
-            yield _Statement(f"labels ({path.name})", partial(read_labels, path), lambda said: said.labels)
+            yield _Statement(f"labels ({path.name})", partial(read_labels, path), _labels_of)
             return
 
 

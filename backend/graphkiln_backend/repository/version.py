@@ -155,11 +155,9 @@ def read_contract(folder: Path) -> Contract | None:
 
 def find_labels(folder: Path, manifest: Manifest) -> Path | None:
     """The labels file of a version: in its own folder, or else (format 1) in the model's; None where it has none."""
-    name = manifest.labels_file
-    if name is None:
+    if (name := manifest.labels_file) is None:
         return None
-    own = folder / name
-    return own if own.is_file() else folder.parent / name
+    return folder / name if (folder / name).is_file() else folder.parent / name
 
 
 def _contract_of(folder: Path, manifest: Manifest) -> Contract:

@@ -29,6 +29,7 @@ from graphkiln_backend.triton.batching import (
     pad_to_batches,
     split_batch,
 )
+from graphkiln_backend.triton.precondition import check_contract
 from graphkiln_backend.triton.tensors import InputTensor, to_array
 
 _CANCELLATION_CHECK_S = 2e-3
@@ -53,6 +54,10 @@ class InferenceRequest(Protocol):
 
     def requested_output_names(self) -> Collection[str]:
         """The outputs to compute."""
+        ...
+
+    def parameters(self) -> str:
+        """Its parameters, as JSON."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -80,6 +85,7 @@ class Executor:
         batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
         input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
             the graph's is guarded (`repository.batch_guard`).
+        contract: Digest of the version's contract, where clients know it; requests made for another are refused.
 
     Attributes:
         batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
@@ -88,7 +94,9 @@ class Executor:
         last_run_at: When the last run ended, in seconds of `time.monotonic`.
     """
 
-    def __init__(self, session: Session, *, batching: bool, input_ranks: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, session: Session, *, batching: bool, input_ranks: Mapping[str, int] | None = None, contract: str = ""
+    ) -> None:
         self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
         self.engine_failed = threading.Event()
         self.last_run_at = 0.0
@@ -107,6 +115,7 @@ class Executor:
         self._concatenator = Concatenator()
         self._valid_shapes: set[tuple[object, ...]] = set()
         self._run_s = 0.0
+        self._contract = contract
 
     def execute(self, request: InferenceRequest) -> Result:
         """Executes a single request."""
@@ -136,8 +145,8 @@ class Executor:
 
     def _read(self, request: InferenceRequest) -> Feeds:
         """A request's tensors by name, as views of Triton's shared memory, validated."""
-        if self._run_s > _CANCELLATION_CHECK_S and request.is_cancelled():
-            raise Cancelled("the client cancelled the request before it was computed")
+        if self._contract or self._run_s > _CANCELLATION_CHECK_S:
+            self._refuse_outdated(request)
         feeds: dict[str, AnyArray] = {}
         for tensor in request.inputs():
             name = tensor.name()
@@ -157,6 +166,13 @@ class Executor:
             if len(self._valid_shapes) < _MAX_VALID_SHAPES:
                 self._valid_shapes.add(shapes)
         return feeds
+
+    def _refuse_outdated(self, request: InferenceRequest) -> None:
+        """Refuses a request that nobody waits for any more, or that was made for another version."""
+        if self._run_s > _CANCELLATION_CHECK_S and request.is_cancelled():
+            raise Cancelled("the client cancelled the request before it was computed")
+        if self._contract:
+            check_contract(request.parameters(), self._contract)
 
     def _requested_outputs(self, request: InferenceRequest) -> tuple[str, ...]:
         """The outputs that a request asks for, in the signature's order."""

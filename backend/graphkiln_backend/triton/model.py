@@ -21,6 +21,7 @@ import triton_python_backend_utils as pb_utils
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.contract import PARAMETER
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.signature import Signature
@@ -93,7 +94,12 @@ class TritonPythonModel:
             self._cache.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._session = proven.session
-        executor = Executor(self._session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks)
+        executor = Executor(
+            self._session,
+            batching=config.max_batch_size > 0,
+            input_ranks=config.input_ranks,
+            contract=deployment.version.contract.digest if PARAMETER in config.parameters else "",
+        )
         self._executor: Executor | Refusal = executor
         _protect(self._session.signature, batching=config.max_batch_size > 0)
         status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 from fake_transport import FakeTransport
 
+from graphkiln_backend.graph.contract import Contract, ContractChanged, Contracts
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, InvalidInput, ProtocolError, ServerError
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    InvalidInput,
+    ModelNotReady,
+    ProtocolError,
+    ServerError,
+)
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_client.async_model import AsyncModel
@@ -294,3 +302,111 @@ class TestRefusals:
         transport.responses["infer"] = InferResponse(model="m", version="1", outputs=outputs)
         with pytest.raises(InvalidInput, match="cannot be ranked"):
             run(model(transport).classify(image(1)))
+
+
+BGR = Preprocess(dtype=DType.UINT8, layout="HWC", color="BGR")
+CONTRACTS = {
+    "1": Contract(preprocess=PIXELS, labels=("ant", "bee", "cat"), output="scores"),
+    "2": Contract(preprocess=BGR, labels=("Ameise", "Biene", "Katze"), output="scores"),
+}
+
+
+class Versions(Pixels):
+    """A server with versions of different contracts, of which the newest answers; it refuses other contracts."""
+
+    def __init__(self, *live: str, checks: bool = True) -> None:
+        super().__init__(labels=False)
+        self.checks = checks
+        self.answers_at: dict[int, str] = {}
+        self.contracts = dict(CONTRACTS)
+        self.deploy(*live)
+
+    def deploy(self, *live: str) -> None:
+        self.live = live
+        self.responses["model_metadata"] = {**self.responses["model_metadata"], "versions": list(live)}
+        known = {version: self.contracts[version] for version in live}
+        parameters = {"contracts": {"string_value": Contracts.of(known).to_json()}}
+        self.responses["model_config"] = {"max_batch_size": 8, "output": [], "parameters": parameters}
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        response = super().infer(request, timeout_s)
+        response.version = request.version or self.answers_at.get(len(self.inferred()), self.live[-1])
+        if self.checks and request.contract != self.contracts[response.version].digest:
+            raise InvalidInput(f"the server returned 400: {ContractChanged.MARK} than this version's", status=400)
+        return response
+
+
+def classified(one: AsyncModel, *values: int) -> tuple[str, str]:
+    result = run(one.classify(image(*values), outputs=["scores"]))
+    return result.version, result.top.label
+
+
+class TestVersions:
+    @pytest.mark.parametrize(("version", "top"), [("1", "ant"), ("2", "Katze"), ("", "Katze")])
+    def test_each_has_its_own_labels_and_preprocess(self, version: str, top: str) -> None:
+        transport = Versions("1", "2")
+        one = AsyncModel(Connection(transport, 10.0, 0), "m", version, preprocess=None, labels=None, fetch_urls=False)
+        assert classified(one, 9, 1, 2) == (version or "2", top)
+        assert run(one.preprocess()) == CONTRACTS[version or "2"].preprocess
+        assert len(transport.inferred()) == 1
+
+    @pytest.mark.parametrize("checks", [True, False], ids=["a server that checks", "a server that does not"])
+    def test_a_version_that_comes_while_the_client_lives(self, checks: bool) -> None:
+        transport = Versions("1", checks=checks)
+        one = model(transport)
+        assert classified(one, 9, 1, 2) == ("1", "ant")
+        transport.deploy("1", "2")
+        assert classified(one, 9, 1, 2) == ("2", "Katze")
+        transport.deploy("1")  # rolled back
+        assert classified(one, 9, 1, 2) == ("1", "ant")
+        assert len(transport.inferred()) == 5
+
+    def test_a_version_that_is_replaced_under_its_number(self) -> None:
+        transport = Versions("1")
+        one = model(transport)
+        assert classified(one, 9, 1, 2) == ("1", "ant")
+        transport.contracts["1"] = CONTRACTS["2"]
+        transport.deploy("1")
+        assert classified(one, 9, 1, 2) == ("1", "Katze")
+
+    def test_a_version_that_another_server_behind_the_address_serves(self) -> None:
+        transport = Versions("1")
+        transport.contracts["1"] = CONTRACTS["2"]  # what is published is not what answers, for ever
+        with pytest.raises(ModelNotReady, match="another version each time, 5 times") as caught:
+            classified(model(transport), 9)
+        assert "name one" in caught.value.hint
+        assert len(transport.inferred()) == 5
+        assert transport.delays_s == [pytest.approx(0.05 * attempt) for attempt in range(5)]
+
+    def test_labels_by_the_extension_are_those_of_the_version_that_answered(self) -> None:
+        """A server without contracts: labels and scores must come from one version all the same."""
+        transport = Pixels()
+        transport.responses["model_metadata"] = {**transport.responses["model_metadata"], "versions": ["6"]}
+        assert run(model(transport).classify(image(0, 0, 9))).top.label == "cat"
+        assert len(transport.sent("model_config")) == 2  # version 7 answered
+
+    def test_an_input_that_another_version_takes_is_prepared_again(self) -> None:
+        """Triton refuses what does not fit its configuration before our backend sees it."""
+        transport = Versions("1")
+        one = model(transport)
+        assert classified(one, 9) == ("1", "ant")
+        good, refused = transport.responses["infer"], InvalidInput("expected [8,8,3]", status=400)
+        transport.responses["infer"] = [refused, good]
+        transport.deploy("1", "2")
+        assert classified(one, 0, 0, 9) == ("2", "Ameise")
+
+    def test_an_input_that_is_wrong_for_every_version_is_an_error(self) -> None:
+        transport = Versions("1")
+        transport.responses["infer"] = InvalidInput("expected [8,8,3]", status=400)
+        with pytest.raises(InvalidInput, match=r"expected \[8,8,3\]"):
+            classified(model(transport), 9)
+        assert len(transport.inferred()) == 1
+
+    def test_a_server_that_cannot_be_asked_again(self) -> None:
+        transport = Versions("1")
+        one = model(transport)
+        assert classified(one, 9) == ("1", "ant")
+        transport.responses["infer"] = InvalidInput("expected [8,8,3]", status=400)
+        transport.responses["model_metadata"] = ServerError("it broke")
+        with pytest.raises(InvalidInput, match="expected"):
+            classified(one, 9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 from graphs import draw, graph
 
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
-from graphkiln_backend.graph.manifest import Manifest, sha256_of
+from graphkiln_backend.graph.manifest import Conversion, Manifest, sha256_of
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof.policy import EXPORT
@@ -25,13 +27,13 @@ from graphkiln_converters.proving import ReferenceSamples, prove_graph
 from graphkiln_converters.writer import (
     NewVersion,
     SourceInfo,
-    check_free,
-    next_number,
     prove_and_write,
+    write_next_version,
     write_version,
 )
 
 W = draw(4, 3)
+RGB, BGR = Preprocess(resize=8), Preprocess(resize=8, color="BGR")
 INFO = SourceInfo(
     description="a text", command="graphkiln convert text", libraries=("numpy", "onnx"), metrics={"accuracy": 0.5},
     preprocess=None, labels=("a", "b", "c"),
@@ -182,15 +184,78 @@ class TestProvingAndWriting:
         assert not folder.exists()
 
 
-class TestNumbers:
-    def test_the_next_one_is_above_all_others(self, tmp_path: Path) -> None:
-        assert next_number(tmp_path / "nowhere") == 1
-        for name in ("2", "10", "x3", "4.old"):
-            (tmp_path / name).mkdir()
-        assert next_number(tmp_path) == 11
+class TestOneAfterAnother:
+    def test_the_next_version_has_its_own_labels_and_preprocess(self, version: NewVersion, folder: Path) -> None:
+        first = write_next_version(replace(version, source=replace(INFO, preprocess=RGB)), folder)
+        other = replace(INFO, preprocess=BGR, labels=("x", "y", "z"))
+        second = write_next_version(replace(version, source=other), folder)
+        assert [first, second] == [folder / "1", folder / "2"]
+        contracts = [read_version(path).contract for path in (first, second)]
+        assert [contract.labels for contract in contracts] == [("a", "b", "c"), ("x", "y", "z")]
+        assert [contract.preprocess for contract in contracts] == [RGB, BGR]
 
-    def test_one_that_is_taken_is_refused(self, tmp_path: Path) -> None:
-        check_free(tmp_path, 1)
-        (tmp_path / "1").touch()
-        with pytest.raises(ConversionError, match="1 exists already"):
-            check_free(tmp_path, 1)
+    def test_of_other_sizes_than_the_configuration_it_is_refused(self, version: NewVersion, folder: Path) -> None:
+        write_version(version, folder, 1)
+        (spec,) = version.signature.outputs
+        wider = replace(version.signature, outputs=(replace(spec, shape=("batch", 5)),))
+        source = replace(INFO, labels=())
+        with pytest.raises(ConversionError, match=r"config\.pbtxt does not fit the new version") as caught:
+            write_version(replace(version, signature=wider, source=source), folder, 2)
+        assert "choose another --name" in caught.value.hint
+        assert not (folder / "2").exists()
+
+    def test_the_recipe_names_the_number_that_it_got(self, version: NewVersion, folder: Path) -> None:
+        conversion = Conversion(
+            recipe={"source": "x", "version": None},
+            precision=Precision.FP32,
+            passes=(),
+            output_errors={},
+            graph_bytes=1,
+            seconds=1.0,
+        )
+        for number in (1, 2):
+            path = write_next_version(replace(version, conversion=conversion), folder)
+            made = Manifest.read(path / "manifest.json").conversion
+            assert made is not None
+            assert made.recipe == {"source": "x", "version": number}
+
+
+class TestAtOnce:
+    @pytest.mark.parametrize("labels", ["same", "own"])
+    def test_every_conversion_gets_a_whole_version(self, version: NewVersion, folder: Path, labels: str) -> None:
+        def write(index: int) -> Path:
+            own = tuple(f"{name}{index}" for name in "abc") if labels == "own" else ("a", "b", "c")
+            source = replace(INFO, labels=own, description=f"source {index}")
+            return write_next_version(replace(version, source=source), folder)
+
+        with ThreadPoolExecutor(8) as pool:
+            written = list(pool.map(write, range(8)))
+        assert sorted(int(path.name) for path in written) == list(range(1, 9))
+        for index, path in enumerate(written):
+            read = read_version(path)
+            assert read.manifest is not None
+            assert read.manifest.provenance.source == f"source {index}"
+            assert read.contract.labels[0] == ("a" if labels == "same" else f"a{index}")
+        assert sorted(path.name for path in folder.iterdir()) == [*"12345678", "config.pbtxt"]
+        read_config(folder / "config.pbtxt")
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", ["..", "a b", "-x", ".m", "a\n", "m" * 200])
+    def test_a_name_that_no_model_can_have(self, version: NewVersion, tmp_path: Path, name: str) -> None:
+        store = tmp_path / "store"
+        with pytest.raises(ConversionError) as caught:
+            write_version(version, store / name, 1)
+        assert caught.value.hint == "choose another --name"
+        assert not store.exists()
+
+    @pytest.mark.parametrize(
+        ("labels", "words"),
+        [(("a", "b"), "2 labels"), (("a", "b", "c", "d"), "4 labels"), (("a", "b\nc", "d"), "control character")],
+    )
+    def test_labels_that_do_not_fit(
+        self, version: NewVersion, folder: Path, labels: tuple[str, ...], words: str
+    ) -> None:
+        with pytest.raises(ConversionError, match=words):
+            write_version(replace(version, source=replace(INFO, labels=labels)), folder, 1)
+        assert listed(folder) == []

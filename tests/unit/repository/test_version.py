@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zoo
 
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.repository.version import find_graph, newest_version, read_manifest, read_version
+from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
+from graphkiln_backend.repository.version import (
+    find_graph,
+    newest_version,
+    read_contract,
+    read_manifest,
+    read_version,
+)
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ class TestReading:
         assert (version.manifest, version.golden) == (None, None)
         assert version.ranking is None
 
-    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
+    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz", "labels.txt"])
     def test_a_changed_file_is_refused(self, folder: Path, name: str) -> None:
         content = bytearray((folder / name).read_bytes())
         content[-1] ^= 1
@@ -41,7 +49,7 @@ class TestReading:
         with pytest.raises(RepositoryError, match=rf"{name} is not the file .* expected SHA-256"):
             read_version(folder)
 
-    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz"])
+    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz", "labels.txt"])
     def test_a_missing_file_is_named(self, folder: Path, name: str) -> None:
         (folder / name).unlink()
         with pytest.raises(RepositoryError, match=f"there is no {name}"):
@@ -70,6 +78,75 @@ class TestReading:
 
     def test_no_manifest_is_none(self, tmp_path: Path) -> None:
         assert read_manifest(tmp_path) is None
+
+
+class TestContract:
+    def test_is_what_the_manifest_says(self, folder: Path) -> None:
+        contract = read_version(folder).contract
+        assert contract == read_contract(folder)
+        assert (contract.labels[3], contract.output, contract.ranking) == ("three", "OUTPUT_0", None)
+        assert contract.preprocess is not None
+
+    def test_a_bare_graph_says_nothing(self, tmp_path: Path) -> None:
+        assert read_contract(tmp_path) is None
+
+    def test_a_swapped_labels_file_is_refused(self, folder: Path) -> None:
+        labels = (folder / "labels.txt").read_text().splitlines()
+        (folder / "labels.txt").write_text("\n".join(reversed(labels)) + "\n")
+        for read in (read_version, read_contract):
+            with pytest.raises(RepositoryError, match=r"labels.txt is not the file that manifest.json describes"):
+                read(folder)
+
+    def test_labels_of_another_number_than_classes_are_refused(self, folder: Path) -> None:
+        """Also where manifest and file agree."""
+        (folder / "labels.txt").write_text("a\nb\n")
+        labels = Labels(file="labels.txt", sha256=sha256_of(folder / "labels.txt"), count=2)
+        replace(Manifest.read(folder / "manifest.json"), labels=labels).write(folder / "manifest.json")
+        with pytest.raises(ManifestError, match="has 2 labels, but output 'OUTPUT_0' has 10 classes"):
+            read_version(folder)
+
+    @pytest.mark.parametrize("golden", ["there", "removed"])
+    def test_a_manifest_without_its_golden_samples_is_refused(self, folder: Path, golden: str) -> None:
+        if golden == "removed":
+            (folder / "golden.npz").unlink()
+        replace(Manifest.read(folder / "manifest.json"), golden=None).write(folder / "manifest.json")
+        with pytest.raises(ManifestError, match="names no golden samples, but the version was proven with some"):
+            read_version(folder)
+
+    @pytest.mark.parametrize("missing", ["manifest.json", "model.onnx", "golden.npz", "labels.txt"])
+    def test_a_half_copied_folder_is_refused(self, folder: Path, missing: str) -> None:
+        (folder / missing).unlink()
+        with pytest.raises(RepositoryError, match=f"there is no {missing}"):
+            read_version(folder)
+
+
+class TestFirstFormat:
+    """Manifests of earlier releases: labels in the model's folder, without a hash."""
+
+    @pytest.fixture
+    def old(self, folder: Path) -> Path:
+        shutil.move(folder / "labels.txt", folder.parent / "labels.txt")
+        manifest = replace(Manifest.read(folder / "manifest.json"), format_version=1, labels="labels.txt")
+        manifest.write(folder / "manifest.json")
+        return folder
+
+    def test_is_read(self, old: Path) -> None:
+        assert read_version(old).contract.labels[3] == "three"
+
+    def test_its_labels_must_be_there(self, old: Path) -> None:
+        (old.parent / "labels.txt").unlink()
+        with pytest.raises(RepositoryError, match=r"there is no labels\.txt"):
+            read_version(old)
+
+    def test_one_for_each_class(self, old: Path) -> None:
+        (old.parent / "labels.txt").write_text("a\nb\n")
+        with pytest.raises(ManifestError, match="has 2 labels, but"):
+            read_version(old)
+
+    def test_its_golden_samples_must_be_named(self, old: Path) -> None:
+        replace(Manifest.read(old / "manifest.json"), golden=None).write(old / "manifest.json")
+        with pytest.raises(ManifestError, match="names no golden samples"):
+            read_version(old)
 
 
 class TestFindGraph:

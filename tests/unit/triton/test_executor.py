@@ -12,6 +12,7 @@ from fake_triton import InferenceRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphkiln_backend.graph.contract import ContractChanged
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
@@ -634,3 +635,21 @@ class TestHostileNeighbors:
         if kind == "unreadable":
             made._tensors = [object()]  # type: ignore[list-item]
         return made
+
+
+class TestContract:
+    def executor(self, contract: str) -> Executor:
+        return Executor(FakeSession(), batching=True, contract=contract)
+
+    def test_a_request_for_another_one_is_refused_alone(self) -> None:
+        requests = [InferenceRequest({"x": rows(1)}, parameters=f'{{"contract":"{name}"}}') for name in ("a", "b", "a")]
+        results = self.executor("a").execute_batch(requests)
+        assert [isinstance(result, ContractChanged) for result in results] == [False, True, False]
+        assert isinstance(self.executor("b").execute(requests[0]), ContractChanged)
+
+    def test_a_request_that_names_none_is_computed(self) -> None:
+        assert isinstance(self.executor("a").execute(InferenceRequest({"x": rows(1)})), dict)
+
+    def test_a_version_whose_contract_is_not_published_takes_every_request(self) -> None:
+        asked = InferenceRequest({"x": rows(1)}, parameters='{"contract":"b"}')
+        assert isinstance(self.executor("").execute(asked), dict)

@@ -82,6 +82,11 @@ class TestEncodeRequest:
     def test_without_a_timeout_the_server_is_told_none(self) -> None:
         assert "timeout" not in encode(InferRequest(model="m", version="", inputs={})).parameters
 
+    def test_the_contract_that_it_is_made_for(self) -> None:
+        asked = InferRequest(model="m", version="", inputs={}, contract="abc")
+        assert encode(asked).parameters["contract"].string_param == "abc"
+        assert "contract" not in encode(InferRequest(model="m", version="", inputs={})).parameters
+
     def test_tensors_in_shared_memory_are_no_bytes(self) -> None:
         outputs = {"Y": RequestedOutput(shared=PLACE)}
         message = encode(InferRequest(model="m", version="", inputs={"X": PLACE}, outputs=outputs))

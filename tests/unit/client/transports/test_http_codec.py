@@ -93,6 +93,10 @@ class TestEncodeRequest:
         assert header["parameters"] == {"binary_data_output": True}
         assert "outputs" not in header
 
+    def test_the_contract_that_it_is_made_for(self) -> None:
+        asked = InferRequest(model="m", version="", inputs={}, contract="abc")
+        assert encode(asked)[0]["parameters"]["contract"] == "abc"
+
     def test_named_outputs_say_it_each(self) -> None:
         outputs = {"Y": RequestedOutput(), "Z": RequestedOutput(class_count=5)}
         header, _ = encode(InferRequest(model="m", version="", inputs={}, outputs=outputs))

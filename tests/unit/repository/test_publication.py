@@ -1,0 +1,258 @@
+"""What is published of the contracts of several versions, and what may not be loaded beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.repository.publication import check_published, labels_file_of, publish
+from graphkiln_backend.repository.version import read_version
+
+RGB, BGR = Preprocess(resize=8), Preprocess(resize=8, color="BGR")
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+ZIFFERN = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "m").mkdir()
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def add(model: Path, digits: Path) -> Any:
+    """Adds a version with labels and preprocessing of its own."""
+
+    def add(
+        number: int, labels: tuple[str, ...] = DIGITS, preprocess: Preprocess | None = RGB, **changes: Any
+    ) -> Contract:
+        folder = shutil.copytree(digits / "1", model / str(number))
+        path = folder / "labels.txt"
+        path.unlink()
+        if labels:
+            path.write_text("\n".join(labels) + "\n")
+        manifest = replace(
+            Manifest.read(folder / "manifest.json"),
+            preprocess=preprocess,
+            labels=Labels(file=path.name, sha256=sha256_of(path), count=len(labels)) if labels else None,
+            **changes,
+        )
+        manifest.write(folder / "manifest.json")
+        return read_version(folder).contract
+
+    return add
+
+
+@pytest.fixture
+def bare(model: Path, digits: Path) -> Any:
+    def bare(number: int) -> None:
+        (model / str(number)).mkdir()
+        shutil.copy(digits / "1" / "model.onnx", model / str(number))
+
+    return bare
+
+
+def config(text: str = "") -> Any:
+    return text_format.Parse(f'name: "m" output {{ name: "OUTPUT_0" }} {text}', pb.ModelConfig())
+
+
+def published(model: Path, text: str = "") -> Any:
+    message = config(text)
+    publish(message, model)
+    return message
+
+
+def contracts_of(message: Any) -> Contracts:
+    return Contracts.from_json(message.parameters["contracts"].string_value)
+
+
+def statement(key: str, value: Any) -> str:
+    return f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(value.to_json())} }} }}'
+
+
+def check(message: Any, model: Path, number: int) -> None:
+    check_published(message, model, number, read_version(model / str(number)))
+
+
+class TestPublish:
+    def test_what_each_version_says(self, model: Path, add: Any) -> None:
+        one, two = add(1), add(2, ZIFFERN, BGR)
+        contracts = contracts_of(published(model))
+        assert (one.labels, two.labels, two.preprocess) == (DIGITS, ZIFFERN, BGR)
+        assert (contracts.find("1"), contracts.find("2")) == (one, two)
+
+    def test_of_the_model_what_the_served_version_says(self, model: Path, add: Any) -> None:
+        add(1), add(2, ZIFFERN, BGR)
+        message = published(model, statement("preprocess", RGB))  # as version 1 had it written
+        assert message.parameters["preprocess"].string_value == BGR.to_json()
+        assert message.output[0].label_filename == "2/labels.txt"
+
+    @pytest.mark.parametrize("policy", ["all {}", "specific { versions: [1, 2] }", "latest { num_versions: 2 }"])
+    def test_nothing_of_the_model_where_served_versions_differ(
+        self, model: Path, add: Any, policy: str, logged: list[str]
+    ) -> None:
+        one, two = add(1), add(2, ZIFFERN, BGR)
+        message = published(model, f"version_policy {{ {policy} }} {statement('preprocess', RGB)}")
+        assert "preprocess" not in message.parameters
+        assert message.output[0].label_filename == ""
+        assert len(logged) == 1
+        assert "the versions of m have different labels" in logged[0]
+        assert contracts_of(message).find("1") == one
+        assert contracts_of(message).find("2") == two
+
+    @pytest.mark.parametrize("policy", ["specific { versions: 1 }"])
+    def test_versions_that_are_not_served_have_no_say(self, model: Path, add: Any, policy: str) -> None:
+        add(1), add(2, ZIFFERN, BGR)
+        message = published(model, f"version_policy {{ {policy} }}")
+        assert message.parameters["preprocess"].string_value == RGB.to_json()
+        assert message.output[0].label_filename == "1/labels.txt"
+
+    def test_versions_that_agree(self, model: Path, add: Any, logged: list[str]) -> None:
+        add(1), add(2)
+        message = published(model, "version_policy { all {} }")
+        assert message.parameters["preprocess"].string_value == RGB.to_json()
+        assert message.output[0].label_filename == "2/labels.txt"
+        assert len(contracts_of(message).contracts) == 1
+        assert logged == []
+
+    def test_a_version_without_labels_gets_none_of_another(self, model: Path, add: Any) -> None:
+        add(1), add(2, (), None)
+        message = published(model, statement("preprocess", RGB) + ' output { name: "z" label_filename: "z.txt" }')
+        assert "preprocess" not in message.parameters
+        assert [output.label_filename for output in message.output] == ["", "z.txt"]
+        assert contracts_of(message).find("2") == Contract()
+
+    def test_a_ranking(self, model: Path, add: Any) -> None:
+        ranking = Ranking(scores="OUTPUT_0", indices="i", labels=DIGITS)
+        add(1, (), RGB, ranking=ranking)
+        assert published(model).parameters["ranking"].string_value == ranking.to_json()
+
+    def test_a_configuration_that_says_something_else_is_overruled_and_told(
+        self, model: Path, add: Any, logged: list[str]
+    ) -> None:
+        add(1)
+        message = published(model, statement("preprocess", BGR))
+        assert message.parameters["preprocess"].string_value == RGB.to_json()
+        assert "config.pbtxt of m gives a preprocess that no version has" in logged[0]
+
+    def test_bare_graphs_have_what_the_configuration_says(self, model: Path, bare: Any) -> None:
+        bare(1)
+        text = statement("preprocess", BGR) + ' output { name: "z" label_filename: "z.txt" }'
+        assert published(model, text) == config(text)
+
+    def test_contracts_that_somebody_wrote_are_not_published(self, model: Path, bare: Any) -> None:
+        bare(1)
+        assert published(model, statement("contracts", Contracts())) == config()
+
+    def test_a_damaged_version_takes_no_other_with_it(self, model: Path, add: Any, logged: list[str]) -> None:
+        one = add(1)
+        add(2)
+        (model / "2" / "labels.txt").write_text("swapped\n")
+        (model / "3").mkdir()
+        (model / "3" / "manifest.json").write_text("{")
+        assert contracts_of(published(model)).versions == {"1": one.digest}
+        assert len(logged) == 2
+
+    def test_other_entries_are_no_versions(self, model: Path, add: Any) -> None:
+        add(1)
+        (model / "drafts").mkdir()
+        (model / "2").write_text("a file")
+        assert list(contracts_of(published(model)).versions) == ["1"]
+
+
+class TestCheckPublished:
+    def test_what_was_published(self, model: Path, add: Any) -> None:
+        add(1), add(2, ZIFFERN, BGR), add(3, (), None)
+        message = published(model, "version_policy { all {} }")
+        for number in (1, 2, 3):
+            check(message, model, number)
+
+    def test_a_version_that_was_replaced_since(self, model: Path, add: Any) -> None:
+        add(1)
+        message = published(model)
+        shutil.rmtree(model / "1")
+        add(1, ZIFFERN)
+        with pytest.raises(RepositoryError, match="is not the one that was published") as caught:
+            check(message, model, 1)
+        assert "start the server again" in caught.value.hint
+
+    def test_a_version_that_came_since(self, model: Path, add: Any) -> None:
+        add(1)
+        message = published(model)
+        add(2)
+        with pytest.raises(RepositoryError, match="is not the one that was published"):
+            check(message, model, 2)
+
+    def test_a_bare_graph_beside_versions_that_say_something(self, model: Path, add: Any, bare: Any) -> None:
+        """A version whose manifest is not copied yet must not get the labels of another."""
+        add(1), bare(2)
+        with pytest.raises(RepositoryError, match="version 2 of 'm' has no manifest") as caught:
+            check(published(model), model, 2)
+        assert "graphkiln convert" in caught.value.hint
+
+    def test_a_bare_graph_beside_versions_that_say_nothing(self, model: Path, add: Any, bare: Any) -> None:
+        add(1, (), None), bare(2)
+        check(published(model), model, 1)
+        check(published(model), model, 2)
+
+
+class TestWithoutPublication:
+    """A server whose configuration nobody completed: what config.pbtxt says, it says of every version."""
+
+    @pytest.mark.parametrize("key", ["preprocess", "labels"])
+    def test_of_another_version(self, model: Path, add: Any, key: str) -> None:
+        add(1), add(2, ZIFFERN, BGR)
+        message = config(statement("preprocess", RGB) if key == "preprocess" else "")
+        if key == "labels":
+            message.output[0].label_filename = "1/labels.txt"
+        check(message, model, 1)
+        with pytest.raises(RepositoryError, match=f"gives .*{key}.* that version 2 does not have") as caught:
+            check(message, model, 2)
+        assert "remove it from config.pbtxt" in caught.value.hint
+
+    def test_of_another_version_for_one_that_says_nothing(self, model: Path, add: Any) -> None:
+        add(1), add(2, (), None)
+        with pytest.raises(RepositoryError, match="gives a preprocess"):
+            check(config(statement("preprocess", RGB)), model, 2)
+
+    def test_a_ranking_of_another(self, model: Path, add: Any) -> None:
+        add(1, (), RGB, ranking=Ranking(scores="OUTPUT_0", indices="i"))
+        with pytest.raises(RepositoryError, match="gives a ranking"):
+            check(config(statement("ranking", Ranking(scores="OUTPUT_0", indices="j"))), model, 1)
+
+    def test_versions_that_say_nothing(self, model: Path, add: Any, bare: Any) -> None:
+        add(1, (), None), bare(2)
+        message = config(statement("preprocess", RGB))
+        message.output[0].label_filename = "nowhere.txt"  # Triton's own concern
+        check(message, model, 1)
+        check(message, model, 2)
+
+    def test_a_spelling_of_an_earlier_release(self, model: Path, add: Any) -> None:
+        add(1)
+        text = '{"resize": 8, "color": "RGB"}'
+        check(config(f'parameters {{ key: "preprocess" value {{ string_value: {json.dumps(text)} }} }}'), model, 1)
+
+
+class TestLabelsFile:
+    def test_is_the_versions_own(self, model: Path, add: Any) -> None:
+        add(1)
+        (model / "labels.txt").write_text("of the model\n")
+        assert labels_file_of(model / "1") == "1/labels.txt"
+
+    def test_or_that_of_the_model(self, model: Path, add: Any, bare: Any) -> None:
+        add(1, ()), bare(2)
+        assert (labels_file_of(model / "1"), labels_file_of(model / "2")) == (None, None)
+        (model / "labels.txt").write_text("of the model\n")
+        assert labels_file_of(model / "2") == "labels.txt"
