@@ -69,7 +69,11 @@ def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
 
 
 def complete_config(
-    model: Path, backends: frozenset[str], graph_folder: GraphFolder, version: int | None = None
+    model: Path,
+    backends: frozenset[str],
+    graph_folder: GraphFolder,
+    version: int | None = None,
+    served: Collection[int] | None = None,
 ) -> ModelConfigProto:
     """A model's configuration, completed from the graph of one version.
 
@@ -78,6 +82,7 @@ def complete_config(
         backends: Names under which our backend is installed.
         graph_folder: Finds the graph of a version.
         version: Number of the version; by default the newest one.
+        served: Numbers of all versions that it is for; by default those that the version policy selects.
 
     Raises:
         OtherBackend: The model is of another backend.
@@ -95,5 +100,5 @@ def complete_config(
     graph = graph_folder(newest_version(model) if version is None else model / str(version))
     signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
-    publish(config, model)
+    publish(config, model, served)
     return config

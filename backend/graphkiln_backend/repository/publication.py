@@ -9,7 +9,7 @@ nothing: bare graphs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from graphkiln_backend.repository.version import (
     read_contract,
     read_manifest,
 )
+from graphkiln_backend.repository.version_policy import select_versions
 
 _log = logging.getLogger("graphkiln.repository")
 
@@ -63,13 +64,14 @@ class _Statement:
     say: Callable[[Contract], object]
 
 
-def publish(config: ModelConfigProto, model: Path) -> None:
+def publish(config: ModelConfigProto, model: Path, served: Collection[int] | None = None) -> None:
     """Writes what the versions of a model say into its configuration.
 
     Args:
         config: Complete; changed in place.
         model: The folder that holds the version folders. A version that cannot be read is left out: it is refused when
             it is loaded, and takes no other with it.
+        served: Numbers of the versions that will be served; by default those that the version policy selects.
     """
     config.parameters.pop(PARAMETER, None)
     versions = _read_versions(model)
@@ -77,10 +79,11 @@ def publish(config: ModelConfigProto, model: Path) -> None:
         return
     said = {str(version.number): version.contract for version in versions if version.has_manifest}
     config.parameters[PARAMETER].string_value = Contracts.of(said).to_json()
-    served = _served(config, versions)
-    _publish_value(config, PREPROCESS, versions, served, _preprocess_of)
-    _publish_value(config, RANKING, versions, served, _ranking_of)
-    _publish_labels(config, versions, served)
+    numbers = select_versions(config, map(_number_of, versions)) if served is None else served
+    live = [version for version in versions if version.number in numbers]
+    _publish_value(config, PREPROCESS, versions, live, _preprocess_of)
+    _publish_value(config, RANKING, versions, live, _ranking_of)
+    _publish_labels(config, versions, live)
 
 
 def check_published(config: ModelConfigProto, model: Path, number: int, version: ModelVersion) -> None:
@@ -151,17 +154,6 @@ def _is_version(path: Path) -> bool:
 
 def _number_of(version: _Version) -> int:
     return version.number
-
-
-def _served(config: ModelConfigProto, versions: Sequence[_Version]) -> Sequence[_Version]:
-    """The versions that the policy of a configuration selects. Source: Triton's `ModelVersionPolicy`."""
-    policy = config.version_policy
-    choice = policy.WhichOneof("policy_choice")
-    if choice == "all":
-        return versions
-    if choice == "specific":
-        return [version for version in versions if version.number in policy.specific.versions]
-    return versions[-max(1, policy.latest.num_versions) :]
 
 
 def _publish_value(

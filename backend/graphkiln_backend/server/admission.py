@@ -31,7 +31,9 @@ from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
+from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.publication import check_published
 
 _POLL_S = 0.1
 _NICENESS = 10
@@ -142,7 +144,10 @@ def _build(candidate: Candidate) -> str:
     resources = Resources(device=config.device, cores=usable_cores(), probe=probe)
     with candidate.cache.open(candidate.temporary / "artifacts") as cache:
         graph = convert_if_needed(candidate.folder, cache)
-        proven = Deployment.read(graph, config, resources, candidate.overrides).build(cache)
+        deployment = Deployment.read(graph, config, resources, candidate.overrides)
+        number = int(candidate.folder.name)
+        check_published(read_config(candidate.config), candidate.folder.parent, number, deployment.version)
+        proven = deployment.build(cache)
         with proven.session:
             return f"{proven.config}: {proven.placement}"
 

@@ -99,7 +99,7 @@ class ManagedStores:
             try:
                 written = read_config(stored.folder / CONFIG_FILE)
                 selected = tuple(select_versions(written, candidates))
-                config = self._complete(stored, selected[-1]) if selected else None
+                config = self._complete(stored, selected) if selected else None
             except (GraphkilnError, OSError) as error:
                 self.quarantine.add(stored, candidates[-1], str(error))
                 continue
@@ -135,11 +135,11 @@ class ManagedStores:
             found |= {(name, str(version)): reason for version, reason in reasons.items()}
         return found
 
-    def _complete(self, stored: StoredModel, version: int) -> ModelConfigProto | None:
+    def _complete(self, stored: StoredModel, versions: Sequence[int]) -> ModelConfigProto | None:
         if self._graph_folder is None:
             return None
         try:
-            config = complete_config(stored.folder, self._backends, self._graph_folder, version)
+            config = complete_config(stored.folder, self._backends, self._graph_folder, versions[-1], versions)
         except OtherBackend:
             return None
         guard_batch(config)
