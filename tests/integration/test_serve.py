@@ -79,7 +79,7 @@ def test_sigterm_with_idle_keep_alive_clients_ends_within_five_seconds_with_code
 def test_a_request_in_flight_is_answered_before_the_server_ends(
     start_server: StartServer, slow_store: Path, protocol: str
 ) -> None:
-    server = start_server("--model-store", slow_store)
+    server = start_server("--model-store", slow_store, "--drain=60")
     server.wait_ready()
     asker = Asker(server.url if protocol == "http" else server.grpc_url, slow_rounds(server, seconds=6))
     asker.start()

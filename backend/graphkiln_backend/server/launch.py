@@ -218,6 +218,6 @@ def _sizes_regions(flags: TritonFlags) -> bool:
 
 
 def _die_with_parent() -> None:
-    """In the child: get SIGTERM when the supervisor itself is killed, so that no server outlives it."""
+    """In the child: get SIGKILL when the supervisor is killed, so that no server outlives it or holds its ports."""
     if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, as something that a loop can look at, wait for, or be interrupted by."""
+"""SIGTERM, SIGINT and SIGHUP, as something that a loop can look at, wait for, or be interrupted by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from graphkiln_backend.graph.closing import Closeable
 
@@ -30,7 +30,7 @@ class StopSignals(Closeable):
         self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._old_descriptor = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        self._old_handlers = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._old_handlers = {number: signal.signal(number, self._handle) for number in _stop_signals()}
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
@@ -47,16 +47,18 @@ class StopSignals(Closeable):
 
     def wait(self, processes: Sequence[int], timeout_s: float) -> None:
         """Sleeps until one of the processes ends, a signal comes, or the time is over."""
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._wake, select.POLLIN)
         with ExitStack() as stack:
-            descriptors = []
             for process in processes:
                 try:
-                    descriptors.append(os.pidfd_open(process))
+                    descriptor = os.pidfd_open(process)
                 except ProcessLookupError:
                     return
-                stack.callback(os.close, descriptors[-1])
-            ready, _, _ = select.select([*descriptors, self._wake.fileno()], [], [], timeout_s)
-        if self._wake.fileno() in ready:
+                stack.callback(os.close, descriptor)
+                poll.register(descriptor, select.POLLIN)
+            poll.poll(timeout_s * 1e3)
+        with suppress(BlockingIOError):
             self._wake.recv(4096)
 
     def close(self) -> None:
@@ -72,3 +74,13 @@ class StopSignals(Closeable):
         if self._interrupting:
             self._interrupting = False
             raise Interrupted
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """What ends the process.
+
+    A shell starts background jobs with SIGINT ignored: `kill -INT` ends them all the same. SIGHUP comes when a terminal
+    is closed, and stays ignored where `nohup` asked for that.
+    """
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hangup]

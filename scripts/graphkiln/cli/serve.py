@@ -84,6 +84,16 @@ def serve(
     replace_onnxruntime: Annotated[
         bool, typer.Option("--replace-onnxruntime", help="Replace an installed C++ onnxruntime backend, too.")
     ] = False,
+    drain: Annotated[
+        float, typer.Option(help="How long requests in flight may take after SIGTERM.", metavar="SECONDS", min=0)
+    ] = 5,
+    compute_limit: Annotated[
+        float,
+        typer.Option(help="How long one batch may take before the server is restarted.", metavar="SECONDS", min=0.1),
+    ] = 120,
+    load_deadline: Annotated[
+        float, typer.Option(help="How long a version may take to load before it is given up.", metavar="SECONDS", min=1)
+    ] = 600,
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
 
@@ -93,6 +103,7 @@ def serve(
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
+    from graphkiln_backend.server.faults import TimeLimits
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.launch import Launch
@@ -126,11 +137,13 @@ def serve(
             access=access,
         ),
         on_live=lambda states: _print_states(states, flags, secure=bool(tls)),
+        limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
     )
     with PublishedKey(key, flags), open_terminator(tls, flags, inner):
         code = supervisor.run()
     if code:
-        typer.echo(f"graphkiln: tritonserver ended with code {code}; see the cause above", err=True)
+        reason = supervisor.last_words or f"tritonserver ended with code {code}"
+        typer.echo(f"graphkiln: {reason}; see the cause above", err=True)
     raise typer.Exit(code)
 
 

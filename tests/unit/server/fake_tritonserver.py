@@ -1,16 +1,22 @@
 """A tritonserver that serves nothing, as the environment variable FAKE_TRITON tells it to.
 
 exit: code to exit with at once                      kill: signal to die of at once
+later: the same, from the second start on: {"exit": code} or {"kill": signal}
 listen_after_s: until it opens its port              reuse_port: whether it shares the port
 index: response to the list of models                index_status: its HTTP status
 instances: statuses to publish, each with a process  die_after_s: until the first instance dies
 unload_after_s: until the first instance removes its status and ends
-on_sigterm: exit code on SIGTERM; null ignores it    busy_s: how long after SIGTERM a batch is in flight
+silent: instances do not beat                        computes_s: for how long a batch is in flight already
+fault: what an instance computes wrongly             loading: whether an instance loads without end before it listens
+deaf: it accepts connections, and responds to none   slow_s: how long a response takes
+on_sigterm: exit code on SIGTERM; null ignores it    busy_s: how long after the start a batch is in flight
 exit_after_sigterm_s: exits by itself then, with 1   starts: file that gets a line per start; beside it, instances
 """
 
+import http.server
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -27,6 +33,8 @@ prefix = next(a.rpartition("=")[2] for a in sys.argv if "shm-region-prefix-name"
 Path(f"/dev/shm/{prefix}0").write_text("tensors")
 with Path(told["starts"]).open("a") as starts:
     starts.write(json.dumps({"pid": os.getpid(), "arguments": sys.argv[1:], "environment": dict(os.environ)}) + "\n")
+if "later" in told and len(Path(told["starts"]).read_text().splitlines()) > 1:
+    told |= told["later"]
 if "exit" in told:
     sys.exit(told["exit"])
 if "kill" in told:
@@ -40,7 +48,20 @@ def write(name, content):
 
 
 def write_counters(name, begun, ended):
-    write(f"{name}.counters", struct.pack("=qq", begun, ended))
+    now = time.monotonic()
+    beaten = now - (100 if "silent" in told else 0)
+    write(f"{name}.counters", struct.pack("=dqqd", now - told.get("computes_s", 0), begun, ended, beaten))
+
+
+def beat(name, seconds):
+    """Lives for some time, and shows it."""
+    end = time.monotonic() + seconds
+    path = folder / f"{name}.counters"
+    while (now := time.monotonic()) < end:
+        if "silent" not in told and path.exists():
+            with path.open("r+b") as file:
+                os.pwrite(file.fileno(), struct.pack("=d", now), 24)
+        time.sleep(min(0.1, end - now))
 
 
 def publish(index, status):
@@ -48,7 +69,7 @@ def publish(index, status):
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         dies = told.get("die_after_s", told.get("unload_after_s", 60)) if index == 0 else 60
-        time.sleep(dies)
+        beat(f"m_{index}.{os.getpid()}", dies)
         if "unload_after_s" in told and index == 0:
             (folder / f"m_{index}.{os.getpid()}.json").unlink()
         os._exit(0)
@@ -56,13 +77,56 @@ def publish(index, status):
         instances.write(f"{pid}\n")
     status["pid"] = pid
     name = f"m_{index}.{pid}"
-    write_counters(name, 1 if "busy_s" in told else 0, 0)
+    write_counters(name, 1 if "busy_s" in told or "computes_s" in told else 0, 0)
     write(f"{name}.json", json.dumps(status).encode())
+    if "fault" in told:
+        write(f"{name}.fault", told["fault"].encode())
     return name
+
+
+def load():
+    """Waits for an instance that never finishes loading, as Triton does."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    loading = {"pid": pid, "model": "endless", "version": 1, "since": time.monotonic()}
+    write(f"endless_0.{pid}.loading", json.dumps(loading).encode())
+    os.waitpid(pid, 0)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Keeps connections alive, as Triton does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def handle(self):
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        self.close_connection = False
+        while not self.close_connection:
+            poll.poll()  # as event loops do: a blocking read would not notice that it should pause
+            self.handle_one_request()
+
+    def do_GET(self):
+        time.sleep(told.get("slow_s", 0))
+        body = b"served"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
 
 
 def respond(connection):
     with connection:
+        if told.get("deaf"):
+            time.sleep(60)
+        if connection.recv(3, socket.MSG_PEEK) == b"GET":
+            Handler(connection, ("", 0), None)
+            return
         received = b""
         while b"\r\n\r\n" not in received:
             part = connection.recv(4096)
@@ -88,16 +152,19 @@ def listen():
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(time.monotonic()))
 names = [publish(index, status) for index, status in enumerate(told.get("instances", []))]
+if "loading" in told:
+    load()
 time.sleep(told.get("listen_after_s", 0))
 threading.Thread(target=listen, daemon=True).start()
+began = time.monotonic()
 while True:
     time.sleep(0.01)
+    if "busy_s" in told and time.monotonic() - began > told["busy_s"]:
+        write_counters(names[0], 1, 1)
     if not stopping:
         continue
     passed = time.monotonic() - stopping[0]
     if told.get("on_sigterm") is not None:
         os._exit(told["on_sigterm"])
-    if "busy_s" in told and passed > told["busy_s"]:
-        write_counters(names[0], 1, 1)
     if passed > told.get("exit_after_sigterm_s", 60):
         os._exit(1)

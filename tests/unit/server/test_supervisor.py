@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,14 +22,16 @@ from running import free_ports
 from statuses import instance_status
 
 from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.server import connections, drain, probe
+from graphkiln_backend.server import restarts as restarts_module
 from graphkiln_backend.server import supervisor as module
+from graphkiln_backend.server.faults import TimeLimits
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.probe import ModelState
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.supervisor import Supervisor
-from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile
 
 # Since Python 3.12: the listener's thread is there when the server starts again.
 pytestmark = [
@@ -58,9 +59,15 @@ class Setup:
         (self.port,) = free_ports(1)
         self.live: list[list[ModelState]] = []
         self.seconds = 0.0
+        self.last_words = ""
 
     def run(
-        self, *flags: str, on_live: Callable[[int], None] = lambda _: None, launch: type[Launch] = Launch, **told: Any
+        self,
+        *flags: str,
+        on_live: Callable[[int], None] = lambda _: None,
+        launch: type[Launch] = Launch,
+        limits: TimeLimits | None = None,
+        **told: Any,
     ) -> int:
         """Runs to the end; `on_live` gets how often the server was live."""
         self._monkeypatch.setenv("FAKE_TRITON", json.dumps({"starts": str(self._starts), **told}))
@@ -77,12 +84,14 @@ class Setup:
                 flags=TritonFlags.parse(arguments, KNOWN),
             ),
             on_live=live,
+            limits=limits,
         )
         begun = time.monotonic()
         try:
             return supervisor.run()
         finally:
             self.seconds = time.monotonic() - begun
+            self.last_words = supervisor.last_words
 
     def when_started(self, action: Callable[[], None]) -> None:
         """Calls it once the first server was started."""
@@ -132,7 +141,8 @@ def setup(
     script = (Path(__file__).parent / "fake_tritonserver.py").read_text()
     installation.binary.write_text(f"#!{sys.executable} -SE\n{script}")
     installation.binary.chmod(0o755)
-    monkeypatch.setattr(module, "_SETTLE_S", 0.15)
+    monkeypatch.setattr(drain, "_SETTLE_S", 0.15)
+    monkeypatch.setattr(restarts_module, "_FIRST_DELAY_S", 0.0)
     monkeypatch.setattr(module, "_WATCH_S", 0.05)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     threads = set(threading.enumerate())
@@ -149,6 +159,11 @@ def stop(_: int = 1, number: int = signal.SIGTERM) -> None:
     """Sends this process a signal, while the supervisor is there to take it."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), number)
+
+
+def stop_if(condition: bool) -> None:
+    if condition:
+        stop()
 
 
 def later(seconds: float, action: Callable[[], None]) -> None:
@@ -170,14 +185,61 @@ class TestExit:
         assert len(setup.starts) == 1
         assert setup.live == []
 
-    def test_a_server_that_a_signal_killed_has_the_code_of_a_shell(self, setup: Setup) -> None:
-        assert setup.run(kill=signal.SIGKILL) == 128 + signal.SIGKILL
+    def test_a_server_that_a_signal_kills_is_started_again_until_that_does_not_help(
+        self, setup: Setup, logged: list[str]
+    ) -> None:
+        assert setup.run(kill=signal.SIGSEGV) == 128 + signal.SIGSEGV
+        assert len(setup.starts) == 6
+        assert logged == [
+            *["tritonserver was killed by SIGSEGV: restarting the server"] * 5,
+            "tritonserver was killed by SIGSEGV, 5 restarts did not help: giving up",
+        ]
+        assert setup.last_words == logged[-1]
 
-    def test_an_exit_while_it_serves(self, setup: Setup) -> None:
+    def test_a_server_that_ends_while_it_serves_is_started_again(self, setup: Setup, logged: list[str]) -> None:
+        def end(count: int) -> None:
+            if count == 3:
+                stop()
+            os.kill(setup.starts[-1]["pid"], signal.SIGKILL if count == 1 else signal.SIGTERM)
+
+        assert setup.run(on_live=end, on_sigterm=0, listen_after_s=0.1) == 0
+        assert len(setup.starts) == 3
+        assert logged[:2] == [
+            "tritonserver was killed by SIGKILL: restarting the server",
+            "tritonserver ended by itself with code 0: restarting the server",
+        ]
+
+    def test_what_cannot_start_again_is_given_up_with_its_code(self, setup: Setup, logged: list[str]) -> None:
         def end(_: int) -> None:
-            os.kill(setup.starts[0]["pid"], signal.SIGTERM)
+            os.kill(setup.starts[-1]["pid"], signal.SIGABRT)
 
-        assert setup.run(on_live=end, on_sigterm=7) == 7
+        assert setup.run(on_live=end, later={"exit": 7}) == 7
+        assert len(setup.starts) == 6
+        assert logged[-1] == "tritonserver ended by itself with code 7, 5 restarts did not help: giving up"
+
+    def test_restarts_wait_longer_and_longer_and_a_signal_ends_the_wait(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        monkeypatch.setattr(restarts_module, "_FIRST_DELAY_S", 30.0)
+        setup.when_started(lambda: later(1.5, stop))
+        assert setup.run(kill=signal.SIGABRT) == 0
+        assert logged == [
+            "tritonserver was killed by SIGABRT: restarting the server",
+            "tritonserver was killed by SIGABRT: restarting the server in 60 s",
+            "stopped before the server was started again",
+        ]
+        assert setup.seconds < 20
+
+    def test_instances_are_told_how_often_it_was_restarted(self, setup: Setup) -> None:
+        told: list[dict[str, int]] = []
+
+        def end(count: int) -> None:
+            (folder,) = setup.temporary.glob("graphkiln-*/instances")
+            told.append(json.loads((folder / "restarts.json").read_text()))
+            stop() if count == 3 else os.kill(setup.starts[-1]["pid"], signal.SIGKILL)
+
+        assert setup.run(on_live=end, on_sigterm=0) == 0
+        assert told == [{}, {"server_died": 1}, {"server_died": 2}]
 
     def test_the_server_gets_its_command_line_and_environment(self, setup: Setup) -> None:
         setup.run(exit=0)
@@ -226,33 +288,26 @@ class TestStop:
         assert setup.run(on_live=stop, on_sigterm=4) == 4
         assert logged[-1] == "tritonserver ended with code 4"
 
-    def test_an_idle_server_that_waits_for_its_clients_is_ended(self, setup: Setup, logged: list[str]) -> None:
+    def test_a_server_that_does_not_end_is_ended(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, index=[READY], instances=[STATUS]) == 0
-        assert logged[-1] == "stopped: nothing was in flight"
+        assert logged[-1] == "stopped"
         assert setup.seconds < 20
 
     def test_a_batch_in_flight_is_waited_for(self, setup: Setup, logged: list[str]) -> None:
-        assert setup.run(on_live=stop, index=[READY], instances=[STATUS], busy_s=0.6) == 0
-        assert logged[-1] == "stopped: nothing was in flight"
-        assert setup.seconds > 0.6 + 0.15
+        assert setup.run(on_live=stop, index=[READY], instances=[STATUS], busy_s=1.5, on_sigterm=0) == 0
+        assert logged[-1] == "stopped"
+        assert setup.seconds > 1.5
 
-    def test_a_model_of_another_backend_keeps_no_count_so_tritons_own_wait_decides(self, setup: Setup) -> None:
-        index = [READY, {"name": "other", "version": "1", "state": "READY"}]
-        code = setup.run(on_live=stop, index=index, instances=[STATUS], exit_after_sigterm_s=0.6)
-        assert code == 1
-        assert setup.seconds > 0.6
+    def test_a_batch_is_waited_for_no_longer_than_allowed(self, setup: Setup, logged: list[str]) -> None:
+        limits = TimeLimits(drain=0.3)
+        assert setup.run(on_live=stop, instances=[STATUS], busy_s=50, on_sigterm=0, limits=limits) == 0
+        assert any("still in flight after 0.3 s (--drain), 1 batches are being computed" in line for line in logged)
+        assert setup.seconds < 20
 
-    def test_a_model_of_another_backend_that_is_not_loaded_does_not_count(
-        self, setup: Setup, logged: list[str]
-    ) -> None:
-        index = [READY, {"name": "other", "version": "1", "state": "UNAVAILABLE"}]
-        assert setup.run(on_live=stop, index=index, instances=[STATUS]) == 0
-        assert logged[-1] == "stopped: nothing was in flight"
-
-    def test_where_models_are_not_listed_tritons_own_wait_decides(self, setup: Setup) -> None:
-        code = setup.run(on_live=stop, index_status=403, instances=[STATUS], exit_after_sigterm_s=0.5)
-        assert code == 1
-        assert setup.seconds > 0.5
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    def test_every_signal_that_asks_for_the_end(self, setup: Setup, logged: list[str], number: signal.Signals) -> None:
+        assert setup.run(on_live=lambda _: stop(number=number), on_sigterm=0) == 0
+        assert logged[-1] == "stopped"
 
     @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
     def test_a_second_signal_ends_at_once(self, setup: Setup, logged: list[str], second: signal.Signals) -> None:
@@ -358,10 +413,10 @@ class TestDeadInstance:
         self.limit(monkeypatch, restarts=2)
         assert setup.run(on_live=self.kill_until(setup, 99), **self.TOLD) == 1
         assert len(setup.starts) == 3
-        assert logged[-1] == "an instance of m version 3 died, 3 deaths within 120 s: giving up"
+        assert logged[-1] == "an instance of m version 3 died, 2 restarts did not help: giving up"
 
-    def test_deaths_long_ago_do_not_count(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.limit(monkeypatch, restarts=1, within_s=0.01)
+    def test_service_pays_for_deaths(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.limit(monkeypatch, restarts=1, served_s=1e-6)
         assert setup.run(on_live=self.kill_until(setup, 4), **self.TOLD) == 0
         assert len(setup.starts) == 4
 
@@ -378,34 +433,135 @@ class TestDeadInstance:
         assert len(setup.starts) == 1
         assert not any("died" in line for line in logged)
 
-    def limit(self, monkeypatch: pytest.MonkeyPatch, *, restarts: int, within_s: float = 120.0) -> None:
-        monkeypatch.setattr(module, "_MAX_RESTARTS", restarts)
-        monkeypatch.setattr(module, "_RESTARTS_WITHIN_S", within_s)
+    def limit(self, monkeypatch: pytest.MonkeyPatch, *, restarts: int, served_s: float = 120.0) -> None:
+        monkeypatch.setattr(restarts_module, "MAX_RESTARTS", restarts)
+        monkeypatch.setattr(restarts_module, "SERVED_S", served_s)
 
 
-class TestFindingTheDead:
-    @pytest.fixture
-    def dead(self) -> InstanceStatus:
-        """The status of an instance whose process is gone."""
-        with subprocess.Popen(["/bin/true"]) as process:
-            return instance_status(pid=process.pid)
+class TestHanging:
+    """Each is noticed, ended, and the server is started again."""
 
-    def test_a_process_that_is_gone(self, dead: InstanceStatus) -> None:
-        with (
-            RunFolder() as folder,
-            StatusFile(folder.instances, "a_0", instance_status(pid=os.getpid())),
-            StatusFile(folder.instances, "m_0", dead),
-        ):
-            assert module._dead_instance(folder) == "an instance of m version 3"
+    def check(self, setup: Setup, logged: list[str], expected: str, *, action: Any = None, **told: Any) -> None:
+        def act(count: int) -> None:
+            if count == 2:
+                return stop()
+            return action() if action else None
 
-    def test_an_instance_that_is_just_being_unloaded(
-        self, dead: InstanceStatus, monkeypatch: pytest.MonkeyPatch
+        limits = TimeLimits(compute=5.0, load=0.5)
+        assert setup.run(on_live=act, limits=limits, **{"on_sigterm": 0, "index": [READY], **told}) == 0
+        assert len(setup.starts) == 2
+        assert expected in logged[0]
+        assert setup.seconds < 30
+
+    def test_a_stopped_instance(self, setup: Setup, logged: list[str]) -> None:
+        def freeze() -> None:
+            os.kill(setup.live[-1][0].status.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+
+        expected = "an instance of m version 3 was stopped by a signal: restarting the server"
+        self.check(setup, logged, expected, action=freeze, instances=[STATUS])
+
+    def test_a_stopped_server(self, setup: Setup, logged: list[str]) -> None:
+        def freeze() -> None:
+            os.kill(setup.starts[-1]["pid"], signal.SIGSTOP)
+
+        self.check(setup, logged, "tritonserver was stopped by a signal: restarting the server", action=freeze)
+
+    def test_an_instance_that_does_not_beat(self, setup: Setup, logged: list[str]) -> None:
+        told = {"instances": [STATUS], "silent": True, "listen_after_s": 0.5, "later": {"instances": []}}
+        self.check_late(setup, logged, "an instance of m version 3 has hung for 10 s", told)
+
+    def test_a_batch_without_end(self, setup: Setup, logged: list[str]) -> None:
+        told = {"instances": [STATUS], "computes_s": 9, "later": {"instances": []}}
+        self.check_late(setup, logged, "has computed one batch for 5 s (--compute-limit)", told)
+
+    def test_wrong_outputs(self, setup: Setup, logged: list[str]) -> None:
+        told = {"instances": [STATUS], "fault": "y differs", "later": {"instances": []}}
+        self.check_late(setup, logged, "an instance of m version 3 serves no more (y differs)", told)
+
+    def check_late(self, setup: Setup, logged: list[str], expected: str, told: dict[str, Any]) -> None:
+        """A fault that is there from the start: it may be found before the server is live."""
+        limits = TimeLimits(compute=5.0)
+        assert setup.run(on_live=lambda _: stop_if(len(setup.starts) == 2), limits=limits, on_sigterm=0, **told) == 0
+        assert expected in logged[0]
+        assert len(setup.starts) == 2
+
+    def test_a_server_that_accepts_and_never_responds(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        readings = [[dead], []]
-        monkeypatch.setattr(module, "read_statuses", lambda _: readings.pop(0))
-        with RunFolder() as folder:
-            assert module._dead_instance(folder) == ""
-        assert readings == []
+        monkeypatch.setattr(module, "_SILENT_S", 1.0)
+        monkeypatch.setattr(probe, "_TIMEOUT_S", 0.2)
+        told = {"deaf": True, "later": {"deaf": False}}
+        assert setup.run(on_live=lambda count: stop_if(count == 2), on_sigterm=0, **told) == 0
+        assert "tritonserver has not responded for 1 s: restarting the server" in logged
+
+    def test_a_model_that_loads_without_end_is_ended_and_the_server_is_not(
+        self, setup: Setup, logged: list[str]
+    ) -> None:
+        assert setup.run(on_live=stop, loading=True, on_sigterm=0, limits=TimeLimits(load=0.5)) == 0
+        assert len(setup.starts) == 1
+        assert logged[0] == (
+            "loading endless version 1 did not finish within 0.5 s (--load-deadline): its process is ended"
+        )
+
+
+class TestKeepAlive:
+    """A client that sends one request after the other over one connection, while the server stops."""
+
+    def test_every_request_is_answered_and_the_connection_is_closed_in_order(self, setup: Setup) -> None:
+        statuses, closing, errors = self.run_client(setup, pause_s=0.02)
+        assert errors == []
+        assert statuses[0] == 200
+        assert statuses[-1] == 503
+        assert closing[-1] == "close"
+        assert statuses == sorted(statuses)
+
+    def test_a_slow_request_is_answered_first(self, setup: Setup) -> None:
+        statuses, _, errors = self.run_client(setup, pause_s=0.0, slow_s=1.0)
+        assert errors == []
+        assert statuses in ([200, 503], [200, 200, 503])
+
+    def test_where_connections_cannot_be_held_it_ends_all_the_same(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        monkeypatch.setattr(connections, "_PIDFD_GETFD", 100_000)
+        self.run_client(setup, pause_s=0.02)
+        assert any("open connections will be closed" in line for line in logged)
+        assert setup.seconds < 20
+
+    def run_client(
+        self, setup: Setup, *, pause_s: float, slow_s: float = 0.0
+    ) -> tuple[list[int], list[str], list[Exception]]:
+        statuses: list[int] = []
+        closing: list[str] = []
+        errors: list[Exception] = []
+        begun = threading.Event()
+
+        def ask() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", setup.port, timeout=20)
+            try:
+                while not statuses or statuses[-1] == 200:
+                    connection.request("GET", "/")
+                    begun.set()
+                    response = connection.getresponse()
+                    response.read()
+                    statuses.append(response.status)
+                    closing.append(response.headers.get("Connection", ""))
+                    time.sleep(pause_s)
+            except (OSError, http.client.HTTPException) as error:
+                errors.append(error)
+            finally:
+                connection.close()
+
+        client = threading.Thread(target=ask)
+
+        def act(_: int) -> None:
+            client.start()
+            begun.wait(10)
+            later(0.3, stop)
+
+        assert setup.run(on_live=act, on_sigterm=0, slow_s=slow_s) == 0
+        client.join(30)
+        return statuses, closing, errors
 
 
 def test_an_error_of_the_setup_leaves_nothing(setup: Setup) -> None:

@@ -1,0 +1,220 @@
+"""What can go wrong with a running server, seen from outside: processes that died, hang, compute or load without end.
+
+Triton (24.10) notices none of it: it neither restarts an instance that died nor reports it as not ready, and a stopped
+instance keeps its requests for ever. The instances' own files (`triton.instance_status`) and the states of the
+processes tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import struct
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from graphkiln_backend.triton.instance_status import (
+    InstanceStatus,
+    read_faults,
+    read_loading,
+    read_progress,
+    read_statuses,
+)
+
+_log = logging.getLogger("graphkiln.server")
+
+_SILENT_S = 10.0
+"""An instance beats once a second, also while it computes; a busy machine delays that, but not by ten beats."""
+_STOPPED_S = 1.5
+"""A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats."""
+
+
+class Cause(StrEnum):
+    """Why a server is started again: the label `cause` of the metric `graphkiln_restarts_total`."""
+
+    INSTANCE_DIED = "instance_died"
+    INSTANCE_HUNG = "instance_hung"
+    COMPUTE_LIMIT = "compute_limit"
+    WRONG_OUTPUTS = "wrong_outputs"
+    LOAD_DEADLINE = "load_deadline"
+    SERVER_DIED = "server_died"
+    SERVER_HUNG = "server_hung"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Why a server must be started again.
+
+    Attributes:
+        cause: The kind of fault.
+        what: What happened, as the beginning of a sentence.
+        code: What the supervisor exits with if it gives up.
+    """
+
+    cause: Cause
+    what: str
+    code: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeLimits:
+    """How long things may take, in seconds.
+
+    Attributes:
+        compute: One batch, before its instance counts as hung.
+        load: Loading one model version, before its process is ended.
+        drain: Finishing the requests in flight after SIGTERM.
+    """
+
+    compute: float = 120.0
+    load: float = 600.0
+    drain: float = 5.0
+
+
+class Watchdog:
+    """Looks for faults of one run of the server.
+
+    Args:
+        instances: Folder of status files.
+        server: tritonserver's process.
+        limits: How long things may take.
+    """
+
+    def __init__(self, instances: Path, server: int, limits: TimeLimits) -> None:
+        self._instances = instances
+        self._server = server
+        self._limits = limits
+        self._stopped_since: dict[int, float] = {}
+        self._looked_at = time.monotonic()
+        self._trust_from = 0.0
+        self._ended: set[int] = set()
+
+    def look(self) -> Fault | None:
+        """The first fault that is found, if any. To be called about once a second."""
+        now = time.monotonic()
+        if now - self._looked_at > _SILENT_S / 2:
+            # This process was stopped itself, and perhaps the whole machine was: let everybody beat first.
+            self._trust_from = now + _SILENT_S / 2
+        self._looked_at = now
+        try:
+            return self._dead() or self._wrong() or self._stopped(now) or self._late(now)
+        except (OSError, ValueError, struct.error) as error:  # a full disk cut a file short: no reason to end a service
+            _log.debug("an instance's files cannot be read: %s", error)
+            return None
+
+    def end_endless_loading(self) -> int:
+        """Ends the processes that load for longer than they may; the models that they load fail, the others serve.
+
+        Returns:
+            How many were ended.
+        """
+        now = time.monotonic()
+        ended = 0
+        for loading in read_loading(self._instances).values():
+            stopped = self._is_stopped(loading.pid, now)
+            if (stopped or now - loading.since > self._limits.load) and loading.pid not in self._ended:
+                self._ended.add(loading.pid)
+                ended += _kill(loading.pid)
+                why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
+                _log.error("loading %s version %s %s: its process is ended", loading.model, loading.version, why)
+        return ended
+
+    def _dead(self) -> Fault | None:
+        for status in read_statuses(self._instances):
+            if _is_gone(status.pid) and status in read_statuses(self._instances):
+                return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died")
+        return None
+
+    def _wrong(self) -> Fault | None:
+        statuses = self._by_process()
+        for key, line in read_faults(self._instances).items():
+            status = statuses.get(_process(key))
+            if status:
+                return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} serves no more ({line})")
+        return None
+
+    def _stopped(self, now: float) -> Fault | None:
+        if self._is_stopped(self._server, now):
+            return Fault(cause=Cause.SERVER_HUNG, what="tritonserver was stopped by a signal")
+        for status in read_statuses(self._instances):
+            if self._is_stopped(status.pid, now):
+                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} was stopped by a signal")
+        return None
+
+    def _late(self, now: float) -> Fault | None:
+        if now < self._trust_from:
+            return None
+        statuses = self._by_process()
+        for key, progress in read_progress(self._instances).items():
+            status = statuses.get(_process(key))
+            if not status:
+                continue
+            if now - progress.heartbeat > _SILENT_S:
+                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} has hung for {_SILENT_S:g} s")
+            if progress.computing and now - progress.begun_at > self._limits.compute:
+                what = f"{_name(status)} has computed one batch for {self._limits.compute:g} s (--compute-limit)"
+                return Fault(cause=Cause.COMPUTE_LIMIT, what=what)
+        return None
+
+    def _is_stopped(self, process: int, now: float) -> bool:
+        """Whether a process has been stopped for some time."""
+        if _state(process) != psutil.STATUS_STOPPED:
+            self._stopped_since.pop(process, None)
+            return False
+        return now - self._stopped_since.setdefault(process, now) > _STOPPED_S
+
+    def _by_process(self) -> dict[int, InstanceStatus]:
+        return {status.pid: status for status in read_statuses(self._instances)}
+
+
+def describe_exit(code: int) -> Fault:
+    """The fault of a server that ended by itself.
+
+    Args:
+        code: Its exit code, or minus the signal that killed it, as `subprocess` gives it.
+    """
+    if code >= 0:
+        return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver ended by itself with code {code}", code=code or 1)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver was killed by {name}", code=exit_code(code))
+
+
+def exit_code(code: int) -> int:
+    """The exit code of a shell: 128 + N for a process that signal N killed."""
+    return code if code >= 0 else 128 - code
+
+
+def _name(status: InstanceStatus) -> str:
+    return f"an instance of {status.model} version {status.version}"
+
+
+def _process(key: str) -> int:
+    """The process of `instance.pid`."""
+    return int(key.rpartition(".")[2])
+
+
+def _state(process: int) -> str:
+    try:
+        return psutil.Process(process).status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
+
+
+def _is_gone(process: int) -> bool:
+    return _state(process) == psutil.STATUS_ZOMBIE
+
+
+def _kill(process: int) -> int:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return 0
+    return 1

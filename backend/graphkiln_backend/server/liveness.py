@@ -1,0 +1,63 @@
+"""Whether tritonserver itself still responds: one small request a second, asked and read without waiting."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.server.flags import ListenAddress
+
+_CONNECT_S = 0.5
+_PAUSED_S = 5.0
+_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class LivenessProbe(Closeable):
+    """Asks a server over HTTP whether it lives; any response will do.
+
+    Args:
+        address: Where it listens for HTTP.
+    """
+
+    def __init__(self, address: ListenAddress) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
+        self._answered_at = self._called_at = time.monotonic()
+
+    def silent_s(self) -> float:
+        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
+        now = time.monotonic()
+        if now - self._called_at > _PAUSED_S:  # this process was stopped itself, and perhaps the whole machine was
+            self._answered_at = now
+        self._called_at = now
+        if self._connection is None:
+            self._ask()
+        else:
+            self._read(self._connection)
+        return time.monotonic() - self._answered_at
+
+    def close(self) -> None:
+        """Waits for no response any more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self) -> None:
+        try:
+            self._connection = socket.create_connection(self._address.local_address, timeout=_CONNECT_S)
+            self._connection.sendall(_REQUEST)
+            self._connection.setblocking(False)
+        except OSError:
+            self.close()
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            answered = bool(connection.recv(4096))
+        except BlockingIOError:
+            return
+        except OSError:
+            answered = False
+        if answered:
+            self._answered_at = time.monotonic()
+        self.close()

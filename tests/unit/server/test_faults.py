@@ -1,0 +1,191 @@
+"""What the watchdog finds in the files and the processes of instances."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from statuses import instance_status
+
+from graphkiln_backend.server import faults as module
+from graphkiln_backend.server.faults import Cause, TimeLimits, Watchdog, describe_exit, exit_code
+from graphkiln_backend.triton.instance_status import Progress, StatusFile
+
+LIMITS = TimeLimits(compute=30, load=60)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def watchdog(tmp_path: Path) -> Watchdog:
+    return Watchdog(tmp_path, os.getpid(), LIMITS)
+
+
+def progress(monkeypatch: pytest.MonkeyPatch, *, begun_s: float = 1.0, ended: int = 1, beat_s: float = 0.5) -> None:
+    now = time.monotonic()
+    value = Progress(begun=1, ended=ended, begun_at=now - begun_s, heartbeat=now - beat_s)
+    monkeypatch.setattr(module, "read_progress", lambda _: {f"m_0.{os.getpid()}": value})
+
+
+def test_nothing_is_wrong_with_an_instance_that_lives(tmp_path: Path, watchdog: Watchdog) -> None:
+    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
+        assert watchdog.look() is None
+
+
+def test_a_process_that_is_gone(tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    with (
+        StatusFile(tmp_path, "a_0", instance_status(pid=os.getpid())),
+        StatusFile(tmp_path, "m_0", instance_status(pid=process.pid)),
+    ):
+        fault = watchdog.look()
+    assert fault is not None
+    assert (fault.cause, fault.what) == (Cause.INSTANCE_DIED, "an instance of m version 3 died")
+
+
+def test_an_instance_that_is_just_being_unloaded(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [[instance_status(pid=1 << 30)]]
+    monkeypatch.setattr(module, "read_statuses", lambda _: readings.pop() if readings else [])
+    assert watchdog.look() is None
+    assert readings == []
+
+
+@pytest.mark.parametrize("which", ["server", "instance"])
+def test_a_stopped_process_is_given_a_moment(
+    tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(module, "_STOPPED_S", 0.2)
+    server, instance = (process.pid, os.getpid()) if which == "server" else (os.getpid(), process.pid)
+    watchdog = Watchdog(tmp_path, server, LIMITS)
+    with StatusFile(tmp_path, "m_0", instance_status(pid=instance)):
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert watchdog.look() is None
+        process.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+        time.sleep(0.3)
+        assert watchdog.look() is None, "it goes on"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert watchdog.look() is None
+        time.sleep(0.3)
+        fault = watchdog.look()
+    assert fault is not None
+    assert fault.cause is (Cause.SERVER_HUNG if which == "server" else Cause.INSTANCE_HUNG)
+    assert fault.what.endswith("was stopped by a signal")
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"beat_s": 9.0}, None),
+        ({"beat_s": 11.0}, Cause.INSTANCE_HUNG),
+        ({"begun_s": 29.0, "ended": 0}, None),
+        ({"begun_s": 31.0, "ended": 0}, Cause.COMPUTE_LIMIT),
+        ({"begun_s": 31.0, "ended": 1}, None),
+    ],
+)
+def test_limits(
+    tmp_path: Path,
+    watchdog: Watchdog,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, float],
+    cause: Cause | None,
+) -> None:
+    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
+        progress(monkeypatch, **values)  # type: ignore[arg-type]
+        fault = watchdog.look()
+    assert (fault.cause if fault else None) is cause
+
+
+def test_files_of_an_instance_that_is_not_ready_say_nothing(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress(monkeypatch, beat_s=100.0)
+    assert watchdog.look() is None
+
+
+def test_after_a_pause_of_its_own_it_lets_everybody_beat_first(
+    tmp_path: Path, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_S", 0.4)
+    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
+        time.sleep(0.3)
+        progress(monkeypatch, beat_s=50.0)
+        assert watchdog.look() is None
+        time.sleep(0.1)
+        assert watchdog.look() is None
+        time.sleep(0.15)
+        assert watchdog.look() is not None
+
+
+def test_wrong_outputs(tmp_path: Path, watchdog: Watchdog) -> None:
+    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())) as status:
+        status.report_fault("y differs")
+        fault = watchdog.look()
+    assert fault is not None
+    assert fault.cause is Cause.WRONG_OUTPUTS
+    assert fault.what == "an instance of m version 3 serves no more (y differs)"
+
+
+def test_a_file_that_is_cut_short_is_no_fault(tmp_path: Path, watchdog: Watchdog) -> None:
+    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
+        (tmp_path / "m_1.77.counters").write_bytes(b"cut")
+        assert watchdog.look() is None
+
+
+class TestLoading:
+    def load(self, folder: Path, process: int, since: float) -> None:
+        text = f'{{"pid": {process}, "model": "m", "version": 2, "since": {since}}}'
+        (folder / f"m_0.{process}.loading").write_text(text)
+
+    def test_it_may_take_its_time(self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]) -> None:
+        self.load(tmp_path, process.pid, time.monotonic() - 50)
+        assert watchdog.end_endless_loading() == 0
+        assert process.poll() is None
+
+    def test_a_process_that_takes_too_long_is_ended_once(
+        self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], logged: list[str]
+    ) -> None:
+        self.load(tmp_path, process.pid, time.monotonic() - 70)
+        assert watchdog.end_endless_loading() == 1
+        assert process.wait(10) == -signal.SIGKILL
+        assert watchdog.end_endless_loading() == 0
+        assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
+
+    def test_one_that_has_ended_meanwhile(
+        self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]
+    ) -> None:
+        process.kill()
+        process.wait()
+        self.load(tmp_path, process.pid, time.monotonic() - 70)
+        assert watchdog.end_endless_loading() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "exits_with"),
+    [
+        (0, "tritonserver ended by itself with code 0", 1),
+        (3, "tritonserver ended by itself with code 3", 3),
+        (-signal.SIGBUS, "tritonserver was killed by SIGBUS", 128 + signal.SIGBUS),
+        (-40, "tritonserver was killed by signal 40", 168),
+    ],
+)
+def test_the_end_of_a_server(code: int, what: str, exits_with: int) -> None:
+    fault = describe_exit(code)
+    assert (fault.cause, fault.what, fault.code) == (Cause.SERVER_DIED, what, exits_with)
+
+
+def test_exit_codes_are_those_of_a_shell() -> None:
+    assert [exit_code(code) for code in (0, 5, -9)] == [0, 5, 137]

@@ -1,0 +1,55 @@
+"""How often a server is started again, and what the instances learn of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.server.faults import Cause, Fault
+from graphkiln_backend.server.restarts import MAX_RESTARTS, SERVED_S, RestartBudget
+
+FAULT = Fault(cause=Cause.SERVER_DIED, what="it died")
+
+
+def test_the_first_restart_is_immediate_each_further_one_waits_twice_as_long_and_then_it_is_given_up() -> None:
+    budget = RestartBudget()
+    delays = [budget.spend(FAULT, served_s=0.0) for _ in range(MAX_RESTARTS + 1)]
+    assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, None]
+
+
+def test_a_server_that_serves_in_between_is_restarted_for_ever() -> None:
+    budget = RestartBudget()
+    assert [budget.spend(FAULT, served_s=SERVED_S) for _ in range(100)] == [0.0] * 100
+
+
+def test_long_service_pays_for_all_faults_before_but_saves_nothing_up() -> None:
+    budget = RestartBudget()
+    for _ in range(MAX_RESTARTS):
+        budget.spend(FAULT, served_s=0.0)
+    assert budget.spend(FAULT, served_s=1000.0) == 0.0
+    assert [budget.spend(FAULT, served_s=0.0) for _ in range(MAX_RESTARTS)][-1] is None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_little_service_pays_a_little(share: float) -> None:
+    budget = RestartBudget()
+    spent = 0
+    while budget.spend(FAULT, served_s=share * SERVED_S) is not None:
+        spent += 1
+    assert MAX_RESTARTS <= spent < 100
+
+
+def test_restarts_are_told_by_cause(tmp_path: Path) -> None:
+    budget = RestartBudget()
+    budget.spend(FAULT, served_s=0.0)
+    budget.spend(Fault(cause=Cause.INSTANCE_HUNG, what="it hung"), served_s=0.0)
+    budget.count(Cause.LOAD_DEADLINE)
+    budget.write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["restarts.json"]
+    assert json.loads((tmp_path / "restarts.json").read_text()) == {
+        "server_died": 1,
+        "instance_hung": 1,
+        "load_deadline": 1,
+    }
