@@ -151,7 +151,7 @@ def test_is_ready_only_when_every_model_is_loaded(start_server: StartServer, dig
     assert "SHA-256" in server.log
 
 
-def test_a_model_that_cannot_load_ends_the_server_with_tritons_code_and_the_cause(
+def test_a_model_that_cannot_load_ends_the_server_where_that_is_asked_for(
     start_server: StartServer, digits: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(digits, tmp_path / "store" / "digits")
@@ -159,7 +159,7 @@ def test_a_model_that_cannot_load_ends_the_server_with_tritons_code_and_the_caus
     document = json.loads(manifest.read_text())
     document["signatur"] = document.pop("signature")
     manifest.write_text(json.dumps(document))
-    server = start_server("--model-store", tmp_path / "store")
+    server = start_server("--model-store", tmp_path / "store", "--exit-on-error=true")
     assert server.process.wait(60) == 1
     assert "unknown key 'signatur' (did you mean 'signature'?)" in server.log
 

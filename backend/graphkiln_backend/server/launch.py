@@ -18,6 +18,7 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.keepers import Admission, ManagedKeeper
 from graphkiln_backend.server.managed_stores import ManagedStores
@@ -108,8 +109,12 @@ class Launch:
 
     def control(self) -> RepositoryControl | None:
         """The running server's repository control; None where nothing reaches it."""
-        address = self.flags.listen_address("http")
-        return HttpControl(address, self.access.http_headers) if address else None
+        http, grpc = self.flags.listen_address("http"), self.flags.listen_address("grpc")
+        over_http = HttpControl(http, self.access.http_headers) if http else None
+        if grpc is None or "grpc-use-ssl" in self.flags.values:
+            return over_http
+        over_grpc = GrpcControl(grpc, self.access.grpc_metadata)
+        return BothControls(over_http, over_grpc) if over_http else over_grpc
 
     def _keeper(self, folder: RunFolder) -> Keeper | None:
         mode, control = ControlMode.read(self.flags), self.control()

@@ -21,8 +21,10 @@ from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.server import launch as module
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, command_line
+from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
 from graphkiln_backend.triton.environment import (
@@ -37,6 +39,7 @@ KNOWN = {
     **dict.fromkeys(("log-verbose", "log-info", "backend-config", "model-control-mode", "load-model"), True),
     **dict.fromkeys(("reuse-http-port", "cache-directory", "backend-directory", "strict-model-config"), True),
     **dict.fromkeys(("allow-gpu-metrics", "model-config-name", "exit-on-error"), True),
+    **dict.fromkeys(("allow-http", "allow-grpc", "grpc-use-ssl", "exit-on-error"), True),
     "disable-auto-complete-config": False,
 }
 MEMORY = SharedMemoryPlan(region_bytes=1 << 20, needed_bytes=0)
@@ -302,3 +305,19 @@ class TestStart:
         while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+class TestControl:
+    def control(self, installation: Installation, *arguments: str) -> object:
+        return make_launch(installation, flags=parse(*arguments)).control()
+
+    def test_loads_go_over_grpc_where_that_is_on(self, installation: Installation) -> None:
+        assert isinstance(self.control(installation), BothControls)
+        assert isinstance(self.control(installation, "--allow-http=false"), GrpcControl)
+
+    @pytest.mark.parametrize("flag", ["--allow-grpc=false", "--grpc-use-ssl=true"])
+    def test_and_over_http_otherwise(self, installation: Installation, flag: str) -> None:
+        assert isinstance(self.control(installation, flag), HttpControl)
+
+    def test_nothing_reaches_a_server_without_both(self, installation: Installation) -> None:
+        assert self.control(installation, "--allow-grpc=false", "--allow-http=false") is None

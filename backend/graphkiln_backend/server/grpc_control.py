@@ -1,0 +1,116 @@
+"""Triton's model repository extension over gRPC.
+
+Loads go this way where they can: over HTTP, Triton (24.10) loads in one of the threads that serve connections, and
+every connection of that thread waits until the load is over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.repository_control import HttpControl, VersionState
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcControl:
+    """The extension over gRPC, without TLS.
+
+    Args:
+        address: Where the server listens.
+        metadata: What its restricted protocols need.
+    """
+
+    address: ListenAddress
+    metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)
+
+    def index(self) -> list[VersionState]:
+        """Every version that the server knows.
+
+        Raises:
+            OSError: The server does not list them.
+        """
+        with _errors_as_os_errors():
+            response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
+        return [
+            VersionState(model=row.name, version=row.version, state=row.state or "UNLOADED", reason=row.reason)
+            for row in response.models
+        ]
+
+    def load(self, model: str, timeout_s: float) -> str:
+        """Loads what the repository holds of a model; returns why that failed, or nothing.
+
+        Raises:
+            OSError: The server did not respond.
+        """
+        import grpc
+
+        try:
+            self._call("RepositoryModelLoad", _messages().RepositoryModelLoadRequest(model_name=model), timeout_s)
+        except grpc.RpcError as error:
+            if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                raise ConnectionError(f"{model} cannot be loaded: {error.details()}") from error
+            return str(error.details())
+        return ""
+
+    def unload(self, model: str) -> None:
+        """Unloads a model with all its versions; returns before that is done.
+
+        Raises:
+            OSError: The server did not do it.
+        """
+        with _errors_as_os_errors():
+            self._call("RepositoryModelUnload", _messages().RepositoryModelUnloadRequest(model_name=model), _TIMEOUT_S)
+
+    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the supervisor's children are other programs
+        import grpc
+        from tritonclient.grpc import service_pb2_grpc
+
+        host, port = self.address.local_address
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        with grpc.insecure_channel(target) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            return getattr(stub, method)(request, timeout=timeout_s, metadata=self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class BothControls:
+    """The extension over HTTP, and loads over gRPC."""
+
+    http: HttpControl
+    grpc: GrpcControl
+
+    def index(self) -> list[VersionState]:
+        """As `HttpControl.index`."""
+        return self.http.index()
+
+    def load(self, model: str, timeout_s: float) -> str:
+        """As `GrpcControl.load`."""
+        return self.grpc.load(model, timeout_s)
+
+    def unload(self, model: str) -> None:
+        """As `HttpControl.unload`."""
+        self.http.unload(model)
+
+
+def _messages() -> Any:
+    from tritonclient.grpc import service_pb2
+
+    return service_pb2
+
+
+@contextmanager
+def _errors_as_os_errors() -> Iterator[None]:
+    import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise ConnectionError(f"over gRPC: {error.details()}") from error
