@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,20 @@ class OpenVinoSession(Closeable):
         del self._requests, self._compiled
 
 
+@cache
+def _core() -> openvino.Core:
+    """OpenVINO's core, one for the whole process.
+
+    Each core's CPU plugin replaces the signal stack of the thread that loads it, and puts the former one back when it
+    is unloaded (2026.4, on processors with AMX). Of two that end in another order than last in, first out, one puts
+    back what the other has freed: the next signal, such as Ctrl-C, then kills the process.
+    """
+    return openvino.Core()
+
+
 def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        core = openvino.Core()
+        core = _core()
         return core.compile_model(core.read_model(str(graph_path)), _DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
@@ -180,7 +192,7 @@ def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
 
 def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        return openvino.Core().import_model(blob.read_bytes(), _DEVICE, _options(config))
+        return _core().import_model(blob.read_bytes(), _DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError, OSError) as error:
         raise LoweringError(f"OpenVINO cannot load {blob}, which it compiled itself", attempts=(str(error),)) from error
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,19 @@ def measurement(**fields: Any) -> Measurement:
         "per_second_range": (98.0, 103.0), "latency_ms": LATENCIES, "client_cores": 0.25,
     }  # fmt: skip
     return Measurement(**{**usual, **fields})
+
+
+LISTENER = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+input()
+while time.process_time() < 0.5:
+    pass
+print(time.process_time(), flush=True)
+sys.stdin.read()
+"""
+"""Listens, computes for half a second when told to, and says how long it has computed since its start."""
 
 
 class Loads:
@@ -233,13 +247,17 @@ class TestServerSide:
         assert verb._breakdown(before, after) == (4, {"queue": 2.0, "input": 0.0, "infer": 0.0, "output": 0.0})
 
     def test_processor_time_of_whoever_listens(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            read = verb._local_cpu_seconds(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with subprocess.Popen(
+            [sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            read = verb._local_cpu_seconds(f"http://127.0.0.1:{int(server.stdout.readline())}")
             assert read is not None
-            before = read()
-            assert before == pytest.approx(sum(os.times()[:2]), abs=1.0)
-            while read() - before < 0.05:
-                sum(range(100_000))
+            server.stdin.write(b"\n")
+            server.stdin.flush()
+            expected = float(server.stdout.readline())
+            assert read() == pytest.approx(expected, abs=0.05)
 
     @pytest.mark.parametrize("url", ["http://triton.test:8000", "grpc://10.0.0.1:8001"])
     def test_of_another_machine_is_not_known(self, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,12 @@ def test_shows_what_it_wrote(source: Path, tmp_path: Path) -> None:
     assert max(map(len, finished.output.splitlines())) <= 80
 
 
-def test_json_is_the_manifest(source: Path, tmp_path: Path) -> None:
+def test_json_is_the_manifest(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/graphkiln", "convert", "my model.onnx"])
     finished = run("convert", source, "--name", "m", "--model-store", tmp_path, "--json")
     document = json.loads(finished.output)
     assert document == json.loads((tmp_path / "m" / "1" / "manifest.json").read_text())
-    assert document["provenance"]["command"].startswith("graphkiln ")
+    assert document["provenance"]["command"] == "graphkiln convert 'my model.onnx'"
 
 
 def test_a_manifest_repeats_it(version: Path, tmp_path: Path) -> None:

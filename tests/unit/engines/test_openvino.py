@@ -234,3 +234,21 @@ def test_a_build_prints_nothing(digits: Path) -> None:
     command = [sys.executable, "-c", program, str(digits / "1" / "model.onnx")]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ})
     assert (finished.stdout, finished.stderr) == ("", "")
+
+
+def test_a_process_takes_signals_when_sessions_have_ended(digits: Path) -> None:
+    """In whatever order they ended: see `_core`. On a processor without AMX this cannot fail."""
+    program = (
+        "import gc, os, pathlib, signal, sys\n"
+        "from graphkiln_backend.engines.base import SessionConfig\n"
+        "from graphkiln_backend.engines.openvino import OpenVinoEngine\n"
+        "from graphkiln_backend.graph.device import CPU\n"
+        "config = SessionConfig(engine='openvino', device=CPU, threads=1, spin=False, reason='test')\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('taken'))\n"
+        "first, second = (OpenVinoEngine().build(pathlib.Path(sys.argv[1]), config) for _ in range(2))\n"
+        "first.close(), gc.collect(), second.close(), gc.collect()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    command = [sys.executable, "-c", program, str(digits / "1" / "model.onnx")]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stdout) == (0, "taken\n"), finished.stderr

@@ -267,11 +267,13 @@ class TestSubprocess:
         def interrupt(child: psutil.Process) -> None:
             child.suspend()
             if signal.getsignal(signal.SIGUSR1) is raise_it:  # else it would end the tests themselves
-                os.kill(os.getpid(), signal.SIGUSR1)
+                # To the thread that waits: while SIGCHLD is pending there, another might take a signal to the process.
+                signal.pthread_kill(main, signal.SIGUSR1)
 
         def raise_it(*_: object) -> None:
             raise _Interrupted
 
+        main = threading.get_ident()
         before = signal.signal(signal.SIGUSR1, raise_it)
         try:
             with when_it_converts(interrupt), pytest.raises(_Interrupted):
