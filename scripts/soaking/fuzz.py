@@ -14,7 +14,7 @@ from soaking.fuzzing import Fuzzer, FuzzLog, neighbors_failed
 from soaking.ledger import Ledger, Outcome
 from soaking.models import build_store
 from soaking.service import Service
-from soaking.soak import STORE, soak_folder, start_service
+from soaking.soak import LIMIT_FLAGS, STORE, soak_folder, start_service
 from soaking.traffic import Traffic
 
 _NEIGHBORS = 2
@@ -58,7 +58,7 @@ def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
     with ExitStack() as stack:
         folder = stack.enter_context(soak_folder())
         build_store(folder / STORE)
-        service = Service(folder, folder / STORE)
+        service = Service(folder, folder / STORE, *LIMIT_FLAGS)
         stack.callback(service.end)
         if keep_log:
             stack.callback(service.copy_log, keep_log)

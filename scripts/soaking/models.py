@@ -23,7 +23,7 @@ Tensor = tuple[str, tuple[int, ...]]
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
 DIGIT_IMAGES = REPOSITORY / "docs" / "digits"
-DIGIT_LABELS = tuple((DIGITS / "labels.txt").read_text().split())
+DIGIT_LABELS = tuple((DIGITS / "1" / "labels.txt").read_text().split())
 
 _TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64, "BYTES": TensorProto.STRING}
 _ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"

@@ -27,7 +27,9 @@ from soaking.store_faults import FullCache, GoodVersion, cache_folder, small_dis
 from soaking.traffic import Traffic
 
 STORE = "store"
-POLL_FLAGS = ("--model-control-mode=poll", "--repository-poll-secs=1")
+LIMIT_FLAGS = ("--compute-limit=10",)
+"""Below the deadline of a request, so that one that would compute for ever gets an error before."""
+POLL_FLAGS = ("--model-control-mode=poll", "--repository-poll-secs=1", *LIMIT_FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,7 +164,7 @@ def _half_copied(folder: Path) -> None:
 
 def _other_weights(folder: Path) -> None:
     """A whole version whose graph is not the one that was proven."""
-    _copy_whole(folder, "manifest.json", "golden.npz")
+    _copy_whole(folder, "manifest.json", "golden.npz", "labels.txt")
     replace_file(folder / "model.onnx", other_weights((DIGITS / "1" / "model.onnx").read_bytes()))
 
 
@@ -172,6 +172,12 @@ def _copy_whole(folder: Path, *names: str) -> None:
     folder.mkdir()
     for name in names:
         shutil.copyfile(DIGITS / "1" / name, folder / name)
+
+
+def _other_labels_listed(folder: Path) -> None:
+    """A whole version but for its labels, which are not those that its manifest describes."""
+    _copy_whole(folder, "manifest.json", "golden.npz", "model.onnx")
+    replace_file(folder / "labels.txt", _other_labels((DIGITS / "1" / "labels.txt").read_bytes()))
 
 
 def _unknown_operator(folder: Path) -> None:
@@ -207,9 +213,10 @@ def store_faults() -> list[Fault]:
         BadVersion("empty folder", "scaled", _empty),
         BadVersion("half copied", "digits", _half_copied),
         BadVersion("other weights", "digits", _other_weights),
+        BadVersion("other labels", "digits", _other_labels_listed),
         BadVersion("unknown operator", "scaled", _unknown_operator),
         BadVersion("other signature", "scaled", _other_signature),
         SwappedFile("1/model.onnx", other_weights),
-        SwappedFile("labels.txt", _other_labels),
+        SwappedFile("1/labels.txt", _other_labels),
         GoodVersion(),
     ]

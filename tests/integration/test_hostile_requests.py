@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
 from collections.abc import Iterator
 
 import grpc
@@ -88,3 +91,16 @@ def test_a_hostile_request_fails_alone(
 def test_the_guard_is_not_seen_by_clients(stub: GRPCInferenceServiceStub) -> None:
     (tensor,) = stub.ModelMetadata(pb.ModelMetadataRequest(name="varying")).inputs
     assert list(tensor.shape) == [-1, -1]
+
+
+def test_a_shape_in_json_takes_no_more_than_half_of_the_memory(server: Server) -> None:
+    before = server.log.count("restarting the server")
+    half_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    tensor = {"name": "x", "datatype": "FP32", "shape": [half_bytes // 4 + 2**28], "data": [1.0]}
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    connection.request("POST", "/v2/models/pair/infer", json.dumps({"inputs": [tensor]}))
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        connection.getresponse()  # it fails at once: Triton made room for the shape, and was not given any
+    connection.close()
+    server.wait_until(lambda: server.log.count("restarting the server") == before + 1)
+    server.wait_ready()

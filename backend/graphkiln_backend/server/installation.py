@@ -38,6 +38,11 @@ class Installation:
     stub: Path
     libraries: tuple[Path, ...]
 
+    @property
+    def holds_no_graphs(self) -> bool:
+        """Whether no graph is in tritonserver itself: its only backend starts a process for each instance."""
+        return [backend.name for backend in self.backends.iterdir()] == ["python"]
+
     @cached_property
     def flags(self) -> dict[str, bool]:
         """Every command line flag, without its dashes -> whether it takes a value.

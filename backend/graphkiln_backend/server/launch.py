@@ -28,6 +28,7 @@ from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
+from graphkiln_backend.triton.memory_limit import limit_memory
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
@@ -137,8 +138,14 @@ class Launch:
             env=self._environment(folder),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, which takes no lock
+            preexec_fn=self._bind,  # noqa: PLW1509 - two system calls, which take no lock
         )
+
+    def _bind(self) -> None:
+        """In the child, before it becomes tritonserver."""
+        _die_with_parent()
+        if self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists():
+            limit_memory()
 
     def _fill_mirror(
         self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str], mode: ControlMode

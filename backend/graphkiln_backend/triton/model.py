@@ -38,6 +38,7 @@ from graphkiln_backend.triton.environment import open_cache, overrides_for, repl
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
+from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
 from graphkiln_backend.triton.refusal import Refusal
@@ -78,6 +79,7 @@ class TritonPythonModel:
         Raises:
             TritonModelException: The version cannot be served; the message holds the full cause.
         """
+        lift_memory_limit()
         with report_loading(args["model_instance_name"], args["model_name"], int(args["model_version"])):
             self._load(args)
 
