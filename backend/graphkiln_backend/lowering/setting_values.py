@@ -24,6 +24,9 @@ class Choice:
         return f"{self.engine}:{self.precision}" if self.precision else self.engine
 
 
+_MOST_DIGITS = 20
+
+
 def parse_flag(origin: str, text: str) -> bool:
     """Reads `0` or `1`, as the C++ backend writes a flag.
 
@@ -50,9 +53,9 @@ def parse_count(origin: str, text: str) -> int:
     """Reads a number of threads or streams; 0 means the default.
 
     Raises:
-        RepositoryError: It is not a whole number.
+        RepositoryError: It is not a whole number, or more than any machine has.
     """
-    if not text.isdecimal():
+    if not (text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) < 1 << 31):
         raise invalid_value(origin, text, "a whole number, 0 for the default")
     return int(text)
 

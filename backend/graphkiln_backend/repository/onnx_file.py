@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -11,10 +12,12 @@ from google.protobuf.message import DecodeError
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.files import GRAPH_LIMIT, read_bytes
+from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 
+_MOST_DIMENSIONS = 32
+"""Of numpy's arrays."""
 _QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
@@ -73,6 +76,8 @@ def count_products(path: Path) -> int:
 def _load(path: Path) -> onnx.GraphProto:
     try:
         return onnx.load_model_from_string(read_bytes(path, GRAPH_LIMIT)).graph
+    except UnusableFile as error:
+        raise RepositoryError(f"{path} is not an ONNX graph: {error}") from error
     except (DecodeError, OSError, MemoryError) as error:
         raise RepositoryError(
             f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
@@ -82,7 +87,7 @@ def _load(path: Path) -> onnx.GraphProto:
 def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
     locations = {
         entry.value
-        for tensor in graph.initializer
+        for tensor in _tensors(graph)
         if tensor.data_location == onnx.TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
@@ -99,6 +104,19 @@ def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
             )
 
 
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in a graph: weights, attributes, and those of its subgraphs."""
+    graphs = [graph]
+    while graphs:
+        current = graphs.pop()
+        yield from current.initializer
+        for sparse in current.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for attribute in (attribute for node in current.node for attribute in node.attribute):
+            yield from (attribute.t, *attribute.tensors)
+            graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
+
+
 def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -107,6 +125,10 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
             hint="export without ZipMap (skl2onnx: options={'zipmap': False}), or cut the output off the graph",
         )
     tensor = value.type.tensor_type
+    if len(tensor.shape.dim) > _MOST_DIMENSIONS:
+        raise RepositoryError(
+            f"{path}: '{value.name}' has {len(tensor.shape.dim)} dimensions, and arrays have {_MOST_DIMENSIONS} at most"
+        )
     return TensorSpec(
         name=value.name,
         dtype=DType.from_onnx(tensor.elem_type),

@@ -84,6 +84,7 @@ class Endpoint:
         try:
             parts = urlsplit(text)
             port = parts.port
+            (parts.hostname or "").encode("idna")  # else looking it up fails with an error of its own
         except ValueError as error:
             raise InvalidInput(f"'{_without_credentials(text)}' is not a URL: {error}", hint=_HINT) from error
         if parts.scheme not in _PORTS or not parts.hostname:

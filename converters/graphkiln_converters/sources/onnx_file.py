@@ -12,9 +12,10 @@ from onnxscript import version_converter
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.graph.errors import ConversionError, LoweringError, ManifestError, RepositoryError
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
+from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 
 _DEFAULT_SIZE = 8
@@ -68,12 +69,13 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
     if options.weights:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     path = Path(location)
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         raise ConversionError(f"there is no file {location}")
     try:
+        read_signature(path)  # a pipe, weights outside of its folder, ...: no runtime is to open that
         session = OnnxRuntimeEngine().build_reference(path)
-    except LoweringError as error:
-        raise ConversionError(f"{location} cannot be loaded: {error}") from error
+    except (LoweringError, RepositoryError, ManifestError) as error:
+        raise ConversionError(f"{location} cannot be loaded: {error.message}", hint=error.hint) from error
     signature = session.signature
     if not signature.batchable:
         shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))

@@ -106,9 +106,9 @@ def parse_size(text: str) -> int:
     Raises:
         CacheError: The text is not a size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if not found:
-        raise CacheError(f"'{text}' is not a size", hint="write 500M or 20G")
+        raise CacheError(f"'{text[:40]}' is not a size", hint="write 500M or 20G")
     return int(float(found[1]) * 2 ** _UNITS[found[2].upper()])
 
 

@@ -22,6 +22,7 @@ def log_to_stderr() -> None:
     logger = logging.getLogger("graphkiln")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StderrHandler()]
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # it logs tracebacks of what it then does without
 
 
 class _StderrHandler(logging.Handler):

@@ -90,8 +90,8 @@ def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
             # Texts are object arrays, which .npy could hold as pickled code only.
             np.save(path, array.astype(np.bytes_) if array.dtype == object else array, allow_pickle=False)
             typer.echo(str(path))
-    except OSError as error:
-        raise InvalidInput(f"cannot write to {folder}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a server may name an output as it likes
+        raise InvalidInput(f"cannot write to {folder}: {getattr(error, 'strerror', '') or error}") from error
 
 
 def _to_json(array: AnyArray) -> dict[str, Any]:

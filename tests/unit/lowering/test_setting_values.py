@@ -56,6 +56,7 @@ def test_what_is_read(parse: Callable[[str, str], object], text: str, expected: 
         (parse_count, "-1", "a whole number, 0 for the default"),
         (parse_count, "1.5", "a whole number, 0 for the default"),
         (parse_count, " 2", "a whole number, 0 for the default"),
+        (parse_count, "99999999999999999999", "a whole number, 0 for the default"),
         (parse_count, "two", "a whole number, 0 for the default"),
         (parse_precision, "FP16", "fp32, tf32, fp16, bf16, int8"),
         (parse_precision, "half", "fp32, tf32, fp16, bf16, int8"),

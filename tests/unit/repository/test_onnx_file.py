@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import zoo
+from odd_files import ODD
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkiln_backend.graph.dtypes import DType
@@ -179,3 +180,49 @@ class TestProducts:
 
     def test_of_a_subgraph_do_not_count(self, path: Path) -> None:
         assert count_products(write(path, zoo.slow())) == 0
+
+
+def outside(location: str) -> onnx.TensorProto:
+    """Weights in another file."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+class TestFilesFromOutside:
+    @pytest.mark.parametrize("kind", ODD)
+    def test_odd_files(self, path: Path, kind: str) -> None:
+        make, reason = ODD[kind]
+        make(path)
+        with pytest.raises(RepositoryError, match=reason):
+            read_signature(path)
+
+    @pytest.mark.parametrize("where", ["attribute", "subgraph"])
+    def test_weights_may_hide(self, path: Path, where: str) -> None:
+        constant = helper.make_node("Constant", [], ["w"], value=outside("../../etc/passwd"))
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+        branch = helper.make_graph([constant, helper.make_node("Identity", ["w"], ["b"])], "b", [], [values[1]])
+        node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+        nodes = [constant, helper.make_node("Add", ["x", "w"], ["y"])] if where == "attribute" else [node]
+        write(path, helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:])))
+        with pytest.raises(RepositoryError, match="which leads out of the version folder"):
+            read_signature(path)
+
+    def test_more_dimensions_than_an_array_has(self, path: Path) -> None:
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1] * 33) for name in ("x", "y")]
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+        with pytest.raises(RepositoryError, match="'x' has 33 dimensions, and arrays have 32 at most"):
+            read_signature(write(path, helper.make_model(graph)))
+
+    def test_graphs_in_graphs_without_end(self, path: Path) -> None:
+        content = b""
+        for _ in range(2000):
+            for field in (6, 5, 1):  # a graph in an attribute in a node
+                content = bytes([field << 3 | 2]) + varint(len(content)) + content
+        path.write_bytes(b"\x3a" + varint(len(content)) + content)
+        with pytest.raises(RepositoryError, match="is not an ONNX graph"):
+            read_signature(path)
+
+
+def varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])

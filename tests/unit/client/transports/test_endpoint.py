@@ -53,7 +53,17 @@ class TestUrls:
             parse(url)
         assert "grpcs://HOST:PORT" in caught.value.hint
 
-    @pytest.mark.parametrize("url", ["http://host:port", "http://host:99999", "http://[::1", "http://host:-1"])
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://host:port",
+            "http://host:99999",
+            "http://[::1",
+            "http://host:-1",
+            "http://\u2028",
+            f"http://{'a' * 64}",
+        ],
+    )
     def test_what_is_no_url(self, url: str) -> None:
         with pytest.raises(InvalidInput, match="is not a URL"):
             parse(url)

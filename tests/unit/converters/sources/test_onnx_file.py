@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from odd_files import ODD
 from onnx import TensorProto, helper
 
 from graphkiln_backend.graph.dtypes import DType
@@ -90,3 +91,21 @@ class TestErrors:
         path.write_bytes(path.read_bytes()[:kept])
         with pytest.raises(ConversionError, match=r"m\.onnx cannot be loaded"):
             open_source(str(path), OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_files(tmp_path: Path, kind: str) -> None:
+    make, reason = ODD[kind]
+    make(tmp_path / "m.onnx")
+    with pytest.raises(ConversionError, match=f"{reason}|there is no file .*m\\.onnx"):
+        open_source(str(tmp_path / "m.onnx"), OPTIONS)
+
+
+def test_weights_outside_of_its_folder(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", ["n", 3])
+    model = onnx.load(path)
+    weights = model.graph.initializer.add(name="w", data_type=1, dims=[3], data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value="../../etc/passwd")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ConversionError, match=r"cannot be loaded: .*'\.\./\.\./etc/passwd', which leads out"):
+        open_source(str(path), OPTIONS)
