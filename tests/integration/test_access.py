@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -13,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import zoo
-from running import Server, Serving, run_command
+from running import Server, Serving, StartServer, run_command
 
 from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import Unauthorized
@@ -131,3 +134,30 @@ def test_other_machines_do_not_reach_it(explicit: Server) -> None:
     found = {each.laddr for each in triton.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
     assert {address.ip.removeprefix("::ffff:") for address in found} == {"127.0.0.1"}
     assert {address.port for address in found} == {explicit.http_port, explicit.grpc_port, explicit.metrics_port}
+
+
+class TestBombs:
+    def test_a_body_that_inflates_is_refused_and_the_others_are_served(
+        self, start_server: StartServer, repository: Path
+    ) -> None:
+        """3 MB of gzip that become 3 GB."""
+        flags = ("--server-memory", "1500M")
+        server = start_server("--model-store", repository / "model_repository", *flags)
+        server.wait_ready()
+        (triton,) = [each for each in psutil.Process(server.process.pid).children() if each.name() == "tritonserver"]
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        with closing(connection):
+            headers = {"Content-Encoding": "gzip", "Inference-Header-Content-Length": "0"}
+            connection.request("POST", "/v2/models/digits/infer", bomb(3 << 30), headers)
+            assert connection.getresponse().status == 500
+        assert triton.memory_info().rss < 1500 << 20
+        with Client(server.url) as client:
+            assert client.model("digits").classify(repository / "docs" / "digits" / "seven.png").top.label == "seven"
+        (again,) = [each for each in psutil.Process(server.process.pid).children() if each.name() == "tritonserver"]
+        assert again == triton, "it was not restarted"
+
+
+def bomb(size_bytes: int) -> bytes:
+    """That many zeros, compressed."""
+    packer, chunk = zlib.compressobj(9, zlib.DEFLATED, 31), bytes(16 << 20)
+    return b"".join(packer.compress(chunk) for _ in range(size_bytes // len(chunk))) + packer.flush()

@@ -22,6 +22,7 @@ from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.keepers import Admission, ManagedKeeper
 from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.memory_limit import default_limit
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
 from graphkiln_backend.server.rollout import Keeper, Rollout
@@ -58,6 +59,7 @@ class Launch:
         access: Which endpoints need a key.
         replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
         rollout: Looks after the models while the server runs.
+        memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
         managed: What is served; it outlives the server's restarts.
     """
 
@@ -70,6 +72,7 @@ class Launch:
     access: Access = field(default_factory=Access)
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
     rollout: Rollout = field(default_factory=Rollout)
+    memory_bytes: int = 0
     managed: ManagedStores = field(default_factory=ManagedStores)
 
     def prepare(self, folder: RunFolder) -> list[str]:
@@ -138,14 +141,19 @@ class Launch:
             env=self._environment(folder),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=self._bind,  # noqa: PLW1509 - two system calls, which take no lock
+            preexec_fn=partial(self._bind, self._memory_limit()),  # noqa: PLW1509 - system calls, which take no lock
         )
 
-    def _bind(self) -> None:
+    def _bind(self, memory_bytes: int) -> None:
         """In the child, before it becomes tritonserver."""
         _die_with_parent()
-        if self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists():
-            limit_memory()
+        if memory_bytes:
+            limit_memory(memory_bytes)
+
+    def _memory_limit(self) -> int:
+        """Bytes; 0 where the server itself may hold graphs or talk to a GPU, and the user has given no limit."""
+        is_bare = self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists()
+        return self.memory_bytes or (default_limit() if is_bare else 0)
 
     def _fill_mirror(
         self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str], mode: ControlMode

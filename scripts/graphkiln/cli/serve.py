@@ -71,6 +71,14 @@ def serve(
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="Who must have signed a client's certificate (mutual TLS).", metavar="FILE")
     ] = None,
+    server_memory: Annotated[
+        str,
+        typer.Option(
+            help="Most memory that tritonserver takes for what clients send; models are not counted.",
+            show_default="half of what is free",
+            metavar="SIZE",
+        ),
+    ] = "",
     replay_interval: Annotated[
         float,
         typer.Option(
@@ -135,6 +143,7 @@ def serve(
             replay_interval_s=replay_interval,
             replace_onnxruntime=replace_onnxruntime,
             access=access,
+            memory_bytes=parse_size(server_memory) if server_memory else 0,
         ),
         on_live=lambda states: _print_states(states, flags, secure=bool(tls)),
         limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),

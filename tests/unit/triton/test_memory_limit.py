@@ -21,7 +21,7 @@ def outcome(program: str) -> str:
 
 def test_more_than_half_of_the_memory_cannot_be_allocated() -> None:
     program = f"""
-limit_memory()
+limit_memory({HALF})
 try:
     bytearray({HALF} + (1 << 30))
 except MemoryError:
@@ -32,7 +32,7 @@ except MemoryError:
 
 def test_an_instance_lifts_the_limit() -> None:
     program = """
-limit_memory()
+limit_memory(1 << 30)
 lift_memory_limit()
 soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
 print(soft == hard)
@@ -44,7 +44,7 @@ print(soft == hard)
 def test_the_users_own_limit_wins(limit: int) -> None:
     program = f"""
 resource.setrlimit(resource.RLIMIT_DATA, ({limit}, {limit}))
-limit_memory()
+limit_memory({HALF})
 lift_memory_limit()
 print(resource.getrlimit(resource.RLIMIT_DATA) == ({limit}, {limit}))
 """
