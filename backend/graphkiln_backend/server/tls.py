@@ -146,7 +146,8 @@ def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
     moved = _moved_http(flags) if flags.listen_address("http") else {}
     own = () if "grpc-use-ssl" in flags.values or not flags.is_on("grpc") else tuple(files.grpc_arguments())
     arguments = (*flags.arguments, *(f"--{name}={value}" for name, value in moved.items()), *own)
-    return dataclasses.replace(flags, arguments=arguments, values={**flags.values, **moved})
+    secured = {"grpc-use-ssl": "true"} if own else {}  # the server's own requests then go over HTTP
+    return dataclasses.replace(flags, arguments=arguments, values={**flags.values, **moved, **secured})
 
 
 def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFlags) -> AbstractContextManager[object]:

@@ -32,7 +32,9 @@ class FakeSupervisor:
         self.found_key = ""
         self.code = 0
 
-    def __call__(self, launch: Launch, *, on_live: Callable[[list[ModelState]], None]) -> FakeSupervisor:
+    def __call__(
+        self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], **_: object
+    ) -> FakeSupervisor:
         self.launch, self._on_live = launch, on_live
         return self
 

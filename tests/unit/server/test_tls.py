@@ -186,6 +186,7 @@ class TestFlags:
     def test_grpc_gets_tritons_own_tls(self, files: TlsFiles, authority: trustme.CA, tmp_path: Path) -> None:
         inner = behind_tls(self.parse(), files)
         assert "--grpc-use-ssl=true" in inner.arguments
+        assert inner.values["grpc-use-ssl"] == "true"
         assert f"--grpc-server-key={files.key}" in inner.arguments
         assert not [each for each in inner.arguments if "mutual" in each]
         mutual = behind_tls(self.parse(), write(authority.issue_cert("x.org"), tmp_path, authority))
