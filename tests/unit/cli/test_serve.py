@@ -30,6 +30,7 @@ class FakeSupervisor:
         self.launch: Launch | None = None
         self.states: list[ModelState] = []
         self.found_key = ""
+        self.last_words = ""
         self.code = 0
 
     def __call__(
