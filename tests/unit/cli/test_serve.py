@@ -33,9 +33,7 @@ class FakeSupervisor:
         self.last_words = ""
         self.code = 0
 
-    def __call__(
-        self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], **_: object
-    ) -> FakeSupervisor:
+    def __call__(self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], **_: object) -> FakeSupervisor:
         self.launch, self._on_live = launch, on_live
         return self
 

@@ -10,6 +10,7 @@ import pytest
 from graphkiln_backend.server import memory_limit as module
 from graphkiln_backend.server.memory_limit import default_limit, free_memory
 
+
 def test_half_of_what_is_free() -> None:
     assert 2 << 30 <= default_limit() <= max(psutil.virtual_memory().total // 2, 2 << 30)
 
