@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -171,20 +171,27 @@ class OpenVinoSession(Closeable):
         del self._requests, self._compiled
 
 
-@cache
-def _core() -> openvino.Core:
-    """OpenVINO's core, one for the whole process.
+def _open_core() -> openvino.Core:
+    """A core whose CPU plugin is loaded, in a thread of its own.
 
-    Each core's CPU plugin replaces the signal stack of the thread that loads it, and puts the former one back when it
-    is unloaded (2026.4, on processors with AMX). Of two that end in another order than last in, first out, one puts
-    back what the other has freed: the next signal, such as Ctrl-C, then kills the process.
+    On processors with AMX the plugin replaces the signal stack of the thread that loads it, and puts the former one
+    back when it ends (2026.4). Of two that end in another order than last in, first out, one puts back what the other
+    has freed: the next signal, such as Ctrl-C, then kills the process. A thread that is over has no signals.
+    (One core for all sessions is no way out: there, `infer` crashed after other sessions had ended.)
     """
-    return openvino.Core()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_load_plugin).result()
+
+
+def _load_plugin() -> openvino.Core:
+    core = openvino.Core()
+    core.get_property(_DEVICE, "FULL_DEVICE_NAME")
+    return core
 
 
 def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        core = _core()
+        core = _open_core()
         return core.compile_model(core.read_model(str(graph_path)), _DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
@@ -192,7 +199,7 @@ def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
 
 def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        return _core().import_model(blob.read_bytes(), _DEVICE, _options(config))
+        return _open_core().import_model(blob.read_bytes(), _DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError, OSError) as error:
         raise LoweringError(f"OpenVINO cannot load {blob}, which it compiled itself", attempts=(str(error),)) from error
 
