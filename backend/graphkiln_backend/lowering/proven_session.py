@@ -19,7 +19,7 @@ from graphkiln_backend.lowering.acceptance import (
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
-from graphkiln_backend.lowering.replaying import GoldenReplay
+from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.warmup import warm_up
 
 
@@ -36,7 +36,7 @@ class ProvenSession:
         slower: One line per candidate that works and is not the fastest.
         warmup_s: Seconds that warming up took.
         notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
-        replay: Proves it again while it serves; None where the golden samples were not replayed.
+        replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be.
     """
 
     session: Session
@@ -47,7 +47,7 @@ class ProvenSession:
     slower: tuple[str, ...] = ()
     warmup_s: float = 0.0
     notes: tuple[str, ...] = ()
-    replay: GoldenReplay | None = None
+    replay: Replay | None = None
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
@@ -88,14 +88,16 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
     placement = read_placement(session, version.golden)
     notes = check_placement(config, placement, artifacts.saved)
     self_test, again = None, None
+    limits = limits_of(artifacts.saved, config)
     if version.golden and requirements.self_test:
-        limits = limits_of(artifacts.saved, config)
         self_test = replay(session, version.golden, limits, requirements.largest_batch, version.ranking)
-        again = GoldenReplay(session=session, golden=version.golden, limits=limits, ranking=version.ranking)
+        again = Replay.of_golden(session, version.golden, limits, version.ranking)
     elif version.golden:
         notes = (*notes, "self_test: off: the golden samples were not replayed")
     begun = time.monotonic()
     warmup_note = warm_up(session, requirements.batch_sizes, version.golden, already=self_test is not None)
+    if requirements.self_test and not version.golden:
+        again = Replay.recorded(session, limits)
     return ProvenSession(
         session=session,
         config=config,

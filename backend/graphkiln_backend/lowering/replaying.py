@@ -1,4 +1,4 @@
-"""Golden samples on a session that serves: one sample at a time, so that a request waits for one at most."""
+"""Samples on a session that serves: one at a time, so that a request waits for one at most."""
 
 from __future__ import annotations
 
@@ -8,67 +8,122 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphkiln_backend.engines.base import PLAIN_RUNS, Session
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.output_subsets import SubsetSession
+from graphkiln_backend.lowering.warmup import synthetic_feeds
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import Limits
 
-Outputs = Mapping[str, AnyArray]
+Arrays = Mapping[str, AnyArray]
+
+_RECORDED_RUNS = 3
+"""A session that computes the same bits so often computes them the next time, too, or something is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GoldenReplay:
+class Replay:
     """What is needed to prove a session again while it serves, by the policy that it was proven by before.
 
     Attributes:
         session: The session. Not thread-safe: whoever runs a sample sees to it that nothing else runs.
-        golden: Samples, and the outputs of the saved graph for them.
+        samples: The feeds of each sample.
+        reference: The right outputs of all samples, joined in order.
         limits: How far the outputs may be apart.
         ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
     """
 
     session: Session
-    golden: GoldenSamples
+    samples: tuple[Arrays, ...]
+    reference: Arrays
     limits: Limits
     ranking: Ranking | None = None
 
-    @property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return len(next(iter(self.golden.inputs.values())))
+    @classmethod
+    def of_golden(
+        cls, session: Session, golden: GoldenSamples, limits: Limits, ranking: Ranking | None = None
+    ) -> Replay:
+        """Of a version's golden samples.
+
+        Args:
+            session: The session.
+            golden: Samples, and the outputs of the saved graph for them.
+            limits: How far the outputs may be apart.
+            ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+        """
+        count = len(next(iter(golden.inputs.values())))
+        samples = tuple({name: array[i : i + 1] for name, array in golden.inputs.items()} for i in range(count))
+        return cls(session=session, samples=samples, reference=golden.graph_outputs, limits=limits, ranking=ranking)
+
+    @classmethod
+    def recorded(cls, session: Session, limits: Limits) -> Replay | None:
+        """Of a version without golden samples: what the session computes now for a sample of noise.
+
+        Whether that is right nobody knows, but later it must be the same. None where the graph does not run on noise,
+        or does not compute the same twice: a fault must never be seen where there is none.
+
+        Args:
+            session: The session, proven and warm.
+            limits: How far the outputs may be apart.
+        """
+        feeds = _noise(session.signature)
+        try:
+            first, *others = (session.run(feeds) for _ in range(_RECORDED_RUNS))
+            replay = cls(session=session, samples=(feeds,), reference=first, limits=limits)
+            replay.judge([first])
+        except (GraphkilnError, TypeError, ValueError):
+            return None
+        same = all(_same_bits(first[name], other[name]) for other in others for name in first)
+        return replay if same else None
 
     @property
     def output_subsets(self) -> tuple[tuple[str, ...], ...]:
         """The outputs of each graph that serves: of the whole one, and of the parts that were requested."""
-        whole = tuple(self.golden.graph_outputs)
+        whole = tuple(self.reference)
         parts = self.session.parts if isinstance(self.session, SubsetSession) else ()
         return (whole, *parts)
 
-    def run(self, sample: int, outputs: Sequence[str]) -> Outputs:
+    def run(self, sample: int, outputs: Sequence[str]) -> Arrays:
         """Computes some outputs of one sample.
 
         Raises:
             GraphkilnError: The engine fails.
         """
-        feeds = {name: array[sample : sample + 1] for name, array in self.golden.inputs.items()}
         token = PLAIN_RUNS.set(True)
         try:
-            return self.session.run(feeds, outputs)
+            return self.session.run(self.samples[sample], outputs)
         finally:
             PLAIN_RUNS.reset(token)
 
-    def judge(self, computed: Sequence[Outputs]) -> Verification:
+    def judge(self, computed: Sequence[Arrays]) -> Verification:
         """Holds the outputs of all samples to the policy.
 
         Args:
             computed: What `run` returned for each sample in order, for the same outputs.
 
         Raises:
-            VerificationError: They are not those of the saved graph; the report has the numbers.
+            VerificationError: They are not the right ones; the report has the numbers.
         """
-        alone = {name: np.concatenate([outputs[name] for outputs in computed]) for name in computed[0]}
-        reference = self.golden.only(alone).graph_outputs
-        return prove(reference, alone, self.limits, batch_sizes=(1,), ranking=self.ranking)
+        joined = {name: np.concatenate([outputs[name] for outputs in computed]) for name in computed[0]}
+        reference = {name: array for name, array in self.reference.items() if name in joined}
+        return prove(reference, joined, self.limits, batch_sizes=(1,), ranking=self.ranking)
+
+
+def _noise(signature: Signature) -> dict[str, AnyArray]:
+    """One sample: numbers between 0 and 1 for floating-point inputs, zeros and empty texts for the others."""
+    generator = np.random.default_rng(0)
+    floats = {spec.name: spec.dtype for spec in signature.inputs if spec.dtype.is_float}
+    return {
+        name: generator.random(array.shape).astype(floats[name].numpy) if name in floats else array
+        for name, array in synthetic_feeds(signature).items()
+    }
+
+
+def _same_bits(first: AnyArray, second: AnyArray) -> bool:
+    if first.dtype == DType.BYTES.numpy:
+        return bool(np.array_equal(first, second))
+    return first.shape == second.shape and first.tobytes() == second.tobytes()

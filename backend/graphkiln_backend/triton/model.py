@@ -29,7 +29,7 @@ from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.replaying import GoldenReplay
+from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.repository.config import complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
@@ -137,7 +137,7 @@ class TritonPythonModel:
         self._session.close()
         self._cache.close()
 
-    def _start_replayer(self, replay: GoldenReplay | None, executor: Executor, instance: str) -> Replayer | None:
+    def _start_replayer(self, replay: Replay | None, executor: Executor, instance: str) -> Replayer | None:
         if replay is None:
             return None
         return Replayer(
@@ -155,7 +155,10 @@ class TritonPythonModel:
         self._executor = Refusal(fault)
         _log.error("golden samples: this instance refuses all requests, because it computes wrongly: %s", fault)
         if self._status:
-            self._status.report_fault(fault)
+            try:
+                self._status.report_fault(fault)
+            except OSError:  # a full disk: an instance that is gone is noticed as well
+                os._exit(1)
 
 
 def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:

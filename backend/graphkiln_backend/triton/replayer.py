@@ -19,7 +19,7 @@ from typing import Protocol
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.lowering.replaying import GoldenReplay, Outputs
+from graphkiln_backend.lowering.replaying import Arrays, Replay
 from graphkiln_backend.triton.executor import Executor
 
 _log = logging.getLogger("graphkiln.triton")
@@ -58,7 +58,7 @@ class Replayer(Closeable):
 
     def __init__(
         self,
-        replay: GoldenReplay,
+        replay: Replay,
         executor: Executor,
         *,
         lock: AbstractContextManager[object],
@@ -114,7 +114,7 @@ class Replayer(Closeable):
         """Replays everything once; returns what is wrong for good, or nothing."""
         try:
             for outputs in self._replay.output_subsets:
-                computed = [self._run_sample(sample, outputs) for sample in range(self._replay.samples)]
+                computed = [self._run_sample(sample, outputs) for sample in range(len(self._replay.samples))]
                 self._replay.judge(computed)
         except _Closed:
             return ""
@@ -134,7 +134,7 @@ class Replayer(Closeable):
         self._record.count_replay(passed=False)
         return ""
 
-    def _run_sample(self, sample: int, outputs: tuple[str, ...]) -> Outputs:
+    def _run_sample(self, sample: int, outputs: tuple[str, ...]) -> Arrays:
         """Runs a sample alone, then leaves the session to requests for as long as that took."""
         if self._closing.is_set():
             raise _Closed

@@ -258,7 +258,7 @@ class TestBuilding:
         engine = add_engine("engine")
         proven = build(engine, bare, batch_sizes=(1, 2))
         assert (proven.self_test, proven.notes) == (None, ())
-        assert engine.sessions[0].batches == [1, 1, 2, 2]
+        assert engine.sessions[0].batches == [1, 1, 2, 2, 1, 1, 1]  # the last ones are kept for replays
 
     def test_zeros_that_fail_are_noted(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         proven = build(add_engine("engine", run_error=ExecutionError("no such index")), bare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,12 +11,12 @@ import pytest
 
 from graphkiln_backend.engines.base import PLAIN_RUNS
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.graph.errors import ExecutionError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.output_subsets import SubsetSession
-from graphkiln_backend.lowering.replaying import GoldenReplay
+from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import REPLAY
 
 X = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
@@ -43,14 +43,14 @@ class Session:
         pass
 
 
-def replay(session: object) -> GoldenReplay:
-    return GoldenReplay(session=session, golden=GOLDEN, limits=REPLAY[Precision.FP32])  # type: ignore[arg-type]
+def replay(session: object) -> Replay:
+    return Replay.of_golden(session, GOLDEN, REPLAY[Precision.FP32])  # type: ignore[arg-type]
 
 
-def verdict(golden: GoldenReplay, outputs: tuple[str, ...]) -> str:
+def verdict(golden: Replay, outputs: tuple[str, ...]) -> str:
     """In a thread of its own, where what a runtime keeps by thread is left alone."""
     with ThreadPoolExecutor(1, initializer=lambda: setattr(threading.current_thread(), "name", "replay")) as pool:
-        computed = [pool.submit(golden.run, sample, outputs).result() for sample in range(golden.samples)]
+        computed = [pool.submit(golden.run, sample, outputs).result() for sample in range(len(golden.samples))]
     return golden.judge(computed).verdict
 
 
@@ -83,3 +83,59 @@ def test_a_part_that_the_whole_graph_serves_is_replayed_once() -> None:
         session.run({"x": X[:1]}, ("z",))
         session.settle()
         assert replay(session).output_subsets == (("y", "z"),)
+
+
+class Recorded:
+    """Computes what it is told to, and counts."""
+
+    def __init__(self, compute: Callable[[int, np.ndarray], np.ndarray], dtype: DType = DType.FP32) -> None:
+        spec = TensorSpec(name="x", dtype=dtype, shape=("batch", 3))
+        self.signature = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=dtype, shape=("batch", 3)),))
+        self._compute = compute
+        self.runs = 0
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        assert outputs in {None, ("y",)}
+        self.runs += 1
+        return {"y": self._compute(self.runs, feeds["x"])}
+
+
+def record(session: object) -> Replay | None:
+    return Replay.recorded(session, REPLAY[Precision.FP32])  # type: ignore[arg-type]
+
+
+class TestRecorded:
+    def test_what_is_computed_now_must_be_computed_later(self) -> None:
+        session = Recorded(lambda run, x: x * (2 if run < 5 else 2.01))
+        recorded = record(session)
+        assert recorded is not None
+        assert recorded.output_subsets == (("y",),)
+        assert recorded.judge([recorded.run(0, ("y",))])
+        with pytest.raises(VerificationError):
+            recorded.judge([recorded.run(0, ("y",))])
+
+    def test_the_sample_is_noise_and_always_the_same(self) -> None:
+        seen: list[np.ndarray] = []
+        for _ in range(2):
+            assert record(Recorded(lambda _, x: (seen.append(x), x)[1]))
+        assert len({x.tobytes() for x in seen}) == 1
+        assert len(np.unique(seen[0])) == 3
+
+    def test_whole_numbers_are_zeros(self) -> None:
+        seen: list[np.ndarray] = []
+        session = Recorded(lambda _, x: (seen.append(x), x + 1)[1], DType.INT64)
+        assert record(session) is not None
+        assert not seen[0].any()
+
+    @pytest.mark.parametrize("last", [2, 3])
+    def test_a_graph_that_computes_otherwise_each_time_is_not_replayed(self, last: int) -> None:
+        assert record(Recorded(lambda run, x: x * np.float32(1 + 1e-6 * (run == last)))) is None
+
+    def test_a_graph_that_does_not_run_on_noise_is_not_replayed(self) -> None:
+        def fail(_: int, __: np.ndarray) -> np.ndarray:
+            raise ExecutionError("out of range")
+
+        assert record(Recorded(fail)) is None
+
+    def test_outputs_without_a_row_are_not_replayed(self) -> None:
+        assert record(Recorded(lambda _, x: x.sum())) is None

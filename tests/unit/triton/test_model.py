@@ -25,7 +25,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.replaying import GoldenReplay
+from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.repository.version import ModelVersion
@@ -100,7 +100,7 @@ class FakeDeployment:
             fallbacks=("openvino failed",),
             warmup_s=0.25,
             notes=("warming up stopped early",),
-            replay=GoldenReplay(session=self.session, golden=GOLDEN, limits=REPLAY[Precision.FP32]),
+            replay=Replay.of_golden(self.session, GOLDEN, REPLAY[Precision.FP32]),
         )
 
 
@@ -369,6 +369,18 @@ class TestReplay:
         wait_for(lambda: bool(read_faults(tmp_path / "instances")))
         (fault,) = read_faults(tmp_path / "instances").values()
         assert "the device is lost" in fault
+
+    def test_a_fault_that_cannot_be_told_ends_the_instance(
+        self, model: TritonPythonModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise OSError("no space left on device")
+
+        codes: list[int] = []
+        monkeypatch.setattr(module.StatusFile, "report_fault", fail)
+        monkeypatch.setattr(module.os, "_exit", codes.append)
+        model._refuse("the outputs changed")
+        assert codes == [1]
 
     def test_without_a_supervisor_requests_are_refused_too(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch

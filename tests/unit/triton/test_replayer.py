@@ -17,7 +17,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.replaying import GoldenReplay
+from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.triton import replayer as module
 from graphkiln_backend.triton.executor import Executor
@@ -79,7 +79,7 @@ class Instance:
         self.record = Record()
         self.faults: list[str] = []
         self.replayer = Replayer(
-            GoldenReplay(session=self.session, golden=GOLDEN, limits=LIMITS),
+            Replay.of_golden(self.session, GOLDEN, LIMITS),
             self.executor,
             lock=self.lock,
             interval_s=interval_s,
