@@ -89,5 +89,8 @@ def test_weights_that_change_in_memory_are_found(start_server: StartServer, repo
         (stub,) = stubs(server)
         assert damage(stub, weights(store))
         server.wait_until(lambda: ask(client) == "refused", timeout_s=60)
-        server.wait_until(lambda: "this instance refuses all requests, because it computes wrongly" in server.log)
+        server.wait_until(lambda: "an instance of digits version 1 serves no more" in server.log)
+        server.wait_until(lambda: ask(client) == expected)  # started again, with weights from the disk
+        restarts = 'graphkiln_restarts_total{cause="wrong_outputs"}'
+        server.wait_until(lambda: server.metrics().get(restarts) == 1)
     assert "OUTPUT_0: relative L2" in server.log

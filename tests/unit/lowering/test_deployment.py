@@ -80,6 +80,7 @@ class TestReading:
     def test_the_precision_of_a_bare_graph_is_that_of_its_weights(self, folder: Path) -> None:
         assert Deployment.read(folder, ONE, cpu()).saved is Precision.FP32
         (folder / "manifest.json").unlink()
+        (folder / "golden.npz").unlink()
         half = zoo.model(
             [zoo.helper.make_node("Mul", ["x", "w"], ["y"])],
             [zoo.value("x", ("batch", 3), zoo.TensorProto.FLOAT16)],
@@ -91,6 +92,7 @@ class TestReading:
 
     def test_the_plan_knows_the_precision_that_was_saved(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
+        (folder / "golden.npz").unlink()
         graph = zoo.identity(("batch", 3), zoo.TensorProto.BFLOAT16)
         graph.graph.initializer.append(zoo.helper.make_tensor("w", zoo.TensorProto.BFLOAT16, [3], [0.0, 1.0, 2.0]))
         (folder / "model.onnx").write_bytes(graph.SerializeToString())
