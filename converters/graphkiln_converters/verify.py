@@ -20,7 +20,9 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, REPLAY, Limits
-from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.repository.config import complete, read_config
+from graphkiln_backend.repository.publication import check_published, publish
+from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
 from graphkiln_converters.proving import run_in_batches
 from graphkiln_converters.samples import read_samples
 from graphkiln_converters.sources.base import InputSpec
@@ -44,6 +46,25 @@ class Verified:
     placement: Placement | None
 
 
+def check_publication(version: ModelVersion) -> None:
+    """Checks that a version in a model's folder can be served beside what else is there, and be told of as it is.
+
+    Args:
+        version: The version; one outside of a model's folder is served by nobody.
+
+    Raises:
+        RepositoryError: The model's config.pbtxt contradicts it, or other versions say what this one leaves open.
+    """
+    folder = version.graph_path.parent
+    if version.manifest is None or not folder.name.isdecimal():
+        return
+    config = read_config(folder.parent / CONFIG_FILE)
+    config.name = config.name or folder.parent.name
+    complete(config, version.manifest.signature, labels_file=None)
+    publish(config, folder.parent, [int(folder.name)])
+    check_published(config, folder.parent, int(folder.name), version)
+
+
 def verify(
     version: ModelVersion, *, engine: str, precision: Precision | None, samples: Path | None, threads: int
 ) -> Verified:
@@ -61,11 +82,13 @@ def verify(
 
     Raises:
         VerificationError: The outputs changed, or there is nothing to compare with.
+        RepositoryError: It could not be served: its model's config.pbtxt contradicts it.
         EngineUnavailable: The engine is not installed or cannot run here.
         ConversionError: The samples cannot be read.
     """
     row = precision or _saved_precision(version)
     title = f"{row} on {engine}"
+    check_publication(version)
     config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
     verdicts, placement = list[Verification](), None
     with _usable(engine).build(version.graph_path, config) as session:

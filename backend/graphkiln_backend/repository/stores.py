@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from graphkiln_backend.graph.model_name import fault_in_served_name
+
+_log = logging.getLogger("graphkiln.repository")
 
 _DEEPEST = 16
 _ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
@@ -43,6 +49,8 @@ class StoredModel:
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """Every model of some stores, by name; hidden folders are passed over, as Triton does.
 
+    So are, with an error in the log, folders whose names Triton cannot take: not even a placeholder may have one.
+
     Args:
         stores: The stores; a model that lies in two of them has a problem.
 
@@ -51,10 +59,22 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """
     found: dict[str, StoredModel] = {}
     for store in stores:
-        for folder in sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        for folder in sorted(filter(_is_model, store.iterdir())):
             first = found.get(folder.name)
             found[folder.name] = _twice(first, folder) if first else _scan_model(folder)
     return found
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".") and _can_be_served(path)
+
+
+@cache  # said once, however often the stores are looked at
+def _can_be_served(folder: Path) -> bool:
+    fault = fault_in_served_name(folder.name)
+    if fault:
+        _log.error("a folder of %s is not served: %s: rename it", folder.parent, fault)
+    return not fault
 
 
 def _twice(first: StoredModel, second: Path) -> StoredModel:

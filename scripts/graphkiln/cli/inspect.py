@@ -75,9 +75,17 @@ def _show(version: ModelVersion, found: Census) -> None:
     if manifest:
         table.add_row("source", escape(manifest.provenance.source))
         table.add_row("preprocess", escape(manifest.preprocess.to_json()) if manifest.preprocess else "-")
+        table.add_row("labels", _labels(version))
         table.add_row("verdicts", escape("\n".join(item.verdict for item in manifest.verification)))
         for note in manifest.conversion.notes if manifest.conversion else ():
             table.add_row("note", escape(note))
     else:
         table.add_row("verdicts", "none: this graph came without a manifest (graphkiln convert FILE.onnx proves one)")
     Console().print(table)
+
+
+def _labels(version: ModelVersion) -> str:
+    from rich.markup import escape
+
+    labels = version.contract.labels or (version.ranking.labels if version.ranking else ())
+    return escape(f"{len(labels)}: {labels[0]} ... {labels[-1]}") if labels else "-"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from graphs import graph
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
@@ -16,7 +17,8 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess
+from graphkiln_converters.opening import OpenModel
+from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess, with_fitting_labels
 from graphkiln_converters.recipe import Recipe
 
 PIXELS = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -113,3 +115,31 @@ def test_a_ranking_carries_the_labels_since_triton_would_attach_them_by_rank(tmp
 def test_the_largest_batch_is_the_recipes(tmp_path: Path) -> None:
     made = new_version(recipe(max_batch_size=7), model(), proven(tmp_path), command="", seconds=1)
     assert made.max_batch_size == 7
+
+
+class TestFittingLabels:
+    LABELS = ("a", "b", "c")
+
+    def fitted(self, text: str, labels: Path | None = None, **options: Any) -> tuple[str, ...]:
+        source: Any = SimpleNamespace()
+        model = OpenModel(source=source, inputs=(), preprocess=None, labels=self.LABELS)
+        return with_fitting_labels(model, recipe(labels=labels, **options), graph(text)).labels
+
+    @pytest.mark.parametrize("shape", ["batch,3", "batch,n", "batch,5,8,8"])
+    def test_one_for_each_class_or_classes_that_nobody_can_count(self, shape: str) -> None:
+        assert self.fitted(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}") == self.LABELS
+
+    def test_those_of_a_source_that_do_not_fit_are_left_out_and_told(self, logged: list[str]) -> None:
+        assert self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }") == ()
+        assert "3 labels for the 4 classes" in logged[0]
+
+    def test_those_of_the_user_must_fit(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"l\.txt has 3 labels for the 4 classes"):
+            self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }", tmp_path / "l.txt")
+
+    def test_of_the_output_that_is_kept(self) -> None:
+        text = (
+            "(float[batch,4] x, float[batch,3] z) => (float[batch,4] y, float[batch,3] w) { y = Relu(x) w = Relu(z) }"
+        )
+        assert self.fitted(text, outputs=["w"]) == self.LABELS
+        assert self.fitted(text, outputs=["y"]) == ()

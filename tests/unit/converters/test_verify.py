@@ -13,8 +13,9 @@ from graphs import draw, graph
 
 from graphkiln_backend.engines.base import Support
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, VerificationError
+from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, RepositoryError, VerificationError
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.version import ModelVersion, read_version
 from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.verify import Verified, verify
@@ -108,3 +109,18 @@ class TestEngines:
     def test_one_that_does_not_exist(self, version: ModelVersion) -> None:
         with pytest.raises(EngineUnavailable, match="did you mean 'onnxruntime'"):
             run(version, engine="onnxrutime")
+
+
+class TestPublication:
+    def test_a_configuration_of_other_sizes(self, version: ModelVersion) -> None:
+        config = version.graph_path.parent.parent / "config.pbtxt"
+        config.write_text(config.read_text().replace("dims: 3", "dims: 5"))
+        with pytest.raises(RepositoryError, match=r"dims .* of output 'y' do not fit the graph"):
+            run(version)
+
+    def test_what_another_version_had_written_into_the_configuration_is_overruled(self, version: ModelVersion) -> None:
+        config = version.graph_path.parent.parent / "config.pbtxt"
+        spec = Preprocess(resize=8).to_json().replace('"', '\\"')
+        with config.open("a") as file:
+            file.write(f'parameters {{ key: "preprocess" value {{ string_value: "{spec}" }} }}')
+        assert run(version).verdicts

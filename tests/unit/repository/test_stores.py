@@ -96,3 +96,12 @@ def test_a_model_without_versions_is_a_problem(store: Path) -> None:
 def test_a_store_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         scan_stores([tmp_path / "nowhere"])
+
+
+def test_a_folder_whose_name_a_shell_would_execute_is_left_out_and_said_once(store: Path, logged: list[str]) -> None:
+    for name in ("a;touch x", "$(touch x)", "my model", "a\nb"):
+        (store / name / "1").mkdir(parents=True)
+    for _ in range(2):
+        assert list(scan_stores([store])) == ["m"]
+    assert len(logged) == 4
+    assert all("rename it" in line and "\n" not in line for line in logged)
