@@ -70,23 +70,24 @@ class TestProof:
             graph_outputs={"OUTPUT_0": scores},
         )
         golden.write(version_folder / "golden.npz")
-        manifest = (version_folder / "manifest.json").read_text()
         assert version.manifest
         assert version.manifest.golden
-        (version_folder / "manifest.json").write_text(
-            manifest.replace(version.manifest.golden.sha256, sha256_of(version_folder / "golden.npz"))
-        )
+        recorded = replace(version.manifest.golden, sha256=sha256_of(version_folder / "golden.npz"))
+        replace(version.manifest, golden=recorded).write(version_folder / "manifest.json")
         with pytest.raises(LoweringError, match="the outputs changed"):
             lower_version(version_folder, self.PLAN, cache)
 
     def test_a_manifest_of_other_tensors_is_refused(self, version_folder: Path, cache: ArtifactCache) -> None:
-        manifest = version_folder / "manifest.json"
-        manifest.write_text(manifest.read_text().replace("OUTPUT_0", "SCORES"))
+        path = version_folder / "manifest.json"
+        manifest = Manifest.read(path)
+        outputs = tuple(replace(spec, name="SCORES") for spec in manifest.signature.outputs)
+        replace(manifest, signature=replace(manifest.signature, outputs=outputs)).write(path)
         with pytest.raises(LoweringError, match=r"the manifest's outputs are not the graph's"):
             lower_version(version_folder, self.PLAN, cache)
 
     def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path, cache: ArtifactCache) -> None:
         (version_folder / "manifest.json").unlink()
+        (version_folder / "golden.npz").unlink()
         lowered = lower_version(version_folder, self.PLAN, cache)
         with lowered.session:
             assert lowered.self_test is None
