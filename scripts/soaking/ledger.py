@@ -128,7 +128,7 @@ def judge(error: Exception) -> tuple[Verdict, str]:
 
 def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
     """Errors of tritonclient and http.client."""
-    status = getattr(error, "status", None)
+    status = getattr(error, "status", getattr(error, "code", None))  # of tritonclient, of grpc
     code = str(status() if callable(status) else "")
     if "DEADLINE_EXCEEDED" in code:
         return "lost", f"gRPC {code}"

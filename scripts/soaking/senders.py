@@ -18,6 +18,9 @@ from graphkiln_client import Client
 from soaking.ledger import DEADLINE_S, NoAnswer
 from soaking.models import Arrays, SoakModel
 
+_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+"""By itself, gRPC's library waits up to two minutes before it tries a server again that was away."""
+
 Answer = tuple[dict[str, AnyArray], int | None]
 """Outputs by name, and the version that computed them where the client tells it."""
 
@@ -71,7 +74,7 @@ class TritonGrpc(Sender):
     name = "tritonclient grpc"
 
     def __init__(self, port: int) -> None:
-        self._client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}")
+        self._client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=_RECONNECT)
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
         inputs = _triton_inputs(triton_grpc, model, feeds)

@@ -49,6 +49,17 @@ def test_a_deadline_of_grpc_is_a_lost_request() -> None:
     assert judge(Refused("StatusCode.UNAVAILABLE")) == ("refused", "gRPC UNAVAILABLE")
 
 
+class RefusedCall(Exception):
+    """As grpc's own."""
+
+    def code(self) -> str:
+        return "StatusCode.INVALID_ARGUMENT"
+
+
+def test_an_error_of_grpc_tells_its_code() -> None:
+    assert judge(RefusedCall()) == ("refused", "gRPC INVALID_ARGUMENT")
+
+
 def test_outcomes_are_counted_by_sender() -> None:
     ledger = Ledger()
     for error in (None, None, WrongAnswer("no"), ConnectionResetError()):
