@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from graphkiln_backend.graph.errors import MeasurementError
 from soaking.fault import Fault, Field, Over
 from soaking.readiness import Readiness, every_model_answers
 
@@ -114,10 +113,12 @@ class Injector:
         try:
             over = fault.inject(self.where)
             time.sleep(fault.hold_s)
-        except (MeasurementError, OSError, ValueError, IndexError) as error:
-            trouble = str(error)
-        finally:
+        except Exception as error:  # the soak goes on, and reports it
+            trouble = f"{type(error).__name__}: {error}"
+        try:
             fault.undo(self.where)
+        except OSError as error:
+            trouble = trouble or f"not taken back: {error}"
         return self._wait_recovered(begun, over), trouble
 
     def _wait_recovered(self, begun: float, over: Over | None) -> float | None:

@@ -7,9 +7,10 @@ import time
 
 import psutil
 
-from soaking.fault import Fault, Field, Over
+from soaking.fault import Fault, Field, Over, at_once
 
 _ABRUPT_S = 0.5
+_PAUSE_S = 8.0
 
 
 class SignalStub(Fault):
@@ -70,6 +71,21 @@ class Terminate(Fault):
         return lambda: bool(field.service.servers())
 
 
+class PauseSupervisor(Fault):
+    """The supervisor is stopped for some seconds, as when its machine swaps: what it supervises goes on."""
+
+    name = "supervisor stopped for 8 s"
+    heavy = False
+
+    def inject(self, field: Field) -> Over:
+        field.service.signal(signal.SIGSTOP)
+        try:
+            time.sleep(_PAUSE_S)
+        finally:
+            field.service.signal(signal.SIGCONT)
+        return at_once
+
+
 def is_gone(process: psutil.Process) -> bool:
     """Whether a process has ended, collected by its parent or not."""
     try:
@@ -89,4 +105,5 @@ def process_faults() -> list[Fault]:
         SignalServer(signal.SIGSTOP, "server_hung"),
         KillSupervisor(),
         Terminate(),
+        PauseSupervisor(),
     ]

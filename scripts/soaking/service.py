@@ -115,7 +115,7 @@ class Service:
             time.sleep(0.05)
         return time.monotonic() - begun
 
-    def ready_status(self, timeout_s: float = 2.0) -> int | None:
+    def ready_status(self, timeout_s: float = 5.0) -> int | None:
         """The HTTP status of readiness; None when nobody answers."""
         return self.status("/v2/health/ready", timeout_s)
 
