@@ -1,0 +1,151 @@
+"""Injecting faults into a service that does not exist, and measuring how it recovers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from soaking import injector as module
+from soaking.fault import Fault, Field, Over, at_once
+from soaking.injector import Injector
+from soaking.ledger import Ledger
+from soaking.traffic import Versions
+
+
+class Damage(Fault):
+    def __init__(self, name: str = "damage", inject: Callable[[Field], Over] = lambda _: at_once) -> None:
+        self.name = name
+        self._inject = inject
+        self.undone = 0
+
+    def inject(self, field: Field) -> Over:
+        return self._inject(field)
+
+    def undo(self, field: Field) -> None:  # noqa: ARG002 - the same for all
+        self.undone += 1
+
+
+class FakeService:
+    def __init__(self) -> None:
+        self.running = True
+        self.starts = 0
+        self.counts = {"server_died": 2}
+
+    def is_running(self) -> bool:
+        return self.running
+
+    def restarts(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    def end(self) -> None:
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+        self.starts += 1
+
+    def wait_ready(self) -> None:
+        assert self.running
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def make(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Injector]:
+    monkeypatch.setattr(module, "AFTERMATH_S", 0.0)
+    monkeypatch.setattr(module, "RECOVERY_LIMIT_S", 0.3)
+    monkeypatch.setattr(module, "_QUIET_S", (0.0, 0.0))
+    monkeypatch.setattr(module, "every_model_answers", lambda _: True)
+    anything: Any = service
+    where = Field(
+        service=anything,
+        folder=Path("/none"),
+        store=Path("/none"),
+        versions=Versions(),
+        ledger=Ledger(),
+        chance=random.Random(1),
+    )
+    watching: Any = SimpleNamespace(last_failure=lambda *_: None, statuses=lambda *_: {})
+    return lambda *faults: Injector(where=where, readiness=watching, faults=list(faults))
+
+
+def test_a_fault_that_nobody_notices_takes_no_time(make: Callable[..., Injector]) -> None:
+    fault = Damage()
+    injector = make(fault)
+    injector._inject(fault)
+    (injection,) = injector.injections
+    assert (injection.ready_again_s, injection.trouble, injection.restarts) == (0.0, "", {})
+    assert fault.undone == 1
+
+
+def test_restarts_are_those_that_the_metric_gained(make: Callable[..., Injector], service: FakeService) -> None:
+    def inject(_: Field) -> Over:
+        service.counts = {"server_died": 3, "instance_died": 1}
+        return at_once
+
+    fault = Damage(inject=inject)
+    injector = make(fault)
+    injector._inject(fault)
+    assert injector.injections[0].restarts == {"server_died": 1, "instance_died": 1}
+
+
+def test_the_time_runs_until_the_last_failure(make: Callable[..., Injector], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([False, False, True])
+    monkeypatch.setattr(module, "every_model_answers", lambda _: next(answers))
+    fault = Damage()
+    injector = make(fault)
+    injector._inject(fault)
+    ready_again_s = injector.injections[0].ready_again_s
+    assert ready_again_s is not None
+    assert ready_again_s >= 2 * module._POLL_S - 0.05
+
+
+def test_what_was_hit_must_be_gone_before_the_service_has_recovered(make: Callable[..., Injector]) -> None:
+    fault = Damage(inject=lambda _: lambda: False)
+    injector = make(fault)
+    injector._inject(fault)
+    assert injector.injections[0].ready_again_s is None
+
+
+def test_a_service_that_does_not_recover_is_started_again_and_reported(
+    make: Callable[..., Injector], service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "every_model_answers", lambda _: False)
+    fault = Damage()
+    injector = make(fault)
+    injector._inject(fault)
+    assert service.starts == 1
+    assert "start the service again" in injector.injections[0].trouble
+
+
+def test_a_fault_that_cannot_be_injected_is_reported_and_taken_back(make: Callable[..., Injector]) -> None:
+    def inject(_: Field) -> Over:
+        raise IndexError("no stub")
+
+    fault = Damage(inject=inject)
+    injector = make(fault)
+    injector._inject(fault)
+    assert injector.injections[0].trouble == "IndexError: no stub"
+    assert fault.undone == 1
+
+
+def test_each_kind_comes_once_before_one_comes_again(make: Callable[..., Injector]) -> None:
+    injector = make(*(Damage(name) for name in "abcde"))
+    for _ in range(2):
+        assert {injector._choose().name for _ in range(5)} == set("abcde")
+
+
+def test_it_runs_until_the_moment_that_it_is_told(make: Callable[..., Injector]) -> None:
+    injector = make(Damage())
+    injector.run(time.monotonic() + 0.2)
+    assert injector.injections
+    assert len(injector.windows()) == len(injector.injections)
