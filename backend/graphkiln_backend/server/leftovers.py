@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from graphkiln_backend.server.owned_folder import PREFIX, locked_if_dead, owned_folders, remove_owned
-from graphkiln_backend.server.run_folder import remove_regions
+from graphkiln_backend.server.run_folder import OTHER_PARENTS, remove_regions
 from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 
@@ -46,7 +46,7 @@ def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
     """What dead runs of this user left; nothing is changed.
 
     Args:
-        parents: Where temporary folders are; None for where this process makes its own, and /tmp.
+        parents: Where temporary folders are; None for all where run folders are made.
     """
     return Leftovers(
         folders=[path for path in _folders(parents) if _is_dead(path)],
@@ -85,7 +85,7 @@ def _folders(parents: Iterable[Path] | None) -> list[Path]:
 
 
 def _default_parents() -> set[Path]:
-    places = {Path("/tmp")}  # noqa: S108 - where run folders are made when TMPDIR has a space in it
+    places = set(OTHER_PARENTS)
     with suppress(OSError):
         places.add(Path(tempfile.gettempdir()))
     return places

@@ -20,6 +20,7 @@ may share /dev/shm and have a /tmp each.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -35,11 +36,16 @@ from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.owned_folder import OwnedFolder, create_locked
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 
+_log = logging.getLogger("graphkiln.server")
+
 BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 """All names that graphkiln's backend can have in a configuration."""
 _MODEL_FILE = (
     '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln_backend.triton.model import TritonPythonModel\n'
 )
+OTHER_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where TMPDIR cannot be used, or is full
+_ROOM_BYTES = 16 << 20
+"""What a run needs for Triton's Python backend (3 MB), and something more."""
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
@@ -152,7 +158,7 @@ class RunFolder(Closeable):
 
 
 def temporary_parent() -> Path:
-    """The folder that run folders are made in.
+    """The folder that run folders are made in: TMPDIR's, or the first other one where there is room.
 
     Raises:
         ServerSetupError: No folder for temporary files can be written, or programs cannot be started from it.
@@ -164,15 +170,35 @@ def temporary_parent() -> Path:
             f"cannot make a temporary folder: {error.strerror or error}",
             hint="set TMPDIR to a folder that can be written; in a container: docker run --tmpfs /tmp:exec",
         ) from error
-    if not _SAFE_PATH.fullmatch(parent):
-        parent = "/tmp"  # noqa: S108 - where no other can be used
-    with suppress(OSError):  # a folder that is missing is named when a folder is made in it
-        if os.statvfs(parent).f_flag & os.ST_NOEXEC:
-            raise ServerSetupError(
-                f"{parent} is mounted noexec: Triton's Python backend is started from there",
-                hint="set TMPDIR to a folder on another file system; in a container: docker run --tmpfs /tmp:exec",
-            )
-    return Path(parent)
+    places = [Path(parent), *OTHER_PARENTS]
+    refused = {place: reason for place in places if (reason := _find_unfit(place))}
+    usable = [place for place in places if place not in refused]
+    if not usable:
+        raise ServerSetupError(
+            refused[places[0]],
+            hint="set TMPDIR to a folder that can be written; in a container: docker run --tmpfs /tmp:exec",
+        )
+    chosen = next((place for place in usable if _free_bytes(place) >= _ROOM_BYTES), usable[0])
+    if chosen != places[0]:
+        reason = refused.get(places[0], f"{places[0]} is full")
+        _log.warning("%s: %s is used for temporary files", reason, chosen)
+    return chosen
+
+
+def _find_unfit(place: Path) -> str:
+    """Why no run folder can be made in a folder, or empty."""
+    if not _SAFE_PATH.fullmatch(str(place)):
+        return f"{place} has letters in its path that Triton cannot take"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"cannot make a temporary folder: {place} {'cannot be written' if place.exists() else 'is missing'}"
+    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+        return f"{place} is mounted noexec: Triton's Python backend is started from there"
+    return ""
+
+
+def _free_bytes(place: Path) -> int:
+    stats = os.statvfs(place)
+    return stats.f_bavail * stats.f_frsize
 
 
 def remove_regions(run: str) -> None:

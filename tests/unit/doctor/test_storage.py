@@ -16,7 +16,7 @@ from graphkiln.doctor.storage import (
     find_shared_memory,
     find_temporary,
 )
-from graphkiln_backend.server import leftovers
+from graphkiln_backend.server import leftovers, run_folder
 from graphkiln_backend.server.owned_folder import OwnedFolder
 
 MB = 1 << 20
@@ -31,6 +31,7 @@ def test_this_machine_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_temporary_folder_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(run_folder, "OTHER_PARENTS", ())
     found = next(iter(check_temporary_folder(Request())))
     assert found.level is Level.ERROR
     assert "TMPDIR" in found.hint

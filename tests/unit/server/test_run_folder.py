@@ -16,7 +16,7 @@ import pytest
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import run_folder as module
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.run_folder import BACKEND_NAMES, RunFolder, backend_names
+from graphkiln_backend.server.run_folder import BACKEND_NAMES, RunFolder, backend_names, temporary_parent
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 
 
@@ -113,9 +113,10 @@ def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(ServerSetupError, match="cannot make a temporary folder") as raised:
+    monkeypatch.setattr(module, "OTHER_PARENTS", ())
+    with pytest.raises(ServerSetupError, match=r"cannot make a temporary folder: .*gone is missing") as raised:
         RunFolder()
-    assert raised.value.hint == "set TMPDIR to a folder that can be written"
+    assert raised.value.hint.startswith("set TMPDIR to a folder that can be written")
 
 
 def test_where_nothing_can_be_written_that_is_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +135,54 @@ def test_a_folder_that_no_program_can_be_started_from_is_named(monkeypatch: pyte
         f_flag = os.ST_NOEXEC
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "OTHER_PARENTS", ())
     monkeypatch.setattr(os, "statvfs", lambda _: NoExec)
     with pytest.raises(ServerSetupError, match=f"{tmp_path} is mounted noexec"):
         RunFolder()
+
+
+class TestPlaces:
+    """Where TMPDIR is full or cannot be used, the next folder is, and that is said."""
+
+    @pytest.fixture
+    def places(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        places = [tmp_path / name for name in ("first", "second", "third")]
+        for place in places:
+            place.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(places[0]))
+        monkeypatch.setattr(module, "OTHER_PARENTS", tuple(places[1:]))
+        return places
+
+    def test_the_first_is_used(self, places: list[Path], logged: list[str]) -> None:
+        assert temporary_parent() == places[0]
+        assert logged == []
+
+    def test_one_that_is_full_gives_way(
+        self, places: list[Path], monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        monkeypatch.setattr(module, "_free_bytes", lambda place: 10 << 30 if place == places[2] else 0)
+        assert temporary_parent() == places[2]
+        assert logged == [f"{places[0]} is full: {places[2]} is used for temporary files"]
+
+    def test_where_all_are_full_the_first_is_tried(self, places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_free_bytes", lambda _: 0)
+        assert temporary_parent() == places[0]
+
+    def test_one_that_is_gone_gives_way(self, places: list[Path], logged: list[str]) -> None:
+        places[0].rmdir()
+        with RunFolder() as folder:
+            assert folder.path.parent == places[1]
+        assert "first is missing" in logged[0]
+
+    def test_so_does_one_that_no_program_can_be_started_from(
+        self, places: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class NoExec:
+            f_flag, f_bavail, f_frsize = os.ST_NOEXEC, 1 << 30, 1
+
+        statvfs = os.statvfs
+        monkeypatch.setattr(os, "statvfs", lambda place: NoExec if place == places[0] else statvfs(place))
+        assert temporary_parent() == places[1]
 
 
 def test_a_full_temporary_folder_is_one_line_with_the_fix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from graphkiln_backend.engines.onnxruntime.session import (
 from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
+
+_log = logging.getLogger("graphkiln.engines")
 
 _COMPILED = "optimised.onnx"
 """Spelled as in the entries of caches that exist."""
@@ -58,14 +61,8 @@ class OnnxRuntimeEngine:
         """
         source = compiled / _COMPILED if compiled else graph_path
         if config.shared_folder and not config.device.is_gpu:
-            return _build_shared(source, config, config.shared_folder)
-        return OnnxRuntimeSession(
-            source,
-            session_options(config),
-            [select_provider(config)],
-            arena_shrinkage=config.tuning.arena_shrinkage,
-            cuda_graphs=config.device.is_gpu and config.options.get("enable_cuda_graph") == "1",
-        )
+            return _build_shared_if_possible(source, config, config.shared_folder)
+        return _build_alone(source, config)
 
     def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
         """Loads a graph as the reference of the numeric policy: CPU, every graph optimization off.
@@ -78,11 +75,33 @@ class OnnxRuntimeEngine:
         return OnnxRuntimeSession(graph_path, options, [(CPU, {})])
 
 
+def _build_alone(graph_path: Path, config: SessionConfig) -> OnnxRuntimeSession:
+    return OnnxRuntimeSession(
+        graph_path,
+        session_options(config),
+        [select_provider(config)],
+        arena_shrinkage=config.tuning.arena_shrinkage,
+        cuda_graphs=config.device.is_gpu and config.options.get("enable_cuda_graph") == "1",
+    )
+
+
+def _build_shared_if_possible(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
+    """A full disk is no reason not to serve: an instance that cannot share its weights has its own."""
+    try:
+        return _build_shared(graph_path, config, folder)
+    except (OSError, LoweringError) as error:  # ONNX Runtime says in its own words that it cannot write
+        reason = error
+    session = _build_alone(graph_path, config)
+    _log.warning("the instances of %s do not share its weights, which takes more memory: %s", graph_path, reason)
+    return session
+
+
 def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
     """Loads the copy of a graph that all instances share, and writes it first where it is missing.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph, or the copy cannot be written.
+        OSError: The folder cannot be written.
     """
 
     def save(target: Path) -> None:
@@ -90,14 +109,7 @@ def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> Onnx
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
         save_optimized(graph_path, options, target)
 
-    try:
-        shared = SharedWeights(folder, graph_path, f"{onnxruntime.__version__}|{config.tuning}", save)
-    except OSError as error:
-        raise LoweringError(
-            f"cannot share the weights of {graph_path} between instances",
-            attempts=(str(error),),
-            hint="make room in the temporary folder (TMPDIR), or serve one instance",
-        ) from error
+    shared = SharedWeights(folder, graph_path, f"{onnxruntime.__version__}|{config.tuning}", save)
     options = session_options(config)
     disable_optimizations(options)  # the shared copy is optimized already
     shrinkage = config.tuning.arena_shrinkage

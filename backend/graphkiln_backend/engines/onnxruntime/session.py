@@ -26,6 +26,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
 _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -111,7 +112,24 @@ class OnnxRuntimeSession(Closeable):
         In a session of its own, which lives as long as that: one that was ever profiled loses 40 bytes at each later
         run (seen with ONNX Runtime 1.31).
         """
-        with tempfile.TemporaryDirectory(prefix="graphkiln-profile-") as folder:
+        try:
+            events = self._profile(feeds, None)
+        except (OSError, ValueError):  # a full disk cuts the profile off, and nothing says so
+            events = self._profile_in_memory(feeds)
+        return summarize_profile(events, self._providers[0][0], self._fused_products)
+
+    def _profile_in_memory(self, feeds: Mapping[str, AnyArray]) -> Any:
+        try:
+            return self._profile(feeds, _SHARED_MEMORY)
+        except (OSError, ValueError) as error:
+            raise LoweringError(
+                f"cannot write a profile of {self._graph_path}, which shows what really runs",
+                attempts=(str(error),),
+                hint="make room in the temporary folder (TMPDIR)",
+            ) from error
+
+    def _profile(self, feeds: Mapping[str, AnyArray], place: Path | None) -> Any:
+        with tempfile.TemporaryDirectory(prefix="graphkiln-profile-", dir=place) as folder:
             self._options.enable_profiling = True
             self._options.profile_file_prefix = str(Path(folder) / "profile")
             session = onnxruntime.InferenceSession(str(self._graph_path), self._options, providers=self._providers)
@@ -119,8 +137,7 @@ class OnnxRuntimeSession(Closeable):
                 self._run(session, feeds)
             finally:
                 profile = Path(session.end_profiling())
-            events = json.loads(profile.read_bytes())
-        return summarize_profile(events, self._providers[0][0], self._fused_products)
+            return json.loads(profile.read_bytes())
 
     def close(self) -> None:
         """Drops the runtime's session."""

@@ -40,9 +40,13 @@ class SharedWeights(Closeable):
             if not self._target.exists():
                 partial = self._target.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it wrote
-                partial.mkdir()
-                save(partial / _GRAPH)
-                partial.rename(self._target)
+                try:
+                    partial.mkdir()
+                    save(partial / _GRAPH)
+                    partial.rename(self._target)
+                except BaseException:
+                    shutil.rmtree(partial, ignore_errors=True)  # it may be what fills the disk
+                    raise
             # A process that dies releases its lock: nobody need count users.
             self._use = (self._target / _GRAPH).open("rb")
             fcntl.flock(self._use, fcntl.LOCK_SH)

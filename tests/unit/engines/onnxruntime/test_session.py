@@ -169,6 +169,34 @@ class TestPlacement:
                 session.placement({"x": np.ones((1, 4), np.float32)})
         assert not list((tmp_path / "tmp").iterdir())
 
+    @pytest.mark.parametrize("fault", [OSError("full"), ValueError("cut off")])
+    def test_on_a_full_disk_it_is_read_from_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    ) -> None:
+        profile, places = OnnxRuntimeSession._profile, []
+
+        def fail_once(session: OnnxRuntimeSession, feeds: Any, place: Path | None) -> Any:
+            places.append(place)
+            if place is None:
+                raise fault
+            return profile(session, feeds, place)
+
+        with build(tmp_path, zoo.scale(("batch", 3))) as session:
+            usual = session.placement(self.FEEDS)
+            monkeypatch.setattr(OnnxRuntimeSession, "_profile", fail_once)
+            assert session.placement(self.FEEDS) == usual
+        assert places == [None, Path("/dev/shm")]
+
+    def test_where_no_profile_can_be_written_that_is_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ValueError("Unterminated string")
+
+        monkeypatch.setattr(OnnxRuntimeSession, "_profile", fail)
+        with build(tmp_path, zoo.scale(("batch", 3))) as session, pytest.raises(LoweringError, match="make room"):
+            session.placement(self.FEEDS)
+
     def test_the_session_itself_is_not_profiled(self, tmp_path: Path) -> None:
         with build(tmp_path, zoo.scale(("batch", 3))) as session:
             first = session.placement(self.FEEDS)

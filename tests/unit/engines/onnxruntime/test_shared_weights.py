@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -100,10 +101,23 @@ def test_a_copy_that_was_left_half_done_is_made_again(graph: Path, tmp_path: Pat
         assert copy.path.read_bytes() == b"whole"
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(graph: Path, tmp_path: Path) -> None:
+def test_where_the_copy_cannot_be_written_each_instance_has_its_own(
+    graph: Path, tmp_path: Path, logged: list[str]
+) -> None:
     config = dataclasses.replace(ALONE, shared_folder=tmp_path / "missing")
-    with pytest.raises(LoweringError, match="make room in the temporary folder"):
-        OnnxRuntimeEngine().build(graph, config)
+    with OnnxRuntimeEngine().build(graph, ALONE) as alone, OnnxRuntimeEngine().build(graph, config) as session:
+        assert session.signature == alone.signature
+    assert logged[0].startswith(f"the instances of {graph} do not share its weights")
+
+
+def test_a_copy_that_cannot_be_finished_takes_no_room(graph: Path, tmp_path: Path) -> None:
+    def fill(path: Path) -> None:
+        path.write_bytes(bytes(1000))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        SharedWeights(tmp_path, graph, "", fill)
+    assert [path for path in tmp_path.glob("*") if path.suffix == ".partial"] == []
 
 
 def write(path: Path) -> None:
