@@ -9,7 +9,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `backends/oneflow/`: the same, for repositories of oneflow-serving
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
 - `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln_backend.repository.overlay)
-- `instances/`: status files (graphkiln_backend.triton.instance_status)
+- `instances/`: a link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 
@@ -79,12 +79,19 @@ class RunFolder(Closeable):
         self._resources.callback(self._remove_regions)
         try:
             with _explained_errors(self.path):
-                for folder in (self.shared, self.instances, self.temporary):
+                for folder in (self.shared, self.temporary):
                     folder.mkdir()
-            self._own_regions()
+                self._own_regions()
+                self._make_instances()
         except BaseException:
             self.close()
             raise
+
+    def _make_instances(self) -> None:
+        """Status files lie in memory: a disk that is full must not keep a model from being loaded."""
+        folder = SHARED_MEMORY / f"{self.shared_memory_prefix}instances"
+        folder.mkdir(mode=0o700)
+        self.instances.symlink_to(folder)
 
     def _own_regions(self) -> None:
         """Makes the file whose lock says that the run lives, among its regions."""
@@ -209,6 +216,9 @@ def remove_regions(run: str) -> None:
     """
     regions = set(SHARED_MEMORY.glob(f"{run}-*")) - {region_owner(run)}
     for region in (*sorted(regions), region_owner(run)):  # the owner last: what is interrupted still has one
+        if region.is_dir() and not region.is_symlink():
+            shutil.rmtree(region, ignore_errors=True)
+            continue
         with suppress(OSError):
             region.unlink(missing_ok=True)
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 
 import psutil
 
+from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.drain import Drain
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.server.launch import Launch
@@ -33,6 +34,8 @@ _log = logging.getLogger("graphkiln.server")
 _POLL_S = 0.02
 _WATCH_S = 0.5
 """How often the set of instances is read anew; the death of a known one is seen at once."""
+_RETRY_S = 2.0
+"""How often a start is tried again for which there was no room."""
 _SILENT_S = 10.0
 """A server that is asked whether it lives and does not respond for so long is restarted."""
 
@@ -76,10 +79,29 @@ class Supervisor:
         """
         with StopSignals() as signals, self._unavailable:
             while True:
-                ended = self._serve(signals)
+                ended = self._serve_when_possible(signals)
                 code = ended if isinstance(ended, int) else self._give_up_or_wait(ended, signals)
                 if code is not None:
                     return code
+
+    def _serve_when_possible(self, signals: StopSignals) -> int | Fault:
+        """One run of the server. One that was live before is started again as soon as there is room for it.
+
+        Raises:
+            ServerSetupError: The first start fails.
+        """
+        said = ""
+        while True:
+            try:
+                return self._serve(signals)
+            except (ServerSetupError, OSError) as error:  # a disk that is full by now
+                if not self._was_live:
+                    raise _to_setup_error(error) from error
+                if str(error) != said:
+                    _log.error("the server cannot be started again yet, trying every %g s: %s", _RETRY_S, error)
+                said = str(error)
+            if not self._wait(_RETRY_S, signals):
+                return 0
 
     def _serve(self, signals: StopSignals) -> int | Fault:
         """One run of the server: what to exit with, or why to start again."""
@@ -167,13 +189,16 @@ class Supervisor:
             _log.error("%s", self.last_words)
             return fault.code
         _log.warning("%s: restarting the server%s", fault.what, f" in {delay_s:g} s" if delay_s else "")
+        return None if self._wait(delay_s, signals) else 0
+
+    def _wait(self, delay_s: float, signals: StopSignals) -> bool:
+        """Waits before a start; says whether no signal came meanwhile."""
         deadline = time.monotonic() + delay_s
         while not signals.count and (left_s := deadline - time.monotonic()) > 0:
             signals.wait([], left_s)
         if signals.count:
             _log.info("stopped before the server was started again")
-            return 0
-        return None
+        return not signals.count
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
         """Whether the server is up: Triton opens its ports only when loading is over.
@@ -196,6 +221,12 @@ class Supervisor:
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
             _log.warning("the server does not list its models: %s", error)
             return states_of_instances(folder.instances)
+
+
+def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
+    if isinstance(error, ServerSetupError):
+        return error
+    return ServerSetupError(f"cannot start the server: {error}", hint="graphkiln doctor examines this machine")
 
 
 def _silence(probe: LivenessProbe | None) -> Fault | None:

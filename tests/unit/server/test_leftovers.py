@@ -55,7 +55,7 @@ def regions_of(run: Path) -> list[Path]:
 
 def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logged: list[str]) -> None:
     dead = die(tmp_path)
-    assert len(regions_of(dead)) == 2
+    assert len(regions_of(dead)) == 3
     found = find_leftovers([tmp_path])
     assert found.folders == [dead]
     assert region_owner(dead.name) in found.region_owners

@@ -185,6 +185,17 @@ class TestPlaces:
         assert temporary_parent() == places[1]
 
 
+def test_status_files_lie_in_memory_and_go_with_the_run() -> None:
+    with RunFolder() as folder:
+        assert folder.instances.parent == folder.path
+        place = folder.instances.resolve()
+        assert place.parent == SHARED_MEMORY
+        assert place.stat().st_mode & 0o077 == 0
+        (folder.instances / "1.json").write_text("{}")
+        assert (place / "1.json").is_file()
+    assert not place.exists()
+
+
 def test_a_full_temporary_folder_is_one_line_with_the_fix(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

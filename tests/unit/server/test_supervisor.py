@@ -22,6 +22,7 @@ from running import free_ports
 from statuses import instance_status
 
 from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import connections, drain, probe
 from graphkiln_backend.server import restarts as restarts_module
 from graphkiln_backend.server import supervisor as module
@@ -38,6 +39,11 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
+
+
+def no_room() -> RunFolder:
+    raise OSError(28, "No space left on device")
+
 
 STATUS = encode(instance_status())
 READY = {"name": "m", "version": "3", "state": "READY"}
@@ -229,6 +235,47 @@ class TestExit:
             "stopped before the server was started again",
         ]
         assert setup.seconds < 20
+
+    @pytest.mark.parametrize(
+        "fault", [OSError(28, "No space left on device"), ServerSetupError("the temporary folder is full")]
+    )
+    def test_a_restart_waits_for_room(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str], fault: Exception
+    ) -> None:
+        attempts: list[int] = []
+
+        class NoRoomAtFirst(RunFolder):
+            def __init__(self) -> None:
+                attempts.append(1)
+                if len(attempts) in {2, 3, 4}:
+                    raise fault
+                super().__init__()
+
+        def end(count: int) -> None:
+            stop() if count == 2 else os.kill(setup.starts[-1]["pid"], signal.SIGKILL)
+
+        monkeypatch.setattr(module, "RunFolder", NoRoomAtFirst)
+        monkeypatch.setattr(module, "_RETRY_S", 0.05)
+        assert setup.run(on_live=end, on_sigterm=0) == 0
+        assert len(attempts) == 5
+        said = [line for line in logged if line.startswith("the server cannot be started again yet")]
+        assert said == [f"the server cannot be started again yet, trying every 0.05 s: {fault}"]
+
+    def test_a_signal_ends_the_wait_for_room(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        def end(_: int) -> None:
+            monkeypatch.setattr(module, "RunFolder", no_room)
+            os.kill(setup.starts[-1]["pid"], signal.SIGKILL)
+            later(1, stop)
+
+        monkeypatch.setattr(module, "_RETRY_S", 60.0)
+        assert setup.run(on_live=end, on_sigterm=0) == 0
+        assert setup.seconds < 30
+
+    def test_a_first_start_without_room_is_one_line(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "RunFolder", no_room)
+        with pytest.raises(ServerSetupError, match=r"cannot start the server: .*No space left"):
+            setup.run()
+        assert setup.starts == []
 
     def test_instances_are_told_how_often_it_was_restarted(self, setup: Setup) -> None:
         told: list[dict[str, int]] = []
@@ -569,7 +616,7 @@ def test_an_error_of_the_setup_leaves_nothing(setup: Setup) -> None:
         def prepare(self, folder: RunFolder) -> list[str]:
             raise PermissionError(f"no {folder}")
 
-    with pytest.raises(PermissionError):
+    with pytest.raises(ServerSetupError, match="cannot start the server: no "):
         setup.run(launch=Broken)
     assert setup.starts == []
 
@@ -585,5 +632,5 @@ def test_an_error_of_the_listener_of_events_kills_the_server(setup: Setup) -> No
 
 def test_a_program_that_cannot_be_started(setup: Setup, installation: Installation) -> None:
     shutil.rmtree(installation.binary.parent)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ServerSetupError, match=r"cannot start the server: .*tritonserver.*graphkiln doctor"):
         setup.run()
