@@ -36,6 +36,11 @@ _log = logging.getLogger("graphkiln.repository")
 
 T = TypeVar("T")
 
+_UNPUBLISHED_HINT = (
+    "graphkiln serve publishes what each version says with --model-control-mode=none (its default) or poll; where it "
+    "does not, correct config.pbtxt, or convert the version under another --name"
+)
+
 
 class _Json(Protocol):
     """A value that is published as JSON."""
@@ -112,7 +117,7 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
         if is_said and own != statement.read():
             raise RepositoryError(
                 f"config.pbtxt of '{config.name}' gives {statement.what} that version {number} does not have",
-                hint="remove it from config.pbtxt: graphkiln serve publishes what each version's manifest says",
+                hint=_UNPUBLISHED_HINT,
             )
 
 

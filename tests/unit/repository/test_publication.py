@@ -220,7 +220,8 @@ class TestWithoutPublication:
         check(message, model, 1)
         with pytest.raises(RepositoryError, match=f"gives .*{key}.* that version 2 does not have") as caught:
             check(message, model, 2)
-        assert "remove it from config.pbtxt" in caught.value.hint
+        assert "--model-control-mode=none" in caught.value.hint
+        assert "another --name" in caught.value.hint
 
     def test_of_another_version_for_one_that_says_nothing(self, model: Path, add: Any) -> None:
         add(1), add(2, (), None)
