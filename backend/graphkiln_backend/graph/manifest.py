@@ -220,7 +220,15 @@ def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, hexadecimal."""
-    with open_regular(path) as file:
+def sha256_of(path: Path, limit_bytes: int | None = None) -> str:
+    """SHA-256 of a file's content, hexadecimal.
+
+    Args:
+        path: The file.
+        limit_bytes: Largest size; None for any.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+    """
+    with open_regular(path, limit_bytes) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

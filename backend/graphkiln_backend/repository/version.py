@@ -7,6 +7,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.labels import check_count, read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
@@ -18,6 +19,7 @@ from graphkiln_backend.repository.onnx_file import read_signature
 GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
 LABELS_FILE = "labels.txt"
+_GOLDEN_LIMIT = 4 * GIB
 CONFIG_FILE = "config.pbtxt"
 
 
@@ -131,7 +133,7 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
         graph_path = find_graph(folder, default_filename)
         _check_whole(folder)
         return ModelVersion(graph_path=graph_path, manifest=None, golden=None)
-    graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256)
+    graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256, GRAPH_LIMIT)
     for name, sha256 in manifest.weights.items():
         _check_hash(folder / name, sha256)
     return ModelVersion(
@@ -165,7 +167,7 @@ def _contract_of(folder: Path, manifest: Manifest) -> Contract:
     path = find_labels(folder, manifest)
     if path is not None:
         if isinstance(manifest.labels, Labels):
-            _check_hash(path, manifest.labels.sha256)
+            _check_hash(path, manifest.labels.sha256, TEXT_LIMIT)
         labels = read_labels(_check_exists(path))
         check_count(labels, manifest.signature, path)
     return Contract(
@@ -184,7 +186,7 @@ def _read_golden(folder: Path, manifest: Manifest) -> GoldenSamples | None:
         ManifestError: It cannot be read, or the manifest lost its samples.
     """
     if manifest.golden:
-        return GoldenSamples.read(_check_hash(folder / manifest.golden.file, manifest.golden.sha256))
+        return GoldenSamples.read(_check_hash(folder / manifest.golden.file, manifest.golden.sha256, _GOLDEN_LIMIT))
     if manifest.verification or (folder / GOLDEN_FILE).exists():
         raise ManifestError(
             f"{folder / MANIFEST_FILE} names no golden samples, but the version was proven with some",
@@ -214,6 +216,8 @@ def _check_exists(path: Path) -> Path:
     """
     if path.is_file():
         return path
+    if path.exists() and not path.is_dir():
+        raise RepositoryError(f"{path} is no regular file", hint="a version folder holds files, not pipes or devices")
     foreign = None if has_own_graph(path.parent) else find_foreign_graph(path.parent)
     if foreign:
         raise RepositoryError(
@@ -223,13 +227,16 @@ def _check_exists(path: Path) -> Path:
     raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
 
 
-def _check_hash(path: Path, sha256: str) -> Path:
+def _check_hash(path: Path, sha256: str, limit_bytes: int | None = None) -> Path:
     """The path of a file that is there, with the content that the manifest describes.
 
     Raises:
-        RepositoryError: It is not.
+        RepositoryError: It is not, cannot be read, or is larger than its kind may be.
     """
-    found = sha256_of(_check_exists(path))
+    try:
+        found = sha256_of(_check_exists(path), limit_bytes)
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be read: {error.strerror or error}") from error
     if found != sha256:
         raise RepositoryError(
             f"{path} is not the file that {MANIFEST_FILE} describes: "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import zoo
+from odd_files import ODD
 
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
@@ -78,6 +79,18 @@ class TestReading:
 
     def test_no_manifest_is_none(self, tmp_path: Path) -> None:
         assert read_manifest(tmp_path) is None
+
+
+class TestOddFiles:
+    """Named before they are read: a pipe would hang the server, 64 GiB would be hashed for a minute."""
+
+    @pytest.mark.parametrize("name", ["manifest.json", "golden.npz", "model.onnx"])
+    @pytest.mark.parametrize("kind", [kind for kind in ODD if kind not in ("folder", "loop")])
+    def test_are_refused(self, folder: Path, name: str, kind: str) -> None:
+        (folder / name).unlink()
+        ODD[kind][0](folder / name)
+        with pytest.raises((RepositoryError, ManifestError), match=rf"{name}.*(regular file|more than the)"):
+            read_version(folder)
 
 
 class TestContract:
