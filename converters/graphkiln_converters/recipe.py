@@ -5,6 +5,7 @@ Written on the command line, in a YAML file, or both; kept in the manifest, so t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.precision import Precision
 
-_DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d+)=(?P<least>\d+)\.\.(?P<most>\d+)")
-_SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d+(?:x\d+)*)")
+_MOST = (1 << 31) - 1
+"""Of what Triton counts in 32 bits."""
+_DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d{1,9})=(?P<least>\d{1,9})\.\.(?P<most>\d{1,9})")
+_SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d{1,18}(?:x\d{1,18})*)")
 _OLD_SPELLINGS = {"quantise_bias": "quantize_bias", "quantise_ends": "quantize_ends"}
 """Key in manifests of earlier releases -> key."""
 
@@ -96,7 +99,7 @@ class Recipe(BaseModel):
     layout: Annotated[Literal["nchw", "nhwc"], Flag(panel=_EDGE)] = Field(default="nchw", description="nchw or nhwc.")
     softmax: Annotated[bool, Flag(panel=_EDGE)] = Field(default=False, description="Return probabilities.")
     top_k: Annotated[int, Flag(panel=_EDGE)] = Field(
-        default=0, ge=0, description="Return the k best and their indices."
+        default=0, ge=0, le=_MOST, description="Return the k best and their indices."
     )
     gradient: Annotated[str, Flag(panel=_EDGE, metavar="OUTPUT:INPUT")] = Field(
         default="", description="Return a gradient, too."
@@ -106,7 +109,7 @@ class Recipe(BaseModel):
     )
     labels: Annotated[Path | None, Flag(panel=_EDGE)] = Field(default=None, description="Class names, one a line.")
     max_batch_size: Annotated[int, Flag(panel=_EDGE)] = Field(
-        default=32, ge=1, description="Largest batch that Triton forms."
+        default=32, ge=1, le=_MOST, description="Largest batch that Triton forms."
     )
 
     skip: Annotated[tuple[str, ...], Flag(panel=_GRAPH, metavar="PASS")] = Field(
@@ -173,6 +176,8 @@ class Recipe(BaseModel):
         for value in values:
             if not _SHAPE.fullmatch(value):
                 raise ValueError(f"'{value}' is not [NAME=]SIZExSIZE..., for example 3x224x224")
+            if math.prod(map(int, value.rpartition("=")[2].split("x"))) > _MOST:
+                raise ValueError(f"'{value}' is more than {_MOST} elements a sample")
         return values
 
     @property

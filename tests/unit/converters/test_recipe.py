@@ -27,6 +27,8 @@ class TestFields:
             ("version", 0),
             ("top_k", -1),
             ("max_batch_size", 0),
+            ("max_batch_size", 1 << 31),
+            ("top_k", 1 << 31),
             ("relative_l2", 0),
             ("relative_l2", -0.5),
             ("name", ""),
@@ -73,6 +75,10 @@ class TestShapes:
         with pytest.raises(ValidationError, match="SIZExSIZE"):
             recipe(shape=[text])
 
+    def test_more_than_any_memory_holds(self) -> None:
+        with pytest.raises(ValidationError, match="is more than 2147483647 elements a sample"):
+            recipe(shape=["a=65536x32768"])
+
 
 class TestDynamicAxes:
     def test_of_several_inputs(self) -> None:
@@ -80,7 +86,8 @@ class TestDynamicAxes:
         assert made.dynamic_axes == {"ids": {1: (8, 512), 2: (1, 1)}, "mask": {1: (8, 512)}}
 
     @pytest.mark.parametrize(
-        "text", ["ids", "ids:1", "ids:1=8", "ids:1=8...512", "ids:x=8..512", ":1=8..512", "ids:1=..8"]
+        "text",
+        ["ids", "ids:1", "ids:1=8", "ids:1=8...512", "ids:x=8..512", ":1=8..512", "ids:1=..8", "ids:1=1..9876543210"],
     )
     def test_what_is_none(self, text: str) -> None:
         with pytest.raises(ValidationError, match=r"NAME:AXIS=MIN\.\.MAX"):
