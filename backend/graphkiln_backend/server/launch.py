@@ -19,6 +19,7 @@ from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
+from graphkiln_backend.server.hidden_arguments import start_hidden
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.keepers import Admission, ManagedKeeper
 from graphkiln_backend.server.managed_stores import ManagedStores
@@ -136,13 +137,8 @@ class Launch:
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
-        return subprocess.Popen(
-            command,
-            env=self._environment(folder),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=partial(self._bind, self._memory_limit()),  # noqa: PLW1509 - system calls, which take no lock
-        )
+        hidden = [word for word in command if word in self.access.arguments]
+        return start_hidden(command, hidden, self._environment(folder), partial(self._bind, self._memory_limit()))
 
     def _bind(self, memory_bytes: int) -> None:
         """In the child, before it becomes tritonserver."""
