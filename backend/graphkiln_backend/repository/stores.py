@@ -85,7 +85,8 @@ def _twice(first: StoredModel, second: Path) -> StoredModel:
 def _scan_model(folder: Path) -> StoredModel:
     try:
         versions = {int(path.name): path for path in folder.iterdir() if _is_version(path)}
-        rest = [path for path in folder.iterdir() if path not in versions.values()]
+        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]  # else a conversion in progress
+        rest = [path for path in visible if path not in versions.values()]
         problem = _irregular(folder) or ("" if versions else f"{folder} has no version folder: make {folder.name}/1")
         stamps = {number: _stamp([path]) for number, path in sorted(versions.items())}
         return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem)

@@ -105,3 +105,10 @@ def test_a_folder_whose_name_a_shell_would_execute_is_left_out_and_said_once(sto
         assert list(scan_stores([store])) == ["m"]
     assert len(logged) == 4
     assert all("rename it" in line and "\n" not in line for line in logged)
+
+
+def test_a_conversion_in_progress_is_no_change(store: Path) -> None:
+    before = scan_stores([store])
+    (store / "m" / ".graphkiln-1234" / "version").mkdir(parents=True)
+    (store / "m" / ".graphkiln-1234" / "version" / "model.onnx").write_bytes(b"graph")
+    assert scan_stores([store]) == before
