@@ -214,13 +214,16 @@ def remove_regions(run: str) -> None:
     Args:
         run: The name of its folder.
     """
-    regions = set(SHARED_MEMORY.glob(f"{run}-*")) - {region_owner(run)}
-    for region in (*sorted(regions), region_owner(run)):  # the owner last: what is interrupted still has one
+    owner = region_owner(run)
+    for region in set(SHARED_MEMORY.glob(f"{run}-*")) - {owner}:
         if region.is_dir() and not region.is_symlink():
             shutil.rmtree(region, ignore_errors=True)
-            continue
+        else:
+            with suppress(OSError):
+                region.unlink(missing_ok=True)
+    if set(SHARED_MEMORY.glob(f"{run}-*")) <= {owner}:  # what is left still has an owner: the next start tries again
         with suppress(OSError):
-            region.unlink(missing_ok=True)
+            owner.unlink(missing_ok=True)
 
 
 @contextmanager

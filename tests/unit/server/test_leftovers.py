@@ -151,6 +151,16 @@ def test_a_folder_that_cannot_be_removed_stops_no_start(tmp_path: Path, monkeypa
     assert remove_leftovers([tmp_path]).folders == [dead]
 
 
+def test_regions_that_cannot_be_removed_keep_their_owner_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a folder that an instance, about to die, still writes into."""
+    dead = die(tmp_path)
+    monkeypatch.setattr(run_folder.shutil, "rmtree", lambda *_, **__: None)
+    assert region_owner(dead.name) not in remove_leftovers([tmp_path]).region_owners
+    assert region_owner(dead.name).exists()
+
+
 def test_where_there_is_no_folder_for_temporary_files_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> str:
         raise FileNotFoundError
