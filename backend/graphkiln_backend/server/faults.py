@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from graphkiln_backend.server.stubs import read_stubs
 from graphkiln_backend.triton.instance_status import (
     InstanceStatus,
     read_faults,
@@ -32,6 +33,7 @@ _SILENT_S = 10.0
 """An instance beats once a second, also while it computes; a busy machine delays that, but not by ten beats."""
 _STOPPED_S = 1.5
 """A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats."""
+_STUBS_EVERY_S = 1.0
 
 
 class Cause(StrEnum):
@@ -93,6 +95,9 @@ class Watchdog:
         self._looked_at = time.monotonic()
         self._trust_from = 0.0
         self._ended: set[int] = set()
+        self._seen_ready: set[int] = set()
+        self._stubs: dict[int, tuple[str, float]] = {}
+        self._stubs_at = 0.0
 
     def look(self) -> Fault | None:
         """The first fault that is found, if any. To be called about once a second."""
@@ -115,14 +120,29 @@ class Watchdog:
         """
         now = time.monotonic()
         ended = 0
-        for loading in read_loading(self._instances).values():
-            stopped = self._is_stopped(loading.pid, now)
-            if (stopped or now - loading.since > self._limits.load) and loading.pid not in self._ended:
-                self._ended.add(loading.pid)
-                ended += _kill(loading.pid)
+        for process, (version, since) in self._loading(now).items():
+            stopped = self._is_stopped(process, now)
+            if stopped or now - since > self._limits.load:
+                self._ended.add(process)
+                ended += _kill(process)
                 why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
-                _log.error("loading %s version %s %s: its process is ended", loading.model, loading.version, why)
+                _log.error("loading %s %s: its process is ended", version, why)
         return ended
+
+    def _loading(self, now: float) -> dict[int, tuple[str, float]]:
+        """By process: what it loads, and since when. A stub may hang before it writes a file."""
+        self._seen_ready |= {status.pid for status in read_statuses(self._instances)}
+        if now - self._stubs_at > _STUBS_EVERY_S:
+            self._stubs_at = now
+            stubs = read_stubs(self._server)
+            self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in stubs}
+        files = read_loading(self._instances).values()
+        loading = self._stubs | {file.pid: (f"{file.model} version {file.version}", file.since) for file in files}
+        return {
+            process: what
+            for process, what in loading.items()
+            if process not in self._seen_ready and process not in self._ended
+        }
 
     def _dead(self) -> Fault | None:
         for status in read_statuses(self._instances):

@@ -1,0 +1,60 @@
+"""The processes of instances, whether they have got as far as writing their own files or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from graphkiln_backend.server.run_folder import BACKEND_NAMES
+
+_PROGRAM = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stub:
+    """A process in which Triton runs graphkiln's backend.
+
+    Attributes:
+        pid: The process.
+        model: Model name.
+        version: Model version.
+        age_s: Seconds since it was started.
+    """
+
+    pid: int
+    model: str
+    version: str
+    age_s: float
+
+
+def read_stubs(server: int) -> list[Stub]:
+    """The stubs below a tritonserver; those of the user's own Python backends are not ours to judge."""
+    try:
+        descendants = psutil.Process(server).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    found = (_read(process) for process in descendants)
+    return [stub for stub in found if stub]
+
+
+def _read(process: psutil.Process) -> Stub | None:
+    """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
+    try:
+        folder = _model_folder(process.cmdline())
+        age_s = time.time() - process.create_time()
+    except psutil.Error:  # it has just ended
+        return None
+    if folder is None:
+        return None
+    return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
+
+
+def _model_folder(words: Sequence[str]) -> Path | None:
+    names = [Path(word).name for word in words]
+    if _PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
+        return None
+    return Path(words[names.index(_PROGRAM) + 1]).parent

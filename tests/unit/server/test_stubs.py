@@ -1,0 +1,86 @@
+"""The processes of instances, as Triton starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import pytest
+
+from graphkiln_backend.server.stubs import read_stubs
+
+TREE = """
+for backend in $2; do
+    $1/triton_python_backend_stub $3/model.py prefix 2097152 336 name_0 $1/$backend &
+done
+$1/another $3/model.py prefix $1/graphkiln &
+echo; wait
+"""
+
+
+class Start(Protocol):
+    def __call__(self, backends: str, model: str = "/store/m/3") -> int: ...
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process with children, and returns it."""
+    for name in ("triton_python_backend_stub", "another"):
+        (tmp_path / name).write_text("#!/bin/sh\nread -r _ < $FIFO\n")
+        (tmp_path / name).chmod(0o755)
+    with ExitStack() as stack:
+
+        def start(backends: str, model: str = "/store/m/3") -> int:
+            arguments = [str(tmp_path), backends, model]
+            process = stack.enter_context(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", TREE, "tree", *arguments],
+                    stdout=subprocess.PIPE,
+                    env={"FIFO": str(fifo)},
+                )
+            )
+            stack.callback(end, process.pid)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process.pid
+
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        yield start
+
+
+def end(process: int) -> None:
+    tree = [*psutil.Process(process).children(recursive=True), psutil.Process(process)]
+    for member in tree:
+        member.kill()
+
+
+def wait_for(process: int, count: int) -> list[str]:
+    deadline = time.monotonic() + 20
+    while len(stubs := read_stubs(process)) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert all(-1 < stub.age_s < 60 for stub in stubs)
+    return [f"{stub.model} {stub.version}" for stub in stubs]
+
+
+def test_stubs_of_every_name_of_the_backend(start: Start) -> None:
+    process = start("graphkiln onnxruntime oneflow")
+    assert wait_for(process, 3) == ["m 3"] * 3
+
+
+def test_stubs_of_other_backends_are_not_ours(start: Start) -> None:
+    process = start("theirs graphkiln", "/store/other/12")
+    assert wait_for(process, 1) == ["other 12"]
+
+
+def test_a_server_that_is_gone_has_none() -> None:
+    with subprocess.Popen(["/bin/true"]) as process:
+        pass
+    assert read_stubs(process.pid) == []
