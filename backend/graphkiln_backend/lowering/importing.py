@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
+from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
 from graphkiln_backend.repository.version import has_own_graph
 
@@ -95,6 +96,7 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
 
 def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: Path) -> None:
     """Sends None, or message and hint of what failed: errors with fields of their own cannot be pickled."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
     failure = None
     try:

@@ -29,6 +29,7 @@ from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository.config import read_config
@@ -122,6 +123,7 @@ def _ending(code: int) -> str:
 
 def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
     """Sends reason and words. Errors with fields of their own cannot be pickled."""
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
     _end_with_parent()
     with suppress(OSError):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.flags import TritonFlags
@@ -32,9 +31,6 @@ from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 from graphkiln_backend.triton.memory_limit import limit_memory
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
-_LOAD_DEADLINE_S = 600.0
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
@@ -58,6 +54,7 @@ class Launch:
         cache: The artifact cache.
         replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
         access: Which endpoints need a key.
+        load_deadline_s: How long proving a new version may take before it appears to the server.
         replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
         rollout: Looks after the models while the server runs.
         memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
@@ -71,6 +68,7 @@ class Launch:
     cache: CacheSettings = field(default_factory=CacheSettings)
     replace_onnxruntime: bool = False
     access: Access = field(default_factory=Access)
+    load_deadline_s: float = 600.0
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
     rollout: Rollout = field(default_factory=Rollout)
     memory_bytes: int = 0
@@ -129,7 +127,7 @@ class Launch:
             overrides=self.overrides,
             cache=self.cache,
             temporary=folder.temporary,
-            deadline_s=_LOAD_DEADLINE_S,
+            deadline_s=self.load_deadline_s,
             stopped=self.rollout.stopped,
         )
         mirror = Mirror(folder.overlay)
@@ -142,7 +140,7 @@ class Launch:
 
     def _bind(self, memory_bytes: int) -> None:
         """In the child, before it becomes tritonserver."""
-        _die_with_parent()
+        end_with_parent()
         if memory_bytes:
             limit_memory(memory_bytes)
 
@@ -231,9 +229,3 @@ def _flag_name(word: str) -> str:
 
 def _sizes_regions(flags: TritonFlags) -> bool:
     return any("shm-default-byte-size" in argument for argument in flags.arguments)
-
-
-def _die_with_parent() -> None:
-    """In the child: get SIGKILL when the supervisor is killed, so that no server outlives it or holds its ports."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

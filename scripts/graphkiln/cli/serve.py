@@ -140,6 +140,7 @@ def serve(
             flags=inner,
             overrides=overrides,
             cache=settings,
+            load_deadline_s=load_deadline,
             replay_interval_s=replay_interval,
             replace_onnxruntime=replace_onnxruntime,
             access=access,

@@ -1,0 +1,231 @@
+"""What ends or stops a real tritonserver from inside, and what comes after."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from running import COMMAND, Server, StartServer
+
+from graphkiln_backend.graph.errors import ClientError
+from graphkiln_client import Client
+
+pytestmark = pytest.mark.server
+
+ROW = [0.5] * 1024
+REGION = "graphkiln-test-truncated"
+
+
+def post(server: Server, path: str, body: str) -> int | None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    try:
+        connection.request("POST", path, body)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def infer(server: Server, **changes: object) -> int | None:
+    tensor = {"name": "INPUT_0", "datatype": "FP32", "shape": [1, 1, 32, 32], **changes}
+    return post(server, "/v2/models/digits/infer", json.dumps({"inputs": [tensor]}))
+
+
+def overflow(server: Server) -> None:
+    infer(server, shape=[2**63 - 1, 16], data=[0.0])
+
+
+def nest(server: Server) -> None:
+    post(server, "/v2/models/digits/infer", "[" * 300_000)
+
+
+def name_a_long_file(server: Server) -> None:
+    body = {"parameters": {"config": "{}", "file:" + "x" * 256: ""}}
+    post(server, "/v2/repository/models/digits/load", json.dumps(body))
+
+
+def truncate_a_region(server: Server) -> None:
+    path = Path("/dev/shm", REGION)
+    path.write_bytes(bytes(1 << 14))
+    try:
+        register = {"key": f"/{REGION}", "offset": 0, "byte_size": 1 << 14}
+        assert post(server, "/v2/systemsharedmemory/region/r/register", json.dumps(register)) == 200
+        os.truncate(path, 0)
+        infer(server, parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4096})
+    finally:
+        path.unlink()
+
+
+def triton(server: Server) -> psutil.Process:
+    return next(p for p in psutil.Process(server.process.pid).children() if p.name() == "tritonserver")
+
+
+def stub(server: Server) -> psutil.Process:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return next(child for child in children if child.name().startswith("triton_python_b"))
+
+
+def serves(server: Server) -> bool:
+    return server.status("/v2/health/ready") == 200 and infer(server, data=ROW) == 200
+
+
+def check_recovery(server: Server, fault: Callable[[Server], object], *expected: str) -> None:
+    """The fault is named, health says 503 and never "refused", and the service comes back."""
+    server.wait_until(lambda: serves(server))
+    starts = server.log.count("serving HTTP")
+    fault(server)
+    server.wait_until(lambda: server.log.count("serving HTTP") > starts, timeout_s=60)
+    server.wait_until(lambda: serves(server), timeout_s=60)
+    assert any(text in server.log for text in expected), server.log
+
+
+@pytest.mark.slow
+def test_requests_that_abort_triton_do_not_end_the_service(start_server: StartServer, digits: Path) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=digits", "--admin-key-file=off")
+    server = start_server("--model-store", digits.parent, *flags)
+    for crash, ending in {
+        overflow: "SIGABRT",
+        nest: "SIGSEGV",
+        name_a_long_file: "SIGABRT",
+        truncate_a_region: "SIGBUS",
+    }.items():
+        before = len(server.log)
+        check_recovery(server, crash, f"was killed by {ending}")
+        assert f"tritonserver was killed by {ending}: restarting the server" in server.log[before:]
+        time.sleep(3)  # so that these count as several attacks, and not as a server that cannot be helped
+    restarts = {name: value for name, value in server.metrics().items() if "restarts_total" in name}
+    assert sum(restarts.values()) == 4, restarts
+    assert server.stop()[0] == 0
+
+
+def test_a_killed_tritonserver_is_started_again(start_server: StartServer, digits: Path) -> None:
+    server = start_server("--model-store", digits.parent)
+    check_recovery(server, lambda server: triton(server).kill(), "tritonserver was killed by SIGKILL: restarting")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [triton, stub])
+def test_a_process_that_is_stopped_is_replaced_and_calls_in_flight_get_an_error(
+    start_server: StartServer, digits: Path, which: Callable[[Server], psutil.Process]
+) -> None:
+    server = start_server("--model-store", digits.parent)
+    answers: list[int | None] = []
+
+    def freeze(server: Server) -> None:
+        which(server).suspend()
+        caller = threading.Thread(target=lambda: answers.append(infer(server, data=ROW)))
+        caller.start()
+        caller.join(30)
+        assert not caller.is_alive(), "it hangs"
+
+    check_recovery(server, freeze, "was stopped by a signal: restarting")
+    assert answers in ([None], [500], [503])
+
+
+@pytest.mark.slow
+def test_a_batch_without_end_gets_an_error_and_the_service_comes_back(
+    start_server: StartServer, slow_store: Path
+) -> None:
+    server = start_server("--model-store", slow_store, "--compute-limit=2")
+    server.wait_ready()
+    begun = time.monotonic()
+    with Client(server.url, timeout_s=60, max_retries=0) as client, pytest.raises(ClientError):
+        client.model("slow").infer({"ROUNDS": np.array([[10_000_000]])})
+    assert time.monotonic() - begun < 30
+    server.wait_until(lambda: server.log.count("serving HTTP") == 2)
+    assert "has computed one batch for 2 s (--compute-limit): restarting the server" in server.log
+
+
+class KeepAlive(threading.Thread):
+    """One request after the other over one connection, until it gets none."""
+
+    def __init__(self, server: Server, pause_s: float) -> None:
+        super().__init__(daemon=True)
+        self._server, self._pause_s = server, pause_s
+        self.statuses: list[int] = []
+        self.errors: list[Exception] = []
+
+    def run(self) -> None:
+        body = json.dumps({"inputs": [{"name": "INPUT_0", "datatype": "FP32", "shape": [1, 1, 32, 32], "data": ROW}]})
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=30)
+        try:
+            while True:
+                connection.request("POST", "/v2/models/digits/infer", body)
+                response = connection.getresponse()
+                response.read()
+                self.statuses.append(response.status)
+                time.sleep(self._pause_s)
+        except ConnectionRefusedError:
+            pass  # the server has ended
+        except (OSError, http.client.HTTPException) as error:
+            self.errors.append(error)
+        finally:
+            connection.close()
+
+
+def test_clients_that_keep_sending_are_all_answered_while_the_server_stops(
+    start_server: StartServer, digits: Path
+) -> None:
+    server = start_server("--model-store", digits.parent)
+    server.wait_until(lambda: serves(server))
+    clients = [KeepAlive(server, pause_s) for pause_s in (1.0, 0.01, 0.01, 0.0)]
+    failures: list[str] = []
+    for client in clients:
+        client.start()
+    with Client(server.grpc_url, timeout_s=30, max_retries=0) as grpc:
+        model = grpc.model("digits")
+        image = np.zeros((1, 1, 32, 32), np.float32)
+        model.infer({"INPUT_0": image})
+        time.sleep(1.5)
+        server.process.send_signal(signal.SIGTERM)
+        while server.process.poll() is None:
+            try:
+                model.infer({"INPUT_0": image})
+            except ClientError as error:
+                failures.append(f"{type(error).__name__}: {error}")
+            time.sleep(0.01)
+    assert server.process.returncode == 0
+    for client in clients:
+        client.join(30)
+        assert client.errors == []
+        assert set(client.statuses) <= {200, 503}
+        assert client.statuses == sorted(client.statuses)
+    assert any(503 in client.statuses for client in clients)
+    assert not [failure for failure in failures if not failure.startswith(("ConnectionFailed", "ModelNotReady"))]
+
+
+def test_everything_ends_with_a_killed_supervisor_and_the_ports_are_free_at_once(
+    start_server: StartServer, digits: Path
+) -> None:
+    server = start_server("--model-store", digits.parent)
+    server.wait_until(lambda: serves(server))
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    stub(server).suspend()
+    server.process.kill()
+    server.process.wait()
+    command = [*COMMAND, "serve", "--model-store", str(digits.parent), "--allow-metrics=false"]
+    ports = [f"--http-port={server.http_port}", f"--grpc-port={server.grpc_port}"]
+    environment = {**os.environ, "TMPDIR": str(server.temporary)}
+    with subprocess.Popen([*command, *ports], env=environment, stdout=subprocess.DEVNULL) as again:
+        try:
+            deadline = time.monotonic() + 60
+            while server.status("/v2/health/ready") != 200:
+                assert again.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            _, alive = psutil.wait_procs(children, timeout=10)
+            assert not alive
+        finally:
+            again.terminate()
+    assert again.returncode == 0

@@ -1,0 +1,62 @@
+"""No process of a conversion or an admission outlives the one that it works for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = """
+import sys, time
+from multiprocessing import get_context
+from graphkiln_backend.lowering.parentage import end_with_parent
+
+def work(bound, ready):
+    if bound:
+        end_with_parent()
+    ready.put(None)
+    time.sleep(20)
+
+if __name__ == "__main__":
+    context = get_context("spawn")
+    ready = context.Queue()
+    process = context.Process(target=work, args=(sys.argv[1] == "bound", ready), daemon=True)
+    process.start()
+    ready.get()
+    print(process.pid, flush=True)
+    time.sleep(20)
+"""
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def start_and_kill(folder: Path, how: str) -> psutil.Process:
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "program.py"), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    return worker
+
+
+def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    worker = start_and_kill(tmp_path, "bound")
+    deadline = time.monotonic() + 10
+    while not has_ended(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_without_it_a_worker_goes_on(tmp_path: Path) -> None:
+    worker = start_and_kill(tmp_path, "free")
+    time.sleep(0.5)
+    assert not has_ended(worker)
+    worker.kill()
