@@ -175,13 +175,13 @@ class Drain(Closeable):
         if self._server.poll() is None:
             self._server.send_signal(signal.SIGTERM)
             self._wait(lambda: False, time.monotonic() + _EXIT_S)
-        code = self._server.poll()
+        code = self._server.poll() or 0
         kill_group(self._server)
-        if code:
-            _log.info("tritonserver ended with code %d", exit_code(code))
-        else:
+        if code in (0, -signal.SIGTERM):  # by our own signal, before it listened to any
             _log.info("stopped")
-        return exit_code(code or 0)
+            return 0
+        _log.info("tritonserver ended with code %d", exit_code(code))
+        return exit_code(code)
 
     def _hand_over(self, connections: Sequence[HeldConnection]) -> int:
         """Ends the server, and tells its clients."""

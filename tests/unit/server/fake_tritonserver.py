@@ -9,7 +9,8 @@ unload_after_s: until the first instance removes its status and ends
 silent: instances do not beat                        computes_s: for how long a batch is in flight already
 fault: what an instance computes wrongly             loading: whether an instance loads without end before it listens
 deaf: it accepts connections, and responds to none   slow_s: how long a response takes
-on_sigterm: exit code on SIGTERM; null ignores it    busy_s: how long after the start a batch is in flight
+on_sigterm: exit code on SIGTERM, or minus a signal to die of; null ignores it
+   busy_s: how long after the start a batch is in flight
 exit_after_sigterm_s: exits by itself then, with 1   starts: file that gets a line per start; beside it, instances
 """
 
@@ -165,6 +166,9 @@ while True:
         continue
     passed = time.monotonic() - stopping[0]
     if told.get("on_sigterm") is not None:
+        if told["on_sigterm"] < 0:
+            signal.signal(-told["on_sigterm"], signal.SIG_DFL)
+            os.kill(os.getpid(), -told["on_sigterm"])
         os._exit(told["on_sigterm"])
     if passed > told.get("exit_after_sigterm_s", 60):
         os._exit(1)

@@ -335,6 +335,10 @@ class TestStop:
         assert setup.run(on_live=stop, on_sigterm=4) == 4
         assert logged[-1] == "tritonserver ended with code 4"
 
+    def test_a_server_that_ends_of_the_signal_itself_has_ended_in_order(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(on_live=stop, on_sigterm=-signal.SIGTERM) == 0
+        assert logged[-1] == "stopped"
+
     def test_a_server_that_does_not_end_is_ended(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, index=[READY], instances=[STATUS]) == 0
         assert logged[-1] == "stopped"
