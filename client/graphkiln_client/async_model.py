@@ -23,7 +23,7 @@ from graphkiln_client.transports.base import PLAIN, InferResponse
 
 
 class AsyncModel:
-    """A model on a server. Task-safe; its metadata, labels and preprocess spec are requested once and kept."""
+    """A model on a server. Task-safe; its metadata, labels and preprocess spec are kept while one version answers."""
 
     def __init__(
         self,

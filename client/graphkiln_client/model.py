@@ -19,7 +19,7 @@ from graphkiln_client.transports.base import InferResponse
 
 
 class Model:
-    """A model on a server. Thread-safe; its metadata, labels and preprocess spec are requested once and kept."""
+    """A model on a server. Thread-safe; its metadata, labels and preprocess spec are kept while one version answers."""
 
     def __init__(self, model: AsyncModel) -> None:
         self._model = model
