@@ -15,6 +15,7 @@ import pytest
 import zoo
 from running import Server, StartServer
 
+from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ServerError
 from graphkiln_client import Client
 
@@ -160,7 +161,8 @@ def test_swapping_a_version_under_load_loses_nothing(start_server: StartServer, 
 
 def zoo_load(server: Server, model: str, verb: str = "load") -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
-    connection.request("POST", f"/v2/repository/models/{model}/{verb}")
+    key = find_key("127.0.0.1", server.http_port)
+    connection.request("POST", f"/v2/repository/models/{model}/{verb}", headers={HTTP_HEADER: key})
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()

@@ -14,6 +14,8 @@ from graphkiln_backend.graph.spelling import did_you_mean
 
 _TRUE = {"true", "1", "on"}
 _ADDRESS_FLAGS = ("http-address", "grpc-address")
+_IPV6_FORMS = {"http-address": "ipv6:{}", "grpc-address": "[{}]"}
+"""As libevhtp and gRPC want them, which tritonserver hands its addresses to."""
 _STORE_FLAGS = ("model-repository", "model-store")
 _MANAGED_FLAGS = ("backend-directory",)
 """Set by graphkiln itself, to a folder that holds what the user's value names."""
@@ -141,7 +143,10 @@ class TritonFlags:
     @property
     def addresses(self) -> dict[str, str]:
         """Values of the flags that say where services listen, where the user gave none."""
-        return {name: self.default_host for name in _ADDRESS_FLAGS if name not in self.values}
+        forms = _IPV6_FORMS if ":" in self.default_host else {}
+        return {
+            name: forms.get(name, "{}").format(self.default_host) for name in _ADDRESS_FLAGS if name not in self.values
+        }
 
     def listen_addresses(self) -> list[ListenAddress]:
         """All addresses that the server will listen on."""

@@ -199,3 +199,15 @@ class TestCheckPorts:
         with socket.create_server(("127.0.0.1", 0)) as holder:
             port = holder.getsockname()[1]
             TritonFlags.parse(["--allow-http=false", f"--http-port={port}", *NO_OTHERS], ALL).check_ports()
+
+
+def test_addresses_have_the_forms_that_their_libraries_want() -> None:
+    six = TritonFlags.parse([], KNOWN, "::1")
+    assert six.addresses == {"http-address": "ipv6:::1", "grpc-address": "[::1]"}
+    assert {address.host for address in six.listen_addresses()} == {"::1"}
+    assert TritonFlags.parse(["--http-address=1.2.3.4"], KNOWN).addresses == {"grpc-address": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(("host", "public"), [("::1", False), ("127.0.0.1", False), ("::", True), ("0.0.0.0", True)])
+def test_which_addresses_other_machines_reach(host: str, public: bool) -> None:
+    assert {address.is_public for address in TritonFlags.parse([], KNOWN, host).listen_addresses()} == {public}
