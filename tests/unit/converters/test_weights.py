@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from odd_files import ODD
 from safetensors.torch import save_file
 from torch import nn
 
@@ -179,3 +180,12 @@ def test_a_download_that_fails_says_what_to_do() -> None:
     error = not_downloaded("resnet18", OSError("no route to host"))
     assert "weights of resnet18: no route to host" in error.message
     assert "--weights FILE" in error.hint
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_what_is_no_file_is_named(tmp_path: Path, kind: str, ending: str) -> None:
+    make, reason = ODD[kind]
+    make(tmp_path / f"w.{ending}")
+    with pytest.raises(ConversionError, match=rf"cannot read weights from .*w\.{ending}: {reason}"):
+        load_weights(classifier(), tmp_path / f"w.{ending}")

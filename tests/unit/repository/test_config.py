@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from odd_files import ODD
 from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.dtypes import DType
@@ -79,6 +80,13 @@ class TestReadAndWrite:
     def test_a_folder_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / "config.pbtxt").mkdir()
         with pytest.raises(RepositoryError, match=r"cannot read .*config\.pbtxt: .*Is a directory"):
+            read_config(tmp_path / "config.pbtxt")
+
+    @pytest.mark.parametrize("kind", [kind for kind in ODD if kind not in ("folder", "loop")])
+    def test_an_odd_file_in_its_place(self, tmp_path: Path, kind: str) -> None:
+        make, reason = ODD[kind]
+        make(tmp_path / "config.pbtxt")
+        with pytest.raises(RepositoryError, match=rf"cannot read .*config\.pbtxt: {reason}"):
             read_config(tmp_path / "config.pbtxt")
 
     def test_json_has_the_names_of_the_protobuf(self) -> None:

@@ -211,3 +211,12 @@ class TestFolders:
         assert [spec.name for spec in first.inputs] == ["input_ids", "attention_mask"]
         for name, tensor in first.module.state_dict().items():
             assert torch.equal(tensor, second.module.state_dict()[name]), name
+
+
+def test_code_that_a_folder_brings_is_not_run(tmp_path: Path) -> None:
+    automatic = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": automatic}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
+    with pytest.raises(ConversionError, match=r"brings code of its own, which is not run \(wrap the model: python:"):
+        open_source(str(tmp_path), OPTIONS)
+    assert not (tmp_path / "owned").exists()
