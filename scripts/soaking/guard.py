@@ -79,7 +79,10 @@ def remove_regions(soak_pid: int, temporary: Path) -> None:
     runs = [f"{run.name}-" for run in temporary.glob("graphkiln-*")]
     for prefix in (f"graphkiln-client-{soak_pid}-", f"graphkiln-soak-{soak_pid}-", *runs):
         for region in SHARED_MEMORY.glob(f"{prefix}*"):
-            region.unlink(missing_ok=True)
+            if region.is_dir():  # status files of instances
+                shutil.rmtree(region, ignore_errors=True)
+            else:
+                region.unlink(missing_ok=True)
 
 
 def _carries(process: psutil.Process, marker: str) -> bool:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from running import Server, StartServer, run_command
 
+from graphkiln_backend.server.leftovers import remove_leftovers
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
@@ -129,10 +130,7 @@ def test_a_killed_supervisor_takes_the_server_with_it(start_server: StartServer,
     server.process.wait()
     _, alive = psutil.wait_procs(children, timeout=40)
     assert not alive
-    for leftover in server.temporary.iterdir():  # nobody was left to do it
-        for region in SHARED_MEMORY.glob(f"{leftover.name}*"):
-            region.unlink()
-        shutil.rmtree(leftover)
+    remove_leftovers([server.temporary])  # as the next start does
 
 
 def test_is_ready_only_when_every_model_is_loaded(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
