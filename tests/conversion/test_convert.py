@@ -139,9 +139,9 @@ class TestEdges:
     def test_clients_are_told_which_outputs_are_the_best_and_their_labels(
         self, run: Convert, small: str, tmp_path: Path, keep_names: bool
     ) -> None:
-        (tmp_path / "labels.txt").write_text("a\nb\nc\nd")
+        (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne")
         version = run(small, top_k=2, labels=str(tmp_path / "labels.txt"), keep_names=keep_names)
-        expected = Ranking(scores="output" if keep_names else "OUTPUT_0", indices="INDEX_0", labels=tuple("abcd"))
+        expected = Ranking(scores="output" if keep_names else "OUTPUT_0", indices="INDEX_0", labels=tuple("abcde"))
         assert Manifest.read(version / "manifest.json").ranking == expected
         config = read_config(version.parent / "config.pbtxt")
         assert Ranking.from_json(config.parameters["ranking"].string_value) == expected
