@@ -136,3 +136,32 @@ def test_polling_a_bad_version_never_shows_and_a_good_one_is_served(start_server
     watch(server, lambda: factor(server) == 0)
     server.wait_ready()
     assert factor(server, "good") == 7
+
+
+@pytest.mark.slow
+def test_explicit_mode_a_failed_load_leaves_no_trace_and_a_crash_changes_nothing(
+    start_server: StartServer, store: Path
+) -> None:
+    publish(store, 2, nonsense())
+    server = start_server("--model-store", store, "--model-control-mode=explicit", "--load-model=swap")
+    server.wait_ready()
+    assert factor(server) == 1  # version 2 was bad
+    with Client(server.url, timeout_s=60) as client:
+        client.load("good")
+        publish(store, 3, nonsense())
+        with pytest.raises(ClientError, match="Nonsense"):
+            client.load("swap")
+        server.wait_ready()
+        publish(store, 1, nonsense(), "late")
+        with pytest.raises(ClientError, match="Nonsense"):
+            client.load("late")
+        server.wait_ready()
+        assert (factor(server), factor(server, "good")) == (1, 7)
+    stubs(server)[0].send_signal(signal.SIGKILL)
+    server.wait_until(lambda: server.log.count("serving HTTP") == 2)
+    server.wait_ready()
+    assert (factor(server), factor(server, "good")) == (1, 7)
+    publish(store, 4, zoo.scale(("batch", 3), 4))
+    with Client(server.url, timeout_s=60) as client:
+        client.load("swap")
+    assert factor(server) == 4

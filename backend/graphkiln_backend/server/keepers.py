@@ -69,6 +69,7 @@ class ManagedKeeper:
         mirror: What Triton sees.
         control: The running server.
         admission: Proves versions that appear while it runs.
+        load_timeout_s: For one load.
     """
 
     mode: ControlMode
@@ -76,10 +77,11 @@ class ManagedKeeper:
     mirror: Mirror
     control: RepositoryControl
     admission: Admission
+    load_timeout_s: float
     _poller: Poller = field(init=False)
 
     def __post_init__(self) -> None:
-        self._poller = Poller(self.stores, self.mirror, self.control, self.admission, self.admission.deadline_s)
+        self._poller = Poller(self.stores, self.mirror, self.control, self.admission, self.load_timeout_s)
 
     @property
     def ticks(self) -> bool:
@@ -100,7 +102,7 @@ class ManagedKeeper:
         Raises:
             OSError: The server ended, or the mirror cannot be written.
         """
-        replace_failed(self.stores, self.mirror, self.control, timeout_s=self.admission.deadline_s)
+        replace_failed(self.stores, self.mirror, self.control, timeout_s=self.load_timeout_s)
         forget_failures(self.stores, self.mirror, self.control)
 
     def tick(self) -> float | None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.control_mode import ControlMode
+from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.hidden_arguments import start_hidden
@@ -28,9 +29,12 @@ from graphkiln_backend.server.repository_control import HttpControl, RepositoryC
 from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
+from graphkiln_backend.server.store_view import StoreView
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 from graphkiln_backend.triton.memory_limit import limit_memory
 
+_LOAD_MARGIN_S = 30.0
+"""An instance that loads for too long is ended at its deadline; then its load ends by itself."""
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
@@ -59,6 +63,7 @@ class Launch:
         rollout: Looks after the models while the server runs.
         memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
         managed: What is served; it outlives the server's restarts.
+        loaded: What is loaded in the user's explicit mode; the same.
     """
 
     installation: Installation
@@ -73,6 +78,7 @@ class Launch:
     rollout: Rollout = field(default_factory=Rollout)
     memory_bytes: int = 0
     managed: ManagedStores = field(default_factory=ManagedStores)
+    loaded: LoadedModels = field(default_factory=LoadedModels)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -89,12 +95,16 @@ class Launch:
         backends = folder.assemble_backends(
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
-        stores = folder.link_stores(self.stores)
-        mode = ControlMode.read(self.flags)
-        complete = mode.managed and self._fill_mirror(stores, folder, backends, mode)
-        shown = [Mirror(folder.overlay).path] if mode.managed else stores
-        memory = plan_shared_memory(shown if complete else (), free_bytes=free_shared_memory())
-        line = command_line(self.installation, folder, shown, self.flags, memory, complete=complete)
+        self.managed.stores = stores = folder.link_stores(self.stores)
+        mode, flags = ControlMode.read(self.flags), self.flags
+        complete = mode.managed and self._fill_mirror(folder, backends, mode)
+        if mode.managed:
+            stores = [Mirror(folder.overlay).path]
+        elif mode.name == "explicit" and self.control():
+            stores = self._link_stores(folder)
+            flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments)))
+        memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
+        line = command_line(self.installation, folder, stores, flags, memory, complete=complete)
         return [*line, *self.access.arguments]
 
     def look_after(self, folder: RunFolder, on_settled: Callable[[], None]) -> None:
@@ -121,8 +131,18 @@ class Launch:
 
     def _keeper(self, folder: RunFolder) -> Keeper | None:
         mode, control = ControlMode.read(self.flags), self.control()
-        if not mode.managed or control is None:
+        if control is None or not (mode.managed or mode.name == "explicit"):
             return None
+        mirror = Mirror(folder.overlay)
+        if not mode.managed:
+            return ExplicitKeeper(
+                stores=self.managed,
+                mirror=mirror,
+                view=self._view(folder, mirror),
+                control=control,
+                loaded=self.loaded,
+                load_timeout_s=self.load_deadline_s + _LOAD_MARGIN_S,
+            )
         admission = Admission(
             overrides=self.overrides,
             cache=self.cache,
@@ -130,8 +150,31 @@ class Launch:
             deadline_s=self.load_deadline_s,
             stopped=self.rollout.stopped,
         )
+        return ManagedKeeper(
+            mode=mode,
+            stores=self.managed,
+            mirror=mirror,
+            control=control,
+            admission=admission,
+            load_timeout_s=self.load_deadline_s + _LOAD_MARGIN_S,
+        )
+
+    def _view(self, folder: RunFolder, mirror: Mirror) -> StoreView:
+        return StoreView(folder.overlay / "stores", self.managed.stores, mirror)
+
+    def _link_stores(self, folder: RunFolder) -> list[Path]:
+        """The stores as Triton sees them in the user's explicit mode.
+
+        Raises:
+            ServerSetupError: The stores cannot be read.
+        """
         mirror = Mirror(folder.overlay)
-        return ManagedKeeper(mode=mode, stores=self.managed, mirror=mirror, control=control, admission=admission)
+        view = self._view(folder, mirror)
+        try:
+            view.show_mirrored(())
+        except OSError as error:
+            raise _unreadable(error) from error
+        return view.paths
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
@@ -149,21 +192,18 @@ class Launch:
         is_bare = self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists()
         return self.memory_bytes or (default_limit() if is_bare else 0)
 
-    def _fill_mirror(
-        self, stores: Sequence[Path], folder: RunFolder, backends: frozenset[str], mode: ControlMode
-    ) -> bool:
+    def _fill_mirror(self, folder: RunFolder, backends: frozenset[str], mode: ControlMode) -> bool:
         """Mirrors the stores; whether every configuration in the mirror is complete.
 
         Raises:
             ServerSetupError: The stores cannot be mirrored.
         """
-        self.managed.stores = stores
         try:
             with self.cache.open(folder.shared / "artifacts") as cache:
                 graph_folder = partial(convert_if_needed, cache=cache, in_subprocess=True) if mode.completes else None
                 return self.managed.open(Mirror(folder.overlay), backends, graph_folder)
         except OSError as error:
-            raise ServerSetupError(f"cannot mirror the model stores: {error}", hint="can they be read?") from error
+            raise _unreadable(error) from error
 
     def _environment(self, folder: RunFolder) -> dict[str, str]:
         return {
@@ -221,6 +261,10 @@ def _default_values(installation: Installation, flags: TritonFlags) -> dict[str,
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
         defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
     return {name: value for name, value in defaults.items() if name not in flags.values}
+
+
+def _unreadable(error: OSError) -> ServerSetupError:
+    return ServerSetupError(f"cannot mirror the model stores: {error}", hint="can they be read?")
 
 
 def _flag_name(word: str) -> str:

@@ -96,12 +96,14 @@ class ManagedStores:
             versions: Those that come into question.
         """
         while candidates := [] if stored.problem else self._candidates(stored, versions):
+            blamed = candidates[-1]
             try:
                 written = read_config(stored.folder / CONFIG_FILE)
                 selected = tuple(select_versions(written, candidates))
+                blamed = selected[-1] if selected else blamed
                 config = self._complete(stored, selected) if selected else None
             except (GraphkilnError, OSError) as error:
-                self.quarantine.add(stored, candidates[-1], str(error))
+                self.quarantine.add(stored, blamed, str(error))
                 continue
             return ServedModel(stored=stored, versions=selected, config=config)
         return ServedModel(stored=stored)

@@ -99,7 +99,7 @@ def forget_failures(stores: ManagedStores, mirror: Mirror, control: RepositoryCo
         serving = [int(state.version) for state in states if state.state == "READY"]
         model = stores.served.get(name)
         if failed and model is None:
-            _forget_model(name, failed, mirror, control)
+            forget_model(name, failed, mirror, control)
         elif failed and serving and model:
             forget_versions(name, failed, serving, mirror, control)
             stores.present(mirror, model)
@@ -118,8 +118,12 @@ def forget_versions(
     control.load(name, _FORGET_TIMEOUT_S)
 
 
-def _forget_model(name: str, failed: list[int], mirror: Mirror, control: RepositoryControl) -> None:
-    """Makes Triton forget a model that is gone: loaded as placeholders, which then are unloaded."""
+def forget_model(name: str, failed: list[int], mirror: Mirror, control: RepositoryControl) -> None:
+    """Makes Triton forget a model: it is loaded as placeholders, which then are unloaded.
+
+    Raises:
+        OSError: The server ended, or the mirror cannot be written.
+    """
     mirror.forget(name, failed, serving=())
     try:
         control.load(name, _FORGET_TIMEOUT_S)

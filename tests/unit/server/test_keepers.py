@@ -34,7 +34,10 @@ def make_keeper(name: str, store: StoreOfFakes, folder: Path, admission: Admissi
     triton = FakeTriton(mirror.path)
     triton.start()
     mode = ControlMode(name=name, poll_s=0.5, managed=True, completes=True)
-    return ManagedKeeper(mode=mode, stores=stores, mirror=mirror, control=triton, admission=admission), triton
+    keeper = ManagedKeeper(
+        mode=mode, stores=stores, mirror=mirror, control=triton, admission=admission, load_timeout_s=9
+    )
+    return keeper, triton
 
 
 def test_after_the_start_older_versions_take_over(

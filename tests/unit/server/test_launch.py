@@ -150,14 +150,32 @@ class TestPrepare:
         make_launch(installation, store).prepare(folder)
         assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
-    @pytest.mark.parametrize("flag", ["--model-control-mode=explicit", "--load-model=digits"])
-    def test_what_the_user_controls_is_tritons(
-        self, installation: Installation, folder: RunFolder, store: Path, flag: str
+    def test_what_only_triton_can_do_is_left_to_it(
+        self, installation: Installation, folder: RunFolder, store: Path
     ) -> None:
-        line = make_launch(installation, store, flags=parse(flag)).prepare(folder)
+        line = make_launch(installation, store, flags=parse("--load-model=digits")).prepare(folder)
         assert f"--model-repository={store}" in line
         assert not folder.overlay.exists()
         assert "--disable-auto-complete-config" not in line
+
+    def test_in_explicit_mode_the_store_is_shown_as_it_is(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        flags = parse("--model-control-mode=explicit", "--load-model=digits")
+        line = make_launch(installation, store, flags=flags).prepare(folder)
+        link = folder.overlay / "stores" / "0"
+        assert f"--model-repository={link}" in line
+        assert link.readlink() == store
+        assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
+        assert "--disable-auto-complete-config" not in line
+
+    def test_in_explicit_mode_what_was_loaded_is_loaded_again(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        launch = make_launch(installation, store, flags=parse("--model-control-mode=explicit", "--load-model=*"))
+        launch.loaded.versions = {"digits": (1,)}
+        line = launch.prepare(folder)
+        assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
 
     @pytest.mark.parametrize("flags", [(), ("--model-control-mode=none",), ("--model-control-mode=poll",)])
     def test_otherwise_triton_loads_what_the_mirror_holds(
@@ -211,7 +229,8 @@ class TestPrepare:
         spaced = store.rename(tmp_path / "a store")
         flags = parse("--model-control-mode=explicit")
         line = make_launch(installation, spaced, flags=flags).prepare(folder)
-        assert f"--model-repository={folder.path / 'stores' / '0'}" in line
+        assert f"--model-repository={folder.overlay / 'stores' / '0'}" in line
+        assert (folder.overlay / "stores" / "0" / "digits").is_dir()
         assert not any(" " in word for word in line)
 
     def test_the_users_backends_are_beside_graphkilns(

@@ -1,0 +1,168 @@
+"""The user's own explicit mode: the stores are Triton's, and what failed leaves no trace.
+
+A load that fails is answered by Triton, with the reason. Afterwards Triton would stay "not ready" for ever: what served
+before goes on serving, and readiness comes back within about two seconds. After a crash, the models that were loaded
+are loaded again; a version that fails then gives way to an older one, as at the first start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.recovery import (
+    all_loaded,
+    brief,
+    forget_model,
+    forget_versions,
+    replace_failed,
+    states_by_model,
+)
+from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
+from graphkiln_backend.server.store_view import StoreView
+
+_log = logging.getLogger("graphkiln.server")
+
+_EVERY_S = 0.5
+_FLAG = "--load-model"
+
+
+@dataclass(slots=True)
+class LoadedModels:
+    """What was loaded when a server was last seen; outlives its restarts.
+
+    Attributes:
+        versions: The versions of each model that served; None before the first server was live.
+    """
+
+    versions: dict[str, tuple[int, ...]] | None = None
+
+    def arguments(self, typed: Sequence[str]) -> list[str]:
+        """The user's arguments, with what was loaded in the place of what the user had loaded first."""
+        if self.versions is None:
+            return list(typed)
+        words = iter(typed)
+        kept = []
+        for word in words:
+            if word == _FLAG:
+                next(words, None)
+            elif not word.startswith(f"{_FLAG}="):
+                kept.append(word)
+        return [*kept, *(f"{_FLAG}={model}" for model in self.versions)]
+
+
+@dataclass(kw_only=True, slots=True)
+class ExplicitKeeper:
+    """Looks after a server that the user controls.
+
+    Attributes:
+        stores: What was tried, and what is kept away when it starts.
+        mirror: Holds what is shown instead of a model's own folder.
+        view: What Triton sees.
+        control: The running server.
+        loaded: What is loaded.
+        load_timeout_s: For one load.
+    """
+
+    stores: ManagedStores
+    mirror: Mirror
+    view: StoreView
+    control: RepositoryControl
+    loaded: LoadedModels
+    load_timeout_s: float
+    _failed_at_start: set[str] = field(default_factory=set)
+
+    ticks = True
+
+    def is_settled(self) -> bool:
+        """Whether everything that was to be loaded at the start is.
+
+        Raises:
+            OSError: The server does not list its models, or the stores cannot be listed.
+        """
+        self._take_stock()
+        return all_loaded(self.stores, self.control)
+
+    def settle(self) -> None:
+        """Gives versions that failed at the start a successor.
+
+        Raises:
+            OSError: The server ended, or the mirror cannot be written.
+        """
+        shown = _MirroredLoads(self.control, self.view)
+        replace_failed(self.stores, self.mirror, shown, timeout_s=self.load_timeout_s)
+        self._failed_at_start = {name for name, model in self.stores.served.items() if not model.versions}
+        self.view.show_mirrored(())
+        self.tick()
+
+    def tick(self) -> float | None:
+        """Has Triton forget what failed since.
+
+        Raises:
+            OSError: The server ended, or the mirror cannot be written.
+        """
+        states = states_by_model(self.control.index())
+        idle = {name: rows for name, rows in states.items() if not any(row.state == "LOADING" for row in rows)}
+        forgotten = [name for name, rows in idle.items() if self._forget(name, rows)]
+        if forgotten:
+            self.view.show_mirrored(())
+        self.loaded.versions = {name: versions for name, rows in states.items() if (versions := _serving(rows))}
+        return _EVERY_S
+
+    def _take_stock(self) -> None:
+        """What Triton was told to load, as if we had shown it."""
+        states = states_by_model(self.control.index())
+        found = scan_stores(self.stores.stores)
+        self.stores.served = {
+            name: ServedModel(stored=found[name], versions=versions)
+            for name, rows in states.items()
+            if (versions := _tried(rows)) and name in found
+        }
+
+    def _forget(self, name: str, rows: list[VersionState]) -> bool:
+        """Whether there was anything to forget."""
+        failed = [int(row.version) for row in rows if row.failed]
+        serving = _serving(rows)
+        if not failed or (name in self._failed_at_start and not serving):
+            return False
+        for row in rows:
+            if row.failed:
+                reason = brief(row.reason, self.mirror.path / name, Path(name))
+                _log.error("%s version %s could not be loaded: %s", name, row.version, reason)
+        shown = _MirroredLoads(self.control, self.view)
+        if serving:
+            forget_versions(name, failed, list(serving), self.mirror, shown)
+        else:
+            forget_model(name, failed, self.mirror, shown)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _MirroredLoads:
+    """Loads a model as the mirror has it."""
+
+    control: RepositoryControl
+    view: StoreView
+
+    def index(self) -> list[VersionState]:
+        return self.control.index()
+
+    def load(self, model: str, timeout_s: float) -> str:
+        self.view.show_mirrored({model})
+        return self.control.load(model, timeout_s)
+
+    def unload(self, model: str) -> None:
+        self.control.unload(model)
+
+
+def _serving(rows: Sequence[VersionState]) -> tuple[int, ...]:
+    return tuple(int(row.version) for row in rows if row.state == "READY")
+
+
+def _tried(rows: Sequence[VersionState]) -> tuple[int, ...]:
+    return tuple(int(row.version) for row in rows if row.version)
