@@ -15,7 +15,7 @@ import pytest
 import zoo
 from running import COMMAND, Server, StartServer, run_command
 
-from graphkiln_backend.graph.errors import ModelNotReady, ProtocolError, ServerError
+from graphkiln_backend.graph.errors import ProtocolError, ServerError
 from graphkiln_client import Client, ServedModel
 
 pytestmark = pytest.mark.server
@@ -70,9 +70,10 @@ class TestModels:
                 with pytest.raises(ServerError, match="nonesuch"):
                     client.load("nonesuch")
 
-    def test_a_server_that_does_not_load_on_demand_says_so(self, url: str) -> None:
-        with Client(url) as client, pytest.raises(ModelNotReady, match="is not allowed if polling is enabled"):
+    def test_without_a_mode_what_serves_may_be_loaded_again(self, url: str) -> None:
+        with Client(url) as client:
             client.load("digits")
+            assert any(model.ready for model in client.models() if model.name == "digits")
 
     def test_rows_that_name_no_model_break_the_protocol(self) -> None:
         with pytest.raises(ProtocolError, match="names no model"):
