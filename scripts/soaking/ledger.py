@@ -47,6 +47,17 @@ class Outcome:
     ended: float
 
 
+@dataclass
+class Ticket:
+    """Of one request, for its sender.
+
+    Attributes:
+        verdict: How it ended, once it has.
+    """
+
+    verdict: Verdict = "right"
+
+
 class Ledger:
     """Counts outcomes, and keeps those that were not right. Thread-safe."""
 
@@ -58,21 +69,21 @@ class Ledger:
         self._next = 0
 
     @contextmanager
-    def request(self, sender: str) -> Iterator[None]:
+    def request(self, sender: str) -> Iterator[Ticket]:
         """Around one request and the check of its answer: an exception says how it ended, and goes no further."""
         with self._lock:
             number = self._next
             self._next += 1
             begun = time.monotonic()
             self._in_flight[number] = (sender, begun)
-        verdict: Verdict = "right"
+        ticket = Ticket()
         detail = ""
         try:
-            yield
+            yield ticket
         except Exception as error:
-            verdict, detail = judge(error)
+            ticket.verdict, detail = judge(error)
         finally:
-            self._end(number, sender, verdict, detail, begun)
+            self._end(number, sender, ticket.verdict, detail, begun)
 
     def _end(self, number: int, sender: str, verdict: Verdict, detail: str, begun: float) -> None:
         with self._lock:

@@ -13,13 +13,16 @@ import numpy as np
 
 from graphkiln_client import AsyncClient
 from soaking.classifying import Classifying
-from soaking.ledger import DEADLINE_S, Ledger, WrongAnswer
+from soaking.ledger import DEADLINE_S, Ledger, Ticket, WrongAnswer
 from soaking.models import MODELS, Arrays, SoakModel, difference
 from soaking.senders import Answer, BareHttp, OurClient, OurSharedMemory, Sender, TritonGrpc, TritonHttp, close_quietly
 from soaking.service import Service
 
 _PAUSE_S = 0.08
 """Mean pause of a sender between two requests: load enough to hit every fault, on two cores."""
+_REFUSED_PAUSE_S = 0.4
+"""After a refusal: nobody who hammers a server that is away helps it back."""
+_TASKS = 3
 _LARGE_SHARE = 0.05
 _JOIN_S = 60.0
 
@@ -115,9 +118,9 @@ class Traffic:
         self._ledger.give_up_on_overdue()
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _pause(self, chance: random.Random) -> bool:
+    def _pause(self, chance: random.Random, last: Ticket) -> bool:
         """Waits between two requests; whether there is to be another."""
-        return not self._stopping.wait(chance.expovariate(1 / _PAUSE_S))
+        return not self._stopping.wait(_pause_s(chance, last))
 
     def _request(self, chance: random.Random) -> tuple[SoakModel, str, Arrays]:
         model = chance.choice(MODELS)
@@ -128,35 +131,42 @@ class Traffic:
 
     def _send(self, make: Callable[[], Sender], number: int) -> None:
         chance = random.Random(self._seed * 1000 + number)
-        sender = make()
-        while self._pause(chance):
+        sender, last = make(), Ticket()
+        while self._pause(chance, last):
             model, version, feeds = self._request(chance)
-            with self._ledger.request(sender.name):
+            with self._ledger.request(sender.name) as last:
                 self.versions.check(model, version, feeds, sender.ask(model, version, feeds))
         close_quietly(sender)
 
     def _classify(self, url: str, number: int) -> None:
         chance = random.Random(self._seed * 1000 + number)
+        last = Ticket()
         with Classifying(url) as classifying:
-            while self._pause(chance):
-                with self._ledger.request(classifying.name):
+            while self._pause(chance, last):
+                with self._ledger.request(classifying.name) as last:
                     classifying.ask(chance)
 
     def _send_async(self, url: str, number: int) -> None:
         asyncio.run(self._send_in_loop(url, number))
 
     async def _send_in_loop(self, url: str, number: int) -> None:
-        """Three tasks that share a client."""
+        """Some tasks that share a client."""
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(url, timeout_s=DEADLINE_S, max_retries=0))
             name = f"async client {url.partition(':')[0]}"
-            await asyncio.gather(*(self._task(client, name, number * 10 + task) for task in range(3)))
+            await asyncio.gather(*(self._task(client, name, number * 10 + task) for task in range(_TASKS)))
 
     async def _task(self, client: AsyncClient, name: str, number: int) -> None:
         chance = random.Random(self._seed * 1000 + number)
+        last = Ticket()
         while not self._stopping.is_set():
-            await asyncio.sleep(chance.expovariate(1 / (3 * _PAUSE_S)))
+            await asyncio.sleep(_TASKS * _pause_s(chance, last))
             model, version, feeds = self._request(chance)
-            with self._ledger.request(name):
+            with self._ledger.request(name) as last:
                 answer = await client.model(model.name, version).infer(feeds)
                 self.versions.check(model, version, feeds, (answer, None))
+
+
+def _pause_s(chance: random.Random, last: Ticket) -> float:
+    """Random seconds between two requests."""
+    return chance.expovariate(1 / (_REFUSED_PAUSE_S if last.verdict == "refused" else _PAUSE_S))
