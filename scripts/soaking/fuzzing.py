@@ -36,6 +36,7 @@ Case = HttpCase | GrpcCase
 
 _RECOVERY_LIMIT_S = 90.0
 _AFTERMATH_S = 3.0
+_ALIKE = 160
 _SERVICE_S = 6.0
 """Of undisturbed service after each restart: one that is ended more often gives up, as it says."""
 
@@ -82,6 +83,7 @@ class Fuzzer(Closeable):
         self._http: http.client.HTTPConnection | None = None
         self._channel = grpc.insecure_channel(f"127.0.0.1:{service.grpc_port}")
         self._server = self._server_pid()
+        self._deadly: set[str] = set()
 
     def run(self, count: int, seed: int) -> None:
         """Sends cases.
@@ -90,7 +92,11 @@ class Fuzzer(Closeable):
             count: How many.
             seed: Of their choice.
         """
+        while (left := count - sum(self.log.sent.values())) > 0:
+            self._run_round(left, seed)
+            seed += 1
 
+    def _run_round(self, count: int, seed: int) -> None:
         @hypothesis.seed(seed)
         @hypothesis.settings(
             max_examples=count,
@@ -101,7 +107,8 @@ class Fuzzer(Closeable):
         )
         @hypothesis.given(cases)
         def send(case: Case) -> None:
-            self._send(case)
+            if _likeness(case) not in self._deadly:
+                self._send(case)
 
         send()
 
@@ -174,6 +181,7 @@ class Fuzzer(Closeable):
         if self._server_pid() == self._server and self._service.ready_status() == http.HTTPStatus.OK:
             return False
         self.log.killers.append(str(case))
+        self._deadly.add(_likeness(case))
         _log.info("the server ended after %s", case)
         self._wait_back()
         self._server = self._server_pid()
@@ -262,6 +270,11 @@ def neighbors_failed(outcomes: list[Outcome], windows: list[tuple[float, float]]
         if not outcome.sender.startswith(("HTTP ", "gRPC "))
         and all(outcome.ended < begin or outcome.begun > end for begin, end in windows)
     ]
+
+
+def _likeness(case: Case) -> str:
+    """What variations of a case have in common: hypothesis varies what it has found, and a restart takes seconds."""
+    return str(case)[:_ALIKE]
 
 
 def _status(error: Exception) -> str:
