@@ -22,6 +22,7 @@ from graphkiln_backend.graph.closing import Closeable
 from soaking.service import MARKER
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX keeps it on Linux
+RUNS = "runs.txt"
 _ROUNDS = 20
 
 
@@ -76,13 +77,27 @@ def end_processes(marker: str) -> None:
 
 def remove_regions(soak_pid: int, temporary: Path) -> None:
     """Removes the shared-memory regions of the soak's own clients, and of servers whose run folder is still there."""
-    runs = [f"{run.name}-" for run in temporary.glob("graphkiln-*")]
-    for prefix in (f"graphkiln-client-{soak_pid}-", f"graphkiln-soak-{soak_pid}-", *runs):
-        for region in SHARED_MEMORY.glob(f"{prefix}*"):
-            if region.is_dir():  # status files of instances
-                shutil.rmtree(region, ignore_errors=True)
-            else:
-                region.unlink(missing_ok=True)
+    for region in regions_of(soak_pid, known_runs(temporary)):
+        if region.is_dir():  # status files of instances
+            shutil.rmtree(region, ignore_errors=True)
+        else:
+            region.unlink(missing_ok=True)
+
+
+def regions_of(soak_pid: int, runs: set[str]) -> list[Path]:
+    """What the clients of a soak and runs of the server have in shared memory."""
+    own = (f"graphkiln-client-{soak_pid}-", f"graphkiln-soak-{soak_pid}-", *(f"{run}-" for run in runs))
+    return [path for path in sorted(SHARED_MEMORY.iterdir()) if path.name.startswith(own)]
+
+
+def known_runs(temporary: Path) -> set[str]:
+    """The names of all runs that have used a folder for temporary files, as far as anybody has looked."""
+    seen = temporary.with_name(RUNS)
+    before = set(seen.read_text().split()) if seen.exists() else set()
+    runs = before | {path.name for path in temporary.glob("graphkiln-*")}
+    if runs != before:
+        seen.write_text("\n".join(sorted(runs)))
+    return runs
 
 
 def _carries(process: psutil.Process, marker: str) -> bool:

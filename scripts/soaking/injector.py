@@ -117,7 +117,7 @@ class Injector:
             trouble = f"{type(error).__name__}: {error}"
         try:
             fault.undo(self.where)
-        except OSError as error:
+        except Exception as error:
             trouble = trouble or f"not taken back: {error}"
         return self._wait_recovered(begun, over), trouble
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from graphkiln_backend.graph.closing import Closeable
+from soaking.guard import known_runs
 from soaking.service import Service
 
 _PERIOD_S = 2.0
@@ -59,6 +60,7 @@ class Memory(Closeable):
                 continue  # a process has just ended: the next reading is whole
 
     def _read(self) -> None:
+        known_runs(self._service.temporary)  # each that is seen is remembered
         tree = self._service.tree()
         if len(tree) < 2:
             return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from soaking.fault import Fault, Field
-from soaking.guard import SHARED_MEMORY, Guard
+from soaking.guard import Guard, known_runs, regions_of
 from soaking.hostile import hostile_requests
 from soaking.injector import Injection, Injector
 from soaking.ledger import Ledger, Outcome
@@ -185,6 +185,5 @@ def _is_outside(outcome: Outcome, windows: list[tuple[float, float]]) -> bool:
 def leftovers(service: Service) -> list[str]:
     """Processes, temporary files and shared-memory regions that the stopped service has left."""
     files = [str(path.relative_to(service.temporary)) for path in sorted(service.temporary.iterdir())]
-    own = (f"graphkiln-client-{os.getpid()}-", *(f"{name}-" for name in files))
-    regions = [path.name for path in sorted(SHARED_MEMORY.iterdir()) if path.name.startswith(own)]
+    regions = [path.name for path in regions_of(os.getpid(), known_runs(service.temporary))]
     return [*files, *regions, *(f"process {process.pid}" for process in service.tree()[1:])]

@@ -78,21 +78,24 @@ class GoodVersion(Fault):
         field.versions.add("scaled", version)
         begun = time.monotonic()
         write_version(field.store / "scaled" / str(version), scaled_graph(version))
-        self._wait_live(field, version, begun)
+        self._wait(field, version, live=True)
+        self.live_s.append(time.monotonic() - begun)
         field.versions.announce("scaled", version)
         return at_once
 
-    def _wait_live(self, field: Field, version: int, begun: float) -> None:
+    def _wait(self, field: Field, version: int, *, live: bool) -> None:
+        """Until a version is live, or is no longer."""
         path = f"/v2/models/scaled/versions/{version}/ready"
-        while field.service.status(path) != 200:
-            if time.monotonic() - begun > _LIVE_LIMIT_S:
-                raise MeasurementError(f"a good version is not live after {_LIVE_LIMIT_S:.0f} s")
+        limit = time.monotonic() + _LIVE_LIMIT_S
+        while (field.service.status(path) == 200) != live:
+            if time.monotonic() > limit:
+                raise MeasurementError(f"a good version is {'not ' * live}live after {_LIVE_LIMIT_S:.0f} s")
             time.sleep(0.1)
-        self.live_s.append(time.monotonic() - begun)
 
     def undo(self, field: Field) -> None:
         field.versions.withdraw("scaled", self._next)
         shutil.rmtree(field.store / "scaled" / str(self._next), ignore_errors=True)
+        self._wait(field, self._next, live=False)
 
 
 class FullCache(GoodVersion):

@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from soaking import guard
+from soaking.guard import known_runs, regions_of, remove_regions
+
 PROGRAM = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -59,3 +62,22 @@ def test_nothing_is_left(tmp_path: Path, end: signal.Signals | None) -> None:
     while is_alive(child) or folder.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_what_runs_have_left_in_shared_memory_is_found_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, temporary = tmp_path / "shm", tmp_path / "tmp"
+    monkeypatch.setattr(guard, "SHARED_MEMORY", memory)
+    (memory / "graphkiln-abc-instances").mkdir(parents=True)
+    for name in ("graphkiln-abc-0", "graphkiln-client-7-x", "graphkiln-client-8-x", "graphkiln-other-0"):
+        (memory / name).touch()
+    (temporary / "graphkiln-abc").mkdir(parents=True)
+    assert known_runs(temporary) == {"graphkiln-abc"}
+    (temporary / "graphkiln-abc").rmdir()
+    runs = known_runs(temporary)
+    assert runs == {"graphkiln-abc"}, "a run is remembered when its folder is gone"
+    found = [path.name for path in regions_of(7, runs)]
+    assert found == ["graphkiln-abc-0", "graphkiln-abc-instances", "graphkiln-client-7-x"]
+    remove_regions(7, temporary)
+    assert {path.name for path in memory.iterdir()} == {"graphkiln-client-8-x", "graphkiln-other-0"}
