@@ -29,7 +29,8 @@ class Injection:
         begun: When it was injected; monotonic seconds.
         ended: When the service had recovered, or was given up.
         ready_again_s: Seconds from the fault until the service was seen to be ready again for good, and every model
-            answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit.
+            answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit. Of a fault that
+            stays for a while: the longest time without readiness.
         unready: What readiness said meanwhile when it was not 200, asked ten times a second.
         errors: What clients saw meanwhile.
         restarts: What the service added to its metric of restarts.
@@ -119,7 +120,10 @@ class Injector:
             fault.undo(self.where)
         except Exception as error:
             trouble = trouble or f"not taken back: {error}"
-        return self._wait_recovered(begun, over), trouble
+        recovered_s = self._wait_recovered(begun, over)
+        if fault.hold_s and recovered_s is not None:  # what stays for a while is not over before it is taken back
+            recovered_s = self.readiness.longest_s(begun, time.monotonic())
+        return recovered_s, trouble
 
     def _wait_recovered(self, begun: float, over: Over | None) -> float | None:
         """Seconds from the fault until the service had recovered for good; None beyond the limit."""

@@ -15,6 +15,8 @@ from soaking.models import MODELS, difference
 from soaking.service import Service
 
 _PERIOD_S = 0.1
+_GAP_S = 0.5
+"""Between two failures in a row; more than that, and it was ready in between."""
 _PROBE_LIMIT_S = 5.0
 _PROBE_ROWS = 2
 
@@ -43,6 +45,16 @@ class Readiness(Closeable):
     def last_failure(self, begin: float, end: float) -> float | None:
         """When readiness was last seen to fail between two moments."""
         return max((ended for _, ended, _ in self._between(begin, end)), default=None)
+
+    def longest_s(self, begin: float, end: float) -> float:
+        """Seconds of the longest time without readiness between two moments."""
+        longest = since = 0.0
+        last = -_GAP_S
+        for begun, ended, _ in self._between(begin, end):
+            since = since if begun - last < _GAP_S else begun
+            last = ended
+            longest = max(longest, last - since)
+        return longest
 
     def statuses(self, begin: float, end: float) -> dict[str, int]:
         """How often readiness failed between two moments, by HTTP status."""

@@ -74,7 +74,7 @@ def make(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         ledger=Ledger(),
         chance=random.Random(1),
     )
-    watching: Any = SimpleNamespace(last_failure=lambda *_: None, statuses=lambda *_: {})
+    watching: Any = SimpleNamespace(last_failure=lambda *_: None, statuses=lambda *_: {}, longest_s=lambda *_: 0.0)
     return lambda *faults: Injector(where=where, readiness=watching, faults=list(faults))
 
 
