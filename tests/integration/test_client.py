@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 from running import Server, Serving, StartServer
 
+from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError, DeadlineExceeded, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -187,7 +188,8 @@ class TestTypes:
 class TestSharedMemory:
     def regions(self, server: Server) -> set[str]:
         with tritonclient.http.InferenceServerClient(server.url.rpartition("/")[2]) as plain:
-            return {region["name"] for region in plain.get_system_shared_memory_status()}
+            key = find_key("127.0.0.1", server.http_port)
+            return {region["name"] for region in plain.get_system_shared_memory_status(headers={HTTP_HEADER: key})}
 
     def files(self) -> list[Path]:
         """Those of this process: others may be between making and unlinking one."""

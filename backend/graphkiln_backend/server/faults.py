@@ -29,7 +29,7 @@ from graphkiln_backend.triton.instance_status import (
 
 _log = logging.getLogger("graphkiln.server")
 
-_SILENT_S = 10.0
+_SILENT_S = 20.0
 """An instance beats once a second, also while it computes; a busy machine delays that, but not by ten beats."""
 _STOPPED_S = 1.5
 """A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats."""

@@ -31,7 +31,6 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_view import StoreView
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
-from graphkiln_backend.triton.memory_limit import limit_memory
 
 _LOAD_MARGIN_S = 30.0
 """An instance that loads for too long is ended at its deadline; then its load ends by itself."""
@@ -179,16 +178,13 @@ class Launch:
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
         hidden = [word for word in command if word in self.access.arguments]
-        return start_hidden(command, hidden, self._environment(folder), partial(self._bind, self._memory_limit()))
+        return start_hidden(command, hidden, self._environment(folder), end_with_parent)
 
-    def _bind(self, memory_bytes: int) -> None:
-        """In the child, before it becomes tritonserver."""
-        end_with_parent()
-        if memory_bytes:
-            limit_memory(memory_bytes)
+    def memory_limit(self) -> int:
+        """Bytes that the server itself may take for requests, or 0 for any number.
 
-    def _memory_limit(self) -> int:
-        """Bytes; 0 where the server itself may hold graphs or talk to a GPU, and the user has given no limit."""
+        That is so where it may hold graphs or talk to a GPU, and the user has given no limit.
+        """
         is_bare = self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists()
         return self.memory_bytes or (default_limit() if is_bare else 0)
 

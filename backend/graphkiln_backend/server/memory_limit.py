@@ -1,7 +1,19 @@
-"""How much memory tritonserver itself may take (see `graphkiln_backend.triton.memory_limit`)."""
+"""A limit on the memory of tritonserver's own process, so that a small request cannot take all of the machine's.
+
+For a request whose tensors are JSON, Triton (24.10) makes room for the shape before it looks at the data: a shape of
+4294967296 in 60 bytes takes 16 GB, and whatever else runs on the machine is in the hands of the kernel's out-of-memory
+killer. Beyond the limit the allocation fails, Triton ends, and the supervisor starts it again. It inflates a compressed
+HTTP body without bound, too (1.5 MB became 1.5 GB in 2 s): that allocation fails with a response of 500, and the server
+goes on. No option of Triton's changes either.
+
+Graphs are not in that process but in the instances, which lift the limit for themselves when they start. The stacks of
+its threads are, 8 MB of address space for each: 34 models with two instances have 2,472. The kernel counts them, so
+the limit rises with their number, and there is none before the server takes requests.
+"""
 
 from __future__ import annotations
 
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,11 +22,56 @@ import psutil
 _LEAST_BYTES = 2 << 30
 """tritonserver starts with 0.8 GB of address space that counts."""
 _SHARE = 2
+_UNLIMITED_STACK = 8 << 20
+"""Of a thread where the user has set no limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less."""
 _GROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 """Limit and use of a container's memory. Source: the kernel's cgroup-v2.rst and cgroup-v1/memory.rst."""
+
+
+class MemoryLimit:
+    """Holds a process to what it has when this is made, the stacks of its later threads, and some bytes more.
+
+    Args:
+        pid: The process.
+        limit_bytes: How much more private writable memory it may take; 0 for any amount.
+    """
+
+    def __init__(self, pid: int, limit_bytes: int) -> None:
+        self._pid = pid
+        self._limit_bytes = limit_bytes
+        self._stack_bytes = _stack_size()
+        self._base_bytes = self._measure() if limit_bytes else 0
+        self._users_bytes: int | None = None
+
+    def follow(self) -> None:
+        """Sets the limit for the threads that there are now. A lower limit of the user's own stays."""
+        if not self._limit_bytes:
+            return
+        with suppress(OSError, ValueError):  # it has just ended, or the system knows no such limit
+            soft, hard = resource.prlimit(self._pid, resource.RLIMIT_DATA)
+            self._users_bytes = soft if self._users_bytes is None else self._users_bytes
+            needed = self._base_bytes + self._limit_bytes + self._stacks()
+            if self._users_bytes == resource.RLIM_INFINITY or needed < self._users_bytes:
+                resource.prlimit(self._pid, resource.RLIMIT_DATA, (needed, hard))
+
+    def _measure(self) -> int:
+        """Bytes that are not stacks."""
+        with suppress(OSError):
+            pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[5])  # Source: proc(5), statm: data
+            return max(pages * resource.getpagesize() - self._stacks(), 0)
+        return 0
+
+    def _stacks(self) -> int:
+        return len(list(Path(f"/proc/{self._pid}/task").iterdir())) * self._stack_bytes
+
+
+def _stack_size() -> int:
+    """Bytes of a new thread's stack. Source: pthread_attr_init(3)."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _UNLIMITED_STACK if soft == resource.RLIM_INFINITY else soft
 
 
 def default_limit() -> int:

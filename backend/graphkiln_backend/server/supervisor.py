@@ -21,6 +21,7 @@ from graphkiln_backend.server.drain import Drain
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.liveness import LivenessProbe
+from graphkiln_backend.server.memory_limit import MemoryLimit
 from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
 from graphkiln_backend.server.processes import Guard, Reaper, kill_group
 from graphkiln_backend.server.restarts import RestartBudget
@@ -36,7 +37,7 @@ _WATCH_S = 0.5
 """How often the set of instances is read anew; the death of a known one is seen at once."""
 _RETRY_S = 2.0
 """How often a start is tried again for which there was no room."""
-_SILENT_S = 10.0
+_SILENT_S = 20.0
 """A server that is asked whether it lives and does not respond for so long is restarted."""
 
 
@@ -131,6 +132,7 @@ class Supervisor:
         watchdog = Watchdog(folder.instances, server.pid, self._limits)
         with ExitStack() as probes:
             probe: LivenessProbe | None = None
+            memory: MemoryLimit | None = None
             while (code := server.poll()) is None:
                 if signals.count:
                     self._launch.rollout.halt()
@@ -145,6 +147,9 @@ class Supervisor:
                 if self._live_at is None and self._is_listening(server):
                     self._announce(folder)
                     probe = probes.enter_context(LivenessProbe(self._http)) if self._http else None
+                    memory = MemoryLimit(server.pid, self._launch.memory_limit())
+                if memory:
+                    memory.follow()
                 instances = [status.pid for status in read_statuses(folder.instances)]
                 signals.wait([server.pid, *instances], _WATCH_S if self._live_at else _POLL_S)
             return self._judge(code)
