@@ -317,7 +317,12 @@ class TestBadInput:
         np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], wanted, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize(
-        "source", ["torchvision:mobilenet_v3_small", "torchvision:squeezenet1_1", "timm:resnet10t"]
+        "source",
+        [
+            pytest.param("torchvision:mobilenet_v3_small", marks=pytest.mark.slow),
+            "torchvision:squeezenet1_1",
+            "timm:resnet10t",
+        ],
     )
     def test_weights_that_were_trained_for_other_classes(self, run: Convert, tmp_path: Path, source: str) -> None:
         """The usual case of a fine-tuned model: as many outputs as its head has."""

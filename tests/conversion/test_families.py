@@ -26,8 +26,7 @@ def slowly(*names: str) -> list[object]:
 
 
 TORCHVISION = (
-    "shufflenet_v2_x1_0",
-    *slow("resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t"),
+    *slow("shufflenet_v2_x1_0", "resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t"),
     *slowly("resnet50", "resnet101", "mobilenet_v2", "mobilenet_v3_large", "densenet121", "vgg11_bn", "vit_b_16"),
     *slowly("squeezenet1_1"),
 )

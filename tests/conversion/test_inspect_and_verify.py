@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import zoo
 from converting import Convert
 from running import run_command
 
-from graphkiln_backend.graph.manifest import MANIFEST_FILE
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.passes.census import census
 
 
@@ -65,9 +66,10 @@ class TestVerify:
         with np.load(version / "golden.npz") as archive:
             arrays = {key: archive[key] * (1.01 if key.startswith("source/") else 1) for key in archive.files}
         np.savez_compressed(version / "golden.npz", **arrays)
-        manifest = json.loads((version / MANIFEST_FILE).read_text())
-        manifest["golden"] = {**manifest["golden"], "sha256": sha256(version / "golden.npz")}
-        (version / MANIFEST_FILE).write_text(json.dumps(manifest))
+        manifest = Manifest.read(version / MANIFEST_FILE)
+        assert manifest.golden is not None
+        golden = replace(manifest.golden, sha256=sha256(version / "golden.npz"))
+        replace(manifest, golden=golden).write(version / MANIFEST_FILE)
         finished = run_command("verify", version)
         assert finished.returncode == 1
         assert "the outputs changed" in finished.stderr

@@ -144,6 +144,7 @@ def test_the_key_is_not_in_the_process_list(explicit: Server) -> None:
     assert not [line for line in lines if key in line]
 
 
+@pytest.mark.slow
 class TestBombs:
     def test_a_body_that_inflates_is_refused_and_the_others_are_served(
         self, start_server: StartServer, repository: Path

@@ -93,6 +93,7 @@ def test_the_guard_is_not_seen_by_clients(stub: GRPCInferenceServiceStub) -> Non
     assert list(tensor.shape) == [-1, -1]
 
 
+@pytest.mark.slow
 def test_a_shape_in_json_takes_no_more_than_half_of_the_memory(server: Server) -> None:
     before = server.log.count("restarting the server")
     half_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -93,6 +93,7 @@ def test_requests_in_flight_of_a_killed_instance_get_an_error_and_do_not_hang(
     server.wait_ready()
 
 
+@pytest.mark.slow
 def test_deaths_without_end_end_the_server(start_server: StartServer, digits: Path) -> None:
     server = start_server("--model-store", digits.parent)
     for starts in range(1, 7):
@@ -138,7 +139,7 @@ def publish(store: Path, version: int, factor: float) -> None:
     folder.rename(store / "swap" / str(version))
 
 
-@pytest.mark.parametrize("mode", ["poll", "explicit"])
+@pytest.mark.parametrize("mode", ["poll", pytest.param("explicit", marks=pytest.mark.slow)])
 def test_swapping_a_version_under_load_loses_nothing(start_server: StartServer, swap_store: Path, mode: str) -> None:
     flags = ["--repository-poll-secs=1"] if mode == "poll" else ["--load-model=swap"]
     server = start_server("--model-store", swap_store, f"--model-control-mode={mode}", *flags)

@@ -178,6 +178,7 @@ class TestOtherWays:
         found, expected = ask(server, "swin", references["swin"])
         np.testing.assert_allclose(found["OUTPUT_0"], expected["OUTPUT_0"], rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.slow
     def test_without_a_cache(self, references: dict[str, Path], start_server: StartServer) -> None:
         server = start_server("--model-store", references["store"], "--cache", "off")
         server.wait_ready()

@@ -89,8 +89,8 @@ def test_a_stopped_process_is_given_a_moment(
 @pytest.mark.parametrize(
     ("values", "cause"),
     [
-        ({"beat_s": 9.0}, None),
-        ({"beat_s": 11.0}, Cause.INSTANCE_HUNG),
+        ({"beat_s": 19.0}, None),
+        ({"beat_s": 21.0}, Cause.INSTANCE_HUNG),
         ({"begun_s": 29.0, "ended": 0}, None),
         ({"begun_s": 31.0, "ended": 0}, Cause.COMPUTE_LIMIT),
         ({"begun_s": 31.0, "ended": 1}, None),

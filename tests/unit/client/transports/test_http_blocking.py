@@ -178,6 +178,7 @@ class TestReaching:
         except OSError:
             pytest.skip("this machine has no IPv6")
         with Counting([OK]) as server:
+            server._listener.shutdown(socket.SHUT_RDWR)  # ends its thread, which closing would not
             server._listener.close()
             server._listener = listener
             thread = threading.Thread(target=server._accept)
