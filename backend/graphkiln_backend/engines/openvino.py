@@ -174,9 +174,10 @@ class OpenVinoSession(Closeable):
 def _open_core() -> openvino.Core:
     """A core whose CPU plugin is loaded, in a thread of its own.
 
-    On processors with AMX the plugin replaces the signal stack of the thread that loads it, and puts the former one
-    back when it ends (2026.4). Of two that end in another order than last in, first out, one puts back what the other
-    has freed: the next signal, such as Ctrl-C, then kills the process. A thread that is over has no signals.
+    The plugin replaces the signal stack of the thread that loads it, and puts the former one back when it ends (seen
+    with 2026.4 on a processor with AVX512). Of two that end in another order than last in, first out, one puts back
+    what the other has freed: the next signal, such as Ctrl-C, then kills the process. A thread that is over has no
+    signals.
     (One core for all sessions is no way out: there, `infer` crashed after other sessions had ended.)
     """
     with ThreadPoolExecutor(1) as thread:

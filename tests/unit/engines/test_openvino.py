@@ -237,7 +237,7 @@ def test_a_build_prints_nothing(digits: Path) -> None:
 
 
 def test_a_process_takes_signals_when_sessions_have_ended(digits: Path) -> None:
-    """In whatever order they ended: see `_open_core`. On a processor without AMX this cannot fail."""
+    """In whatever order they ended: see `_open_core`."""
     program = (
         "import gc, os, pathlib, signal, sys\n"
         "from graphkiln_backend.engines.base import SessionConfig\n"

@@ -149,3 +149,15 @@ def test_the_former_handlers_come_back() -> None:
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.signal(signal.SIGTERM, old)
+
+
+@pytest.mark.parametrize(("before", "taken"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_closed_terminal_ends_what_nohup_did_not_start(before: signal.Handlers, taken: bool) -> None:
+    outer = signal.signal(signal.SIGHUP, before)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.count == taken
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, outer)
