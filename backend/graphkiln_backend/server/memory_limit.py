@@ -8,7 +8,7 @@ goes on. No option of Triton's changes either.
 
 Graphs are not in that process but in the instances, which lift the limit for themselves when they start. The stacks of
 its threads are, 8 MB of address space for each: 34 models with two instances have 2,472. The kernel counts them, so
-the limit rises with their number, and there is none before the server takes requests.
+the limit rises with their number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ import psutil
 _LEAST_BYTES = 2 << 30
 """tritonserver starts with 0.8 GB of address space that counts."""
 _SHARE = 2
+_OWN_BYTES = 512 << 20
+"""What tritonserver has besides stacks before it takes requests: 244 MB with one model, 256 MB with 34."""
+_LOADING_BYTES = 4 << 30
+"""Room for the threads that come between two looks while models load: 500 of them."""
 _UNLIMITED_STACK = 8 << 20
 """Of a thread where the user has set no limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less."""
 _GROUPS = (
@@ -32,7 +36,7 @@ _GROUPS = (
 
 
 class MemoryLimit:
-    """Holds a process to what it has when this is made, the stacks of its later threads, and some bytes more.
+    """Holds tritonserver to what it needs itself, the stacks of its threads, and some bytes more.
 
     Args:
         pid: The process.
@@ -43,26 +47,23 @@ class MemoryLimit:
         self._pid = pid
         self._limit_bytes = limit_bytes
         self._stack_bytes = _stack_size()
-        self._base_bytes = self._measure() if limit_bytes else 0
         self._users_bytes: int | None = None
 
-    def follow(self) -> None:
-        """Sets the limit for the threads that there are now. A lower limit of the user's own stays."""
+    def follow(self, *, live: bool) -> None:
+        """Sets the limit for the threads that there are now. A lower limit of the user's own stays.
+
+        Args:
+            live: Whether the server takes requests. Until then threads may come by the hundred.
+        """
         if not self._limit_bytes:
             return
         with suppress(OSError, ValueError):  # it has just ended, or the system knows no such limit
             soft, hard = resource.prlimit(self._pid, resource.RLIMIT_DATA)
             self._users_bytes = soft if self._users_bytes is None else self._users_bytes
-            needed = self._base_bytes + self._limit_bytes + self._stacks()
+            room = self._limit_bytes if live else max(self._limit_bytes, _LOADING_BYTES)
+            needed = _OWN_BYTES + room + self._stacks()
             if self._users_bytes == resource.RLIM_INFINITY or needed < self._users_bytes:
                 resource.prlimit(self._pid, resource.RLIMIT_DATA, (needed, hard))
-
-    def _measure(self) -> int:
-        """Bytes that are not stacks."""
-        with suppress(OSError):
-            pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[5])  # Source: proc(5), statm: data
-            return max(pages * resource.getpagesize() - self._stacks(), 0)
-        return 0
 
     def _stacks(self) -> int:
         return len(list(Path(f"/proc/{self._pid}/task").iterdir())) * self._stack_bytes

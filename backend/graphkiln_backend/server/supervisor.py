@@ -132,7 +132,7 @@ class Supervisor:
         watchdog = Watchdog(folder.instances, server.pid, self._limits)
         with ExitStack() as probes:
             probe: LivenessProbe | None = None
-            memory: MemoryLimit | None = None
+            memory = MemoryLimit(server.pid, self._launch.memory_limit())
             while (code := server.poll()) is None:
                 if signals.count:
                     self._launch.rollout.halt()
@@ -147,9 +147,7 @@ class Supervisor:
                 if self._live_at is None and self._is_listening(server):
                     self._announce(folder)
                     probe = probes.enter_context(LivenessProbe(self._http)) if self._http else None
-                    memory = MemoryLimit(server.pid, self._launch.memory_limit())
-                if memory:
-                    memory.follow()
+                memory.follow(live=self._live_at is not None)
                 instances = [status.pid for status in read_statuses(folder.instances)]
                 signals.wait([server.pid, *instances], _WATCH_S if self._live_at else _POLL_S)
             return self._judge(code)

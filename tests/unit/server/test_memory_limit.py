@@ -77,44 +77,45 @@ def other(own_limit: int = resource.RLIM_INFINITY) -> Iterator[Other]:
 class TestMemoryLimit:
     def test_more_is_refused_and_the_process_lives(self) -> None:
         with other() as server:
-            MemoryLimit(server.process.pid, 256 << 20).follow()
-            assert server.do("kept = bytearray(100 << 20)") == "done"
-            assert server.do("bytearray(200 << 20)") == "refused"
+            MemoryLimit(server.process.pid, 256 << 20).follow(live=True)
+            assert server.do("kept = bytearray(512 << 20)") == "done"
+            assert server.do("bytearray(300 << 20)") == "refused"
             assert server.do("bytearray(100 << 20)") == "done"
 
-    def test_what_it_had_before_is_not_counted(self) -> None:
+    def test_while_models_load_there_is_more(self) -> None:
         with other() as server:
-            server.do("kept = bytearray(300 << 20)")
-            MemoryLimit(server.process.pid, 256 << 20).follow()
-            assert server.do("bytearray(100 << 20)") == "done"
+            MemoryLimit(server.process.pid, 1 << 20).follow(live=False)
+            loading = server.limit
+            MemoryLimit(server.process.pid, 1 << 20).follow(live=True)
+            assert loading - server.limit == (4 << 30) - (1 << 20)
 
     def test_stacks_of_later_threads_are_not_counted(self) -> None:
         with other() as server:
             limit = MemoryLimit(server.process.pid, 256 << 20)
-            limit.follow()
+            limit.follow(live=True)
             before = server.limit
             server.do("over = threading.Event()")
             server.do("threads = [threading.Thread(target=over.wait) for _ in range(20)]")
             assert server.do("[thread.start() for thread in threads]") == "done"
-            limit.follow()
+            limit.follow(live=True)
             assert server.limit - before == 20 * resource.getrlimit(resource.RLIMIT_STACK)[0]
-            assert server.do("bytearray(200 << 20)") == "done"
+            assert server.do("bytearray(700 << 20)") == "done"
             server.do("over.set()")
 
     def test_a_lower_limit_of_the_user_stays(self) -> None:
         with other(own_limit=200 << 20) as server:
             limit = MemoryLimit(server.process.pid, 1 << 30)
-            limit.follow()
-            limit.follow()
+            limit.follow(live=True)
+            limit.follow(live=True)
             assert server.limit == 200 << 20
 
     def test_none(self) -> None:
         with other() as server:
-            MemoryLimit(server.process.pid, 0).follow()
+            MemoryLimit(server.process.pid, 0).follow(live=True)
             assert server.limit == resource.RLIM_INFINITY
 
     def test_a_process_that_has_ended(self) -> None:
         with other() as server:
             limit = MemoryLimit(server.process.pid, 1 << 30)
-        limit.follow()
-        MemoryLimit(server.process.pid, 1 << 30).follow()
+        limit.follow(live=True)
+        MemoryLimit(server.process.pid, 1 << 30).follow(live=True)
