@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,12 +46,18 @@ def _read(process: psutil.Process) -> Stub | None:
     """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
     try:
         folder = _model_folder(process.cmdline())
-        age_s = time.time() - process.create_time()
-    except psutil.Error:  # it has just ended
+        age_s = _age(process.pid)
+    except (psutil.Error, OSError):  # it has just ended
         return None
     if folder is None:
         return None
     return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
+
+
+def _age(pid: int) -> float:
+    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _model_folder(words: Sequence[str]) -> Path | None:

@@ -34,7 +34,7 @@ def test_shows_what_it_wrote(source: Path, tmp_path: Path) -> None:
 def test_json_is_the_manifest(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/graphkiln", "convert", "my model.onnx"])
     finished = run("convert", source, "--name", "m", "--model-store", tmp_path, "--json")
-    document = json.loads(finished.output)
+    document = json.loads(finished.stdout)
     assert document == json.loads((tmp_path / "m" / "1" / "manifest.json").read_text())
     assert document["provenance"]["command"] == "graphkiln convert 'my model.onnx'"
 

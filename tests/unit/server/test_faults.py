@@ -14,6 +14,7 @@ from statuses import instance_status
 
 from graphkiln_backend.server import faults as module
 from graphkiln_backend.server.faults import Cause, TimeLimits, Watchdog, describe_exit, exit_code
+from graphkiln_backend.server.stubs import Stub
 from graphkiln_backend.triton.instance_status import Progress, StatusFile
 
 LIMITS = TimeLimits(compute=30, load=60)
@@ -27,7 +28,8 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def watchdog(tmp_path: Path) -> Watchdog:
+def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+    monkeypatch.setattr(module, "read_stubs", lambda _: [])  # those of this process are other tests' servers'
     return Watchdog(tmp_path, os.getpid(), LIMITS)
 
 
@@ -162,6 +164,15 @@ class TestLoading:
         assert watchdog.end_endless_loading() == 1
         assert process.wait(10) == -signal.SIGKILL
         assert watchdog.end_endless_loading() == 0
+        assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
+
+    def test_a_stub_that_hangs_before_it_has_said_anything_is_ended(
+        self, watchdog: Watchdog, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        stub = Stub(pid=process.pid, model="m", version="2", age_s=70.0)
+        monkeypatch.setattr(module, "read_stubs", lambda _: [stub])
+        assert watchdog.end_endless_loading() == 1
+        assert process.wait(10) == -signal.SIGKILL
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 
     def test_one_that_has_ended_meanwhile(

@@ -13,6 +13,7 @@ from typing import Protocol
 import psutil
 import pytest
 
+from graphkiln_backend.server import stubs as module
 from graphkiln_backend.server.stubs import read_stubs
 
 TREE = """
@@ -84,3 +85,13 @@ def test_a_server_that_is_gone_has_none() -> None:
     with subprocess.Popen(["/bin/true"]) as process:
         pass
     assert read_stubs(process.pid) == []
+
+
+def test_a_clock_that_is_set_makes_no_stub_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        try:
+            real = time.time()
+            monkeypatch.setattr(time, "time", lambda: real + 3600)
+            assert 0 <= module._age(process.pid) < 30
+        finally:
+            process.kill()
