@@ -80,7 +80,7 @@ class TestOpenLoop:
     def test_requests_come_at_the_rate(self) -> None:
         seen = open_loop(lambda: sleeping(0.001), 200, 2.0, warmup_s=0.2, at_start=nothing)
         assert seen.per_second == pytest.approx(200, rel=0.25)
-        assert seen.unsent == 0
+        assert seen.unsent <= 2  # the last ones of the period may not have been sent when it ended
 
     @pytest.mark.parametrize("callers", [1, 256])
     def test_a_stall_is_charged_to_all_who_waited(self, callers: int, monkeypatch: pytest.MonkeyPatch) -> None:
