@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import os
 import re
-import resource
 import secrets
 import shutil
 import signal
@@ -22,15 +20,14 @@ import psutil
 
 from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.lowering.parentage import end_with_parent
 
 MARKER = "GRAPHKILN_SOAK"
 """Environment variable of every process of a soak, so that its guard can find and end them."""
 START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 60.0
-_MOST_BYTES = 6 << 30
-"""Of memory for one process: a JSON shape of 4294967296 makes Triton (24.10) take all of a machine's memory."""
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_SERVER_MEMORY = "4G"
+"""As much as can be spared: a JSON shape of 4294967296 makes Triton (24.10) take all that it is given."""
 _RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
@@ -54,13 +51,14 @@ class Service:
         key_file.touch(mode=0o600)
         key_file.write_text(self.admin_key)
         self.starts = 0
-        ports = (
+        options = (
             f"--http-port={self.http_port}",
             f"--grpc-port={self.grpc_port}",
             f"--metrics-port={self.metrics_port}",
             f"--admin-key-file={key_file}",
+            f"--server-memory={_SERVER_MEMORY}",
         )
-        self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *ports, *flags]
+        self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *options, *flags]
         self._environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"}
         # What a user's servers leave for his commands stays in the soak's folder, too.
         self._environment |= {MARKER: str(folder), "XDG_STATE_HOME": str(folder / "state"), **(environment or {})}
@@ -92,7 +90,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_bound,  # noqa: PLW1509 - two system calls, which take no lock
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - system calls, which take no lock
             )
         self.starts += 1
 
@@ -206,10 +204,3 @@ def _program(process: psutil.Process) -> str:
     except psutil.Error:
         return ""
     return Path(command[0]).name if command else ""
-
-
-def _bound() -> None:
-    """In the child: die when the soak does, even if it is killed, and take no more memory than can be spared."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

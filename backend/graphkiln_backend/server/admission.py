@@ -7,10 +7,8 @@ cache, where the instance finds it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -125,7 +123,6 @@ def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
     """Sends reason and words. Errors with fields of their own cannot be pickled."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
-    _end_with_parent()
     with suppress(OSError):
         os.nice(_NICENESS)
     tempfile.tempdir = os.environ["TMPDIR"] = scratch  # libraries look for the variable
@@ -152,8 +149,3 @@ def _build(candidate: Candidate) -> str:
         proven = deployment.build(cache)
         with proven.session:
             return f"{proven.config}: {proven.placement}"
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG. Source: prctl(2)
