@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from graphkiln.cli.connection import ConnectionOptions
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_client import Classification, Health, Result, ServedModel
@@ -92,8 +93,7 @@ class FakeClient:
     """A server's client that a test describes.
 
     Attributes:
-        connected: Arguments of the connections that were opened.
-        secured: Their certificates and admin keys.
+        connected: Options of the connections that were opened.
         changed: What was loaded and unloaded.
         healths: States that `health` returns or raises, one after the other; the last one for ever.
     """
@@ -102,8 +102,7 @@ class FakeClient:
     fake_model: FakeModel = field(default_factory=FakeModel)
     served: tuple[ServedModel, ...] = ()
     healths: list[Health | Exception] = field(default_factory=lambda: [Health(live=True, ready=True, server="triton")])
-    connected: list[tuple[Any, ...]] = field(default_factory=list)
-    secured: list[dict[str, Any]] = field(default_factory=list)
+    connected: list[ConnectionOptions] = field(default_factory=list)
     changed: list[tuple[str, str]] = field(default_factory=list)
     models_opened: list[tuple[str, str]] = field(default_factory=list)
     shared: int = 0

@@ -92,7 +92,10 @@ class Client(Closeable):
         return run(self._client.models())
 
     def load(self, name: str) -> None:
-        """Loads or reloads a model; the server must run with `--model-control-mode=explicit`.
+        """Loads or reloads a model.
+
+        With `--model-control-mode=explicit`, that is how new versions are served; `graphkiln serve` in its other modes
+        loads again what it serves.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.connection import connect
-from graphkiln.cli.options import CaFile, ClientCert, ClientKey, Headers, Timeout, Url
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
@@ -38,10 +36,11 @@ class _Row:
     server_cores: float | None
 
 
+@with_connection()
 def bench(
     model: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
-    url: Url = DEFAULT_URL,
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
     concurrency: Annotated[
         str, typer.Option(help="Concurrent requests, one run for each number.", metavar="N,N,...")
     ] = "1",
@@ -65,11 +64,6 @@ def bench(
     batch_size: Annotated[int, typer.Option(help="Rows of random inputs.", min=1)] = 1,
     shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Pass tensors through shared memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    header: Headers = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Measure a served model under load.
 
@@ -79,9 +73,7 @@ def bench(
 
     numbers = [0] if rate else _parse_concurrency(concurrency)
     with ExitStack() as stack:
-        client = stack.enter_context(
-            connect(url, header, ca_file, timeout, client_cert=client_cert, client_key=client_key)
-        )
+        client = stack.enter_context(connection.connect())
         plain = client.model(model, version)
         feeds = _read_feeds(plain, input_ or [_RANDOM], batch_size)
         loaded = stack.enter_context(client.shared_memory()).model(model, version) if shared_memory else plain

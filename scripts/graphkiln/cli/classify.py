@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.connection import connect
-from graphkiln.cli.options import AsJson, CaFile, ClientCert, ClientKey, Headers, Timeout, Url
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, image_files
-from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Result
@@ -24,22 +23,18 @@ if TYPE_CHECKING:
 _MANY = 20
 
 
+@with_connection()
 def classify(
     images: Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")],
     model: Annotated[str, typer.Option(help="Model name.")],
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
-    url: Url = DEFAULT_URL,
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
     top_k: Annotated[int, typer.Option(help="Labels per image, best first.", min=1)] = 5,
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
-    header: Headers = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Classify images with a served model: labeled top-k, best first.
 
@@ -49,7 +44,7 @@ def classify(
         raise InvalidInput("--json and --csv: choose one")
     paths = _expand_folders(images)
     with (
-        connect(url, header, ca_file, timeout, client_cert=client_cert, client_key=client_key) as client,
+        connection.connect() as client,
         _progress(len(paths)) as progress,
     ):
         answers = client.model(model, version).classify_many(

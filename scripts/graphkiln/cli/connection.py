@@ -1,43 +1,118 @@
-"""The client of the verbs that talk to a server."""
+"""How the verbs that talk to a server reach it: options that all of them have, and the client that these make."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from graphkiln_backend.graph.admin_key import read_key
+import typer
+
+from graphkiln_backend.graph.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_client.defaults import DEFAULT_TIMEOUT_S
+from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
 
+_PLACE, _ADMIN, _TIMEOUT = "connection", "admin_key_file", "timeout"
 
-def connect(
-    url: str,
-    header: list[str] | None,
-    ca_file: Path | None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    *,
-    client_cert: Path | None = None,
-    client_key: Path | None = None,
-    admin_key_file: Path | None = None,
-) -> Client:
-    """Creates a client from the options that say where the server is and how the connection is secured.
 
-    Raises:
-        InvalidInput: The URL, a header or a file cannot be used.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionOptions:
+    """Where a server is and how the connection to it is secured: each field is an option of the command line."""
+
+    url: Annotated[
+        str,
+        typer.Option(help="http://HOST:PORT or grpc://HOST:PORT; https and grpcs with TLS.", envvar="GRAPHKILN_URL"),
+    ] = DEFAULT_URL
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", help="Sent with every request, e.g. a token; may be repeated.", metavar="NAME:TEXT"),
+    ] = None
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificate authorities to trust.", show_default="the system's", metavar="FILE")
+    ] = None
+    client_cert: Annotated[
+        Path | None, typer.Option(help="Own certificate, for a server that asks for one (mutual TLS).", metavar="FILE")
+    ] = None
+    client_key: Annotated[
+        Path | None, typer.Option(help="Its private key.", show_default="in the certificate's file", metavar="FILE")
+    ] = None
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Holds the server's admin key.",
+            envvar=KEY_FILE_VARIABLE,
+            show_default="that of a server of yours on this machine",
+            metavar="FILE",
+        ),
+    ] = None
+    timeout: Annotated[float, typer.Option(help="Seconds that one request may take.", min=0.001, metavar="SECONDS")] = (
+        DEFAULT_TIMEOUT_S
+    )
+
+    def connect(self) -> Client:
+        """Creates the client.
+
+        Raises:
+            InvalidInput: The URL, a header or a file cannot be used.
+        """
+        from graphkiln_client import Client
+
+        return Client(
+            self.url,
+            timeout_s=self.timeout,
+            headers=_parse_headers(self.header or []),
+            ca_file=self.ca_file,
+            client_cert=self.client_cert,
+            client_key=self.client_key,
+            admin_key=read_key(self.admin_key_file) if self.admin_key_file else "",
+        )
+
+
+DEFAULT_CONNECTION = ConnectionOptions()
+_HINTS = get_type_hints(ConnectionOptions, include_extras=True)
+
+
+def with_connection(
+    *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a verb the options of a connection in place of its parameter `connection`.
+
+    `--url` stands where the parameter does; the others follow the verb's own options.
+
+    Args:
+        timeout_s: Default of `--timeout`; None for a verb without it.
+        admin: Whether the verb may need the admin key.
     """
-    from graphkiln_client import Client
 
-    return Client(
-        url,
-        timeout_s=timeout_s,
-        headers=_parse_headers(header or []),
-        ca_file=ca_file,
-        client_cert=client_cert,
-        client_key=client_key,
-        admin_key=read_key(admin_key_file) if admin_key_file else "",
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        left_out = {*(() if admin else (_ADMIN,)), *((_TIMEOUT,) if timeout_s is None else ())}
+        default = replace(DEFAULT_CONNECTION, timeout=timeout_s or DEFAULT_TIMEOUT_S)
+        options = [_parameter(field.name, default) for field in fields(default) if field.name not in left_out]
+
+        @functools.wraps(verb)
+        def wrapper(**given: Any) -> None:
+            chosen = {option.name: given.pop(option.name) for option in options}
+            verb(**given, connection=replace(default, **chosen))
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+            keyword = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters.append(options[0] if parameter.name == _PLACE else keyword)
+        vars(wrapper)["__signature__"] = inspect.Signature([*parameters, *options[1:]])  # what typer reads
+        return wrapper
+
+    return decorate
+
+
+def _parameter(name: str, default: ConnectionOptions) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=getattr(default, name), annotation=_HINTS[name]
     )
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.connection import connect
-from graphkiln.cli.options import AdminKeyFile, CaFile, ClientCert, ClientKey, Headers, Url
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
-from graphkiln_client.defaults import DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Client, Health
@@ -21,30 +19,18 @@ _POLL_S = 0.05
 _TIMEOUT_S = 5.0
 
 
+@with_connection(timeout_s=None, admin=True)
 def health(
-    url: Url = DEFAULT_URL,
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
     wait: Annotated[float, typer.Option(help="Seconds to wait until it is ready.", min=0)] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    header: Headers = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    admin_key_file: AdminKeyFile = None,
 ) -> None:
     """Check that a server runs and every model is ready.
 
     Exit code 0 when both is so, else 1.
     """
     deadline = time.monotonic() + wait
-    with connect(
-        url,
-        header,
-        ca_file,
-        min(_TIMEOUT_S, wait or _TIMEOUT_S),
-        client_cert=client_cert,
-        client_key=client_key,
-        admin_key_file=admin_key_file,
-    ) as client:
+    with replace(connection, timeout=min(_TIMEOUT_S, wait or _TIMEOUT_S)).connect() as client:
         while not (state := _check(client))[0] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     ready, report = state

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.connection import connect
-from graphkiln.cli.options import CaFile, ClientCert, ClientKey, Headers, Timeout, Url
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError
 from graphkiln_backend.graph.files import GIB, read_bytes, read_stream
-from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
@@ -23,6 +21,7 @@ _STDIN = "-"
 _LIMIT = 4 * GIB
 
 
+@with_connection()
 def infer(
     model: Annotated[str, typer.Option(help="Model name.")],
     input_: Annotated[
@@ -32,17 +31,12 @@ def infer(
     output: Annotated[list[str] | None, typer.Option(help="Only this output; may be repeated.", metavar="NAME")] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to DIR/NAME.npy.", metavar="DIR")] = None,
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
-    url: Url = DEFAULT_URL,
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
-    header: Headers = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Send tensors to a model, and print or write its outputs."""
     feeds = dict(read_tensor(text) for text in input_)
-    with connect(url, header, ca_file, timeout, client_cert=client_cert, client_key=client_key) as client:
+    with connection.connect() as client:
         outputs = client.model(model, version).infer(feeds, output or ())
     if output_dir:
         _write(outputs, output_dir)

@@ -7,27 +7,20 @@ from dataclasses import asdict
 
 import typer
 
-from graphkiln.cli.connection import connect
-from graphkiln.cli.options import AdminKeyFile, AsJson, CaFile, ClientCert, ClientKey, Headers, Url
-from graphkiln_client.defaults import DEFAULT_URL
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.options import AsJson
 
 
+@with_connection(timeout_s=None, admin=True)
 def models(
-    url: Url = DEFAULT_URL,
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
     as_json: AsJson = False,
-    header: Headers = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    admin_key_file: AdminKeyFile = None,
 ) -> None:
     """List the model versions of a server and their states.
 
     Exit code 1 when one is not ready.
     """
-    with connect(
-        url, header, ca_file, client_cert=client_cert, client_key=client_key, admin_key_file=admin_key_file
-    ) as client:
+    with connection.connect() as client:
         served = client.models()
     if as_json:
         typer.echo(json.dumps([asdict(model) for model in served], indent=2))

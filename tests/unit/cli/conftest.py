@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import FakeClient, Finished, RunVerb
 
+from graphkiln.cli.connection import ConnectionOptions
 from graphkiln.cli.main import main
 
 
@@ -39,15 +40,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """What every verb connects to."""
-    from graphkiln.cli import bench, classify, health, infer, load, models
-
     fake = FakeClient()
 
-    def connect(*arguments: Any, **secured: Any) -> FakeClient:
-        fake.connected.append(arguments)
-        fake.secured.append(secured)
+    def connect(options: ConnectionOptions) -> FakeClient:
+        fake.connected.append(options)
         return fake
 
-    for module in (bench, classify, health, infer, load, models):
-        monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(ConnectionOptions, "connect", connect)
     return fake

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import RunVerb
 
 import graphkiln_client
-from graphkiln.cli.connection import connect
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import InvalidInput
+
+
+def connect(url: str, **options: Any) -> None:
+    """Connects, and closes the connection again."""
+    client = ConnectionOptions(url=url, **options).connect()
+    if client is not None:
+        client.close()
 
 
 @pytest.fixture
@@ -21,43 +30,78 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_without_options(made: list[dict[str, Any]]) -> None:
-    connect("http://h:1", None, None)
+    connect("http://h:1")
     nothing = {"headers": {}, "ca_file": None, "client_cert": None, "client_key": None, "admin_key": ""}
     assert made == [{"url": "http://h:1", "timeout_s": 30.0, **nothing}]
 
 
 def test_with_all_of_them(made: list[dict[str, Any]]) -> None:
-    connect("grpcs://h:1", ["Authorization: Bearer a:b=c", "X-Empty:", " spaced :  text "], Path("ca.pem"), 2.5)
+    headers = ["Authorization: Bearer a:b=c", "X-Empty:", " spaced :  text "]
+    connect("grpcs://h:1", header=headers, ca_file=Path("ca.pem"), timeout=2.5)
     assert made[0]["headers"] == {"Authorization": "Bearer a:b=c", "X-Empty": "", "spaced": "text"}
     assert (made[0]["ca_file"], made[0]["timeout_s"]) == (Path("ca.pem"), 2.5)
 
 
 def test_certificate_and_admin_key(made: list[dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    connect("http://h:1", None, None, client_cert=Path("c"), client_key=Path("k"), admin_key_file=tmp_path / "key")
+    connect("http://h:1", client_cert=Path("c"), client_key=Path("k"), admin_key_file=tmp_path / "key")
     assert (made[0]["client_cert"], made[0]["client_key"], made[0]["admin_key"]) == (Path("c"), Path("k"), "secret")
 
 
 @pytest.mark.parametrize("header", ["", "Authorization", "Authorization=Bearer"])
 def test_a_header_without_a_colon(made: list[dict[str, Any]], header: str) -> None:
     with pytest.raises(InvalidInput, match=r"expected NAME:TEXT.*Authorization: Bearer"):
-        connect("http://h:1", ["Good: one", header], None)
+        connect("http://h:1", header=["Good: one", header])
     assert made == []
 
 
 def test_a_header_is_never_repeated_in_an_error() -> None:
     """It may be a secret."""
     with pytest.raises(InvalidInput) as raised:
-        connect("http://h:1", ["topsecret"], None)
+        connect("http://h:1", header=["topsecret"])
     assert "topsecret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://h:1", "http://"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(InvalidInput):
-        connect(url, None, None)
+        connect(url)
 
 
 def test_a_missing_ca_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"ca\.pem"):
-        connect("https://h:1", None, tmp_path / "ca.pem").close()
+        connect("https://h:1", ca_file=tmp_path / "ca.pem")
+
+
+class TestWithConnection:
+    """The options stand in no verb's own signature."""
+
+    def test_the_verb_gets_what_was_given(self) -> None:
+        seen: list[object] = []
+
+        @with_connection(timeout_s=7.0)
+        def verb(name: str, connection: ConnectionOptions = DEFAULT_CONNECTION, wait: float = 1.0) -> None:
+            seen.extend([name, connection, wait])
+
+        given = {name: parameter.default for name, parameter in inspect.signature(verb).parameters.items()}
+        assert list(given) == ["name", "url", "wait", "header", "ca_file", "client_cert", "client_key", "timeout"]
+        assert given["timeout"] == 7.0
+        verb(**{**given, "name": "a", "url": "grpc://h"})
+        assert seen == ["a", ConnectionOptions(url="grpc://h", timeout=7.0), 1.0]
+
+    def test_what_a_verb_has_no_use_for_is_not_offered(self) -> None:
+        def verb(connection: ConnectionOptions = DEFAULT_CONNECTION) -> None:
+            """Does nothing."""
+
+        assert "timeout" not in inspect.signature(with_connection(timeout_s=None)(verb)).parameters
+        assert "admin_key_file" in inspect.signature(with_connection(admin=True)(verb)).parameters
+        assert with_connection()(verb).__doc__ == "Does nothing."
+
+
+@pytest.mark.parametrize("verb", ["bench", "classify", "health", "infer", "load", "models", "unload"])
+def test_every_verb_that_talks_to_a_server_offers_them(run: RunVerb, verb: str) -> None:
+    shown = run(verb, "--help").out
+    for option in ("--url", "--header", "--ca-file", "--client-cert", "--client-key"):
+        assert option in shown
+    assert ("--admin-key-file" in shown) is (verb in {"health", "load", "models", "unload"})
+    assert ("--timeout" in shown) is (verb not in {"health", "models"})

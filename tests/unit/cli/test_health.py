@@ -91,7 +91,7 @@ def test_a_request_takes_no_longer_than_the_wait(
     run: RunVerb, client: FakeClient, words: list[str], timeout_s: float
 ) -> None:
     run("health", *words)
-    assert client.connected[0][3] == timeout_s
+    assert client.connected[0].timeout == timeout_s
 
 
 def test_json_says_the_state_and_the_reasons(run: RunVerb, client: FakeClient) -> None:

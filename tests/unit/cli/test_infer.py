@@ -83,7 +83,7 @@ class TestOutputs:
         run("infer", *words, "--input", f"X={sample}")
         assert client.models_opened == [("m", "3")]
         assert client.fake_model.requested == [("Y", "Z")]
-        assert client.connected[0][3] == 7
+        assert client.connected[0].timeout == 7
 
     def test_as_json(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
         client.fake_model.outputs = {"Y": np.array([[1, 2]], np.int8), "T": np.array([b"a", "ü".encode()], np.object_)}

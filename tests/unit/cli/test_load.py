@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from commands import FakeClient, RunVerb
 
+from graphkiln.cli.connection import ConnectionOptions
 from graphkiln_client import ServedModel
 
 
@@ -24,6 +26,7 @@ def test_unload(run: RunVerb, client: FakeClient) -> None:
 def test_the_options_reach_the_connection(run: RunVerb, client: FakeClient) -> None:
     for verb in ("load", "unload"):
         run(verb, "m", "--url", "grpcs://h", "--admin-key-file", "a", "--client-cert", "c", "--client-key", "k")
-    expected = {"client_cert": Path("c"), "client_key": Path("k"), "admin_key_file": Path("a")}
-    assert client.secured == [expected, expected]
-    assert client.connected[0][0] == "grpcs://h"
+    expected = ConnectionOptions(
+        url="grpcs://h", admin_key_file=Path("a"), client_cert=Path("c"), client_key=Path("k"), timeout=600.0
+    )
+    assert client.connected == [expected, replace(expected, timeout=30.0)]

@@ -7,6 +7,7 @@ import json
 import pytest
 from commands import FakeClient, RunVerb
 
+from graphkiln.cli.connection import ConnectionOptions
 from graphkiln_client import ServedModel
 
 READY = ServedModel(name="digits", version="2", state="READY", reason="")
@@ -55,14 +56,13 @@ def test_a_long_reason_stays_within_80_columns(run: RunVerb, client: FakeClient)
 
 def test_options_reach_the_connection(run: RunVerb, client: FakeClient) -> None:
     run("models", "--url", "grpc://there:8001", "--header", "A: b", "--header", "C:d")
-    url, headers, ca_file, *_ = client.connected[0]
-    assert (url, headers, ca_file) == ("grpc://there:8001", ["A: b", "C:d"], None)
+    assert client.connected == [ConnectionOptions(url="grpc://there:8001", header=["A: b", "C:d"])]
 
 
 def test_an_admin_key_file_reaches_the_connection(run: RunVerb, client: FakeClient) -> None:
     for verb in ("models", "health"):
         run(verb, "--admin-key-file", "key")
-    assert [str(options["admin_key_file"]) for options in client.secured] == ["key", "key"]
+    assert [str(options.admin_key_file) for options in client.connected] == ["key", "key"]
 
 
 def test_the_url_may_come_from_the_environment(
@@ -70,4 +70,4 @@ def test_the_url_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("GRAPHKILN_URL", "http://elsewhere:9")
     run("models")
-    assert client.connected[0][0] == "http://elsewhere:9"
+    assert client.connected[0].url == "http://elsewhere:9"
