@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.error_text import plain_reason
 from graphkiln_backend.graph.errors import ProtocolError
 
 
@@ -166,5 +167,5 @@ class ServedModel:
         """
         if not isinstance(row.get("name"), str):
             raise ProtocolError(f"a row of the repository index names no model: {str(row)[:80]}")
-        texts = {key: str(row.get(key, "")) for key in ("version", "state", "reason")}
-        return cls(name=row["name"], **texts)
+        version, state, reason = (str(row.get(key, "")) for key in ("version", "state", "reason"))
+        return cls(name=row["name"], version=version, state=state, reason=plain_reason(reason))

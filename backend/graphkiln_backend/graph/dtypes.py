@@ -116,7 +116,8 @@ class DType(enum.StrEnum):
         try:
             return _ONNX[number]
         except KeyError:
-            raise ManifestError(f"ONNX element type {number} is not one that Triton can carry") from None
+            name = _OTHER_ONNX.get(number, f"of number {number}, which is not known,")
+            raise ManifestError(f"the ONNX element type {name} is not one that Triton can carry") from None
 
 
 _NUMPY: dict[DType, np.dtype[np.generic]] = {
@@ -173,6 +174,25 @@ _ONNX: dict[int, DType] = {
     13: DType.UINT64,
     16: DType.BF16,
 }
+
+_OTHER_ONNX = {
+    0: "UNDEFINED",
+    14: "COMPLEX64",
+    15: "COMPLEX128",
+    17: "FLOAT8E4M3FN",
+    18: "FLOAT8E4M3FNUZ",
+    19: "FLOAT8E5M2",
+    20: "FLOAT8E5M2FNUZ",
+    21: "UINT4",
+    22: "INT4",
+    23: "FLOAT4E2M1",
+    24: "FLOAT8E8M0",
+    25: "UINT2",
+    26: "INT2",
+    27: "FLOAT6E2M3",
+    28: "FLOAT6E3M2",
+}
+"""The types of ONNX that Triton has not, by `onnx.TensorProto.DataType`."""
 
 _CONFIG_ORDER = {
     number: DType(name)

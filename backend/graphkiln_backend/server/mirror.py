@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.overlay import write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
@@ -42,6 +43,10 @@ class TritonPythonModel:
 """
 
 
+def _refusing(reason: str) -> str:
+    return _REFUSING.format(reason=bounded(reason))
+
+
 class Mirror:
     """A folder of mirrored models; the user's stores are never written to.
 
@@ -68,7 +73,7 @@ class Mirror:
 
     def refuse(self, name: str, reasons: dict[int, str]) -> None:
         """Shows versions of a model whose loading fails with a reason."""
-        self._show_placeholder(name, {version: _REFUSING.format(reason=text) for version, text in reasons.items()})
+        self._show_placeholder(name, {version: _refusing(text) for version, text in reasons.items()})
 
     def forget(self, name: str, failed: Collection[int], *, serving: Collection[int]) -> None:
         """Shows a model whose loading fails, and makes Triton forget on the way that versions of it failed.
@@ -78,7 +83,7 @@ class Mirror:
         """
         files = dict.fromkeys(failed, _EMPTY)
         reason = "deliberately: this makes Triton forget that another version failed"
-        self._show_placeholder(name, files | dict.fromkeys(serving, _REFUSING.format(reason=reason)))
+        self._show_placeholder(name, files | dict.fromkeys(serving, _refusing(reason)))
 
     def remove(self, name: str) -> None:
         """Shows nothing of a model."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from graphkiln_backend.graph.error_text import plain_reason
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.triton.instance_status import InstanceStatus, read_statuses
 
@@ -56,7 +57,7 @@ def model_states(
             model=row["name"],
             version=row.get("version", ""),
             state=row.get("state", "UNLOADED"),
-            reason=row.get("reason", ""),
+            reason=plain_reason(row.get("reason", "")),
             status=slowest.get((row["name"], row.get("version", ""))),
         )
         for row in json.loads(_post(address, "/v2/repository/index", headers))
@@ -88,7 +89,7 @@ def with_refusals(states: Sequence[ModelState], refusals: Mapping[tuple[str, str
         if (state.model, state.version) not in refusals and (state.state, state.reason) not in _PASSED
     ]
     refused = [
-        ModelState(model=model, version=version, state=REFUSED, reason=reason, status=None)
+        ModelState(model=model, version=version, state=REFUSED, reason=plain_reason(reason), status=None)
         for (model, version), reason in refusals.items()
     ]
     states = [*kept, *refused]

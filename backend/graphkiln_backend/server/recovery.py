@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from graphkiln_backend.graph.error_text import plain_reason
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
@@ -140,7 +141,4 @@ def brief(reason: str, shown_as: Path, folder: Path) -> str:
         shown_as: The model's folder as Triton sees it.
         folder: The model's folder in its store.
     """
-    first = reason.split("\n\nAt:\n", maxsplit=1)[0].strip().rstrip(";").strip()
-    for prefix in ("Internal: ", "TritonModelException: ", f"{folder.name}: "):
-        first = first.removeprefix(prefix)
-    return first.replace(str(shown_as), str(folder))
+    return plain_reason(reason).removeprefix(f"{folder.name}: ").replace(str(shown_as), str(folder))

@@ -23,6 +23,7 @@ from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import PARAMETER
 from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.deployment import Deployment
@@ -70,7 +71,7 @@ class TritonPythonModel:
             signature = read_version_signature(graph, document.get("default_model_filename", ""))
             complete_dictionary(document, signature, labels_file=labels_file_of(version))
         except GraphkilnError as error:
-            raise pb_utils.TritonModelException(f"{document['name']}: {error}") from error
+            raise pb_utils.TritonModelException(bounded(f"{document['name']}: {error}")) from error
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -94,7 +95,7 @@ class TritonPythonModel:
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()
-            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
+            raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
         self._session = proven.session
         executor = Executor(
             self._session,

@@ -7,6 +7,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.triton.executor import Result
 from graphkiln_backend.triton.tensors import to_dlpack
@@ -18,7 +19,7 @@ def to_response(result: Result) -> Any:
     """A `pb_utils.InferenceResponse` with a request's outputs, or with its error."""
     if isinstance(result, GraphkilnError):
         code = getattr(pb_utils.TritonError, result.triton_code)
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(result), code))
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(bounded(str(result)), code))
     return pb_utils.InferenceResponse([to_tensor(name, array) for name, array in result.items()])
 
 

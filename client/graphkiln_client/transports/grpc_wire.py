@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, needs_admin_key
+from graphkiln_backend.graph.error_text import without_traceback
 from graphkiln_backend.graph.errors import (
     ClientError,
     DeadlineExceeded,
@@ -149,7 +150,7 @@ def parse_response(response: bytes, request: GrpcRequest) -> Any:
 
 def grpc_error(code: grpc.StatusCode, details: str, request_id: str | None) -> ClientError:
     """One table from gRPC status to the error tree; what only a transport can tell apart stays with it."""
-    message = f"the server returned {code.name}: {details}"
+    message = f"the server returned {code.name}: {without_traceback(details)}"
     if needs_admin_key(details):
         return Unauthorized(message, status=code.name, body=details, request_id=request_id, hint=HOW_TO_GIVE_IT)
     return _BY_STATUS.get(code, ServerError)(message, status=code.name, body=details, request_id=request_id)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, needs_admin_key
+from graphkiln_backend.graph.error_text import bounded, without_traceback
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -31,6 +32,8 @@ from graphkiln_client.transports.limits import DOCUMENT_LIMIT, INFER_LIMIT, infe
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
 _SHOWN_BODY = 2000
+_READ_BODY = 1 << 16
+"""Of an error: more than a server's own text, escaped as JSON."""
 _MOST_DIGITS = 19  # of a length: a 64-bit number
 
 
@@ -245,16 +248,16 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
     """One table from HTTP status to the error tree. Source: Triton's `HTTPAPIServer` status mapping; RFC 9110."""
-    body = response.body[:_SHOWN_BODY].decode("utf-8", "replace")
+    body = response.body[:_READ_BODY].decode("utf-8", "replace")
     try:
-        reason = str(json.loads(body)["error"])
+        reason = without_traceback(str(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         reason = body or "no reason given"
     kind = _BY_STATUS.get(response.status, ServerError)
     return kind(
-        f"the server returned {response.status}: {reason}",
+        f"the server returned {response.status}: {bounded(reason)}",
         status=response.status,
-        body=body,
+        body=body[:_SHOWN_BODY],
         request_id=request_id,
         retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
         hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else "",

@@ -124,6 +124,10 @@ class TestServedModel:
         assert dataclasses.asdict(model) == row
         assert not model.ready
 
+    def test_a_reason_is_one_line_without_a_stack(self) -> None:
+        reason = "Internal: TritonModelException: m: it is\ncut short\n\nAt:\n  /x/model.py(97): _load\n;"
+        assert ServedModel.parse({"name": "m", "reason": reason}).reason == "m: it is cut short"
+
     def test_a_model_that_was_never_loaded(self) -> None:
         assert ServedModel.parse({"name": "m"}) == ServedModel(name="m", version="", state="", reason="")
 

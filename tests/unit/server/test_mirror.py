@@ -64,6 +64,11 @@ def test_a_refused_version_fails_with_its_reason(mirror: Mirror) -> None:
     placeholder = runpy.run_path(str(mirror.path / "m" / "3" / "model.py"))["TritonPythonModel"]
     with pytest.raises(TritonModelException, match='no "graph"\nin it'):
         placeholder().initialize({})
+    mirror.refuse("m", {3: "ä" * 100_000})
+    placeholder = runpy.run_path(str(mirror.path / "m" / "3" / "model.py"))["TritonPythonModel"]
+    with pytest.raises(TritonModelException, match="200000 bytes in all") as raised:
+        placeholder().initialize({})
+    assert len(str(raised.value).encode()) <= 2048  # Triton sends it on over gRPC
     config = read_config(mirror.path / "m" / "config.pbtxt")
     assert config.backend == "python"
     assert config.version_policy.HasField("all")

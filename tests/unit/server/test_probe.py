@@ -36,10 +36,11 @@ def index(*rows: dict[str, Any]) -> Answer:
 
 
 def test_every_row_of_the_index_is_a_state(tmp_path: Path) -> None:
+    trace = "\n\nAt:\n  /backends/graphkiln/model.py(97): _load\n"
     states, requests = ask(
         index(
             {"name": "a", "version": "1", "state": "READY"},
-            {"name": "b", "version": "7", "state": "UNAVAILABLE", "reason": "no graph"},
+            {"name": "b", "version": "7", "state": "UNAVAILABLE", "reason": f"Internal: no\ngraph{trace}"},
         ),
         tmp_path,
     )

@@ -172,6 +172,12 @@ class TestInitialize:
             TritonPythonModel().initialize(ARGS)
         assert list((tmp_path / "instances").iterdir()) == []
 
+    def test_an_endless_cause_is_cut(self, deployment: FakeDeployment) -> None:
+        deployment.error = LoweringError("no session works", attempts=("ä" * 100_000,))
+        with pytest.raises(TritonModelException, match=r"bytes in all\)$") as raised:
+            TritonPythonModel().initialize(ARGS)
+        assert len(str(raised.value).encode()) <= 2048
+
     def test_the_cache_is_closed_where_nothing_can_be_served(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:

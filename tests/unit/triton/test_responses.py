@@ -85,3 +85,10 @@ def test_every_error_of_the_tree_has_a_code_of_triton() -> None:
         kinds += kind.__subclasses__()
     unknown = {kind.__name__ for kind in kinds if not hasattr(fake_triton.TritonError, kind.triton_code)}
     assert not unknown
+
+
+def test_an_endless_error_is_cut() -> None:
+    """GRPC carries it in a header: of a longer one, clients see only that a header is too large."""
+    response = to_response(ExecutionError("ä" * 100_000))
+    assert len(response.error.message.encode()) <= 2048
+    assert response.error.message.endswith("(200000 bytes in all)")

@@ -16,6 +16,7 @@ from canned import CannedHttp, http
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -213,7 +214,9 @@ class TestErrors:
             (b"[1]", "[1]"),
             (b'{"error": 7}', "7"),
             (b"\xff", "\ufffd"),
-            (b"[" * 5000, "[" * 2000),
+            (b"[" * 5000, bounded("[" * 5000)),
+            (json.dumps({"error": "ä" * 1000}).encode(), "ä" * 1000),
+            (b'{"error": "cut short\\n\\nAt:\\n  /x/model.py(97): _load\\n"}', "cut short"),
         ],
     )
     def test_the_reason_is_the_servers_own_words(self, body: bytes, reason: str) -> None:
