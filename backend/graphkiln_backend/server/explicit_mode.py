@@ -1,8 +1,9 @@
 """The user's own explicit mode: the stores are Triton's, and what failed leaves no trace.
 
-A load that fails is answered by Triton, with the reason. Afterwards Triton would stay "not ready" for ever: what served
-before goes on serving, and readiness comes back within about two seconds. After a crash, the models that were loaded
-are loaded again; a version that fails then gives way to an older one, as at the first start.
+A load that fails is answered by Triton, with the reason, and what served before goes on serving. A server that started
+with strict readiness (`server.readiness`) would stay "not ready" for ever: it is made to forget the failure. After a
+crash, the models that were loaded are loaded again; a version that fails then gives way to an older one, as at the
+first start.
 """
 
 from __future__ import annotations

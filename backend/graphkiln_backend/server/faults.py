@@ -85,10 +85,12 @@ class Watchdog:
         instances: Folder of status files.
         server: tritonserver's process.
         limits: How long things may take.
+        endless: Names of versions that have loaded for too long; those that do are added, and get no second chance.
     """
 
-    def __init__(self, instances: Path, server: int, limits: TimeLimits) -> None:
+    def __init__(self, instances: Path, server: int, limits: TimeLimits, endless: set[str] | None = None) -> None:
         self._instances = instances
+        self._endless = set() if endless is None else endless
         self._server = server
         self._limits = limits
         self._stopped_since: dict[int, float] = {}
@@ -122,8 +124,9 @@ class Watchdog:
         ended = 0
         for process, (version, since) in self._loading(now).items():
             stopped = self._is_stopped(process, now)
-            if stopped or now - since > self._limits.load:
+            if stopped or version in self._endless or now - since > self._limits.load:
                 self._ended.add(process)
+                self._endless.add(version)
                 ended += _kill(process)
                 why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
                 _log.error("loading %s %s: its process is ended", version, why)

@@ -25,6 +25,7 @@ from graphkiln_backend.server.keepers import Admission, ManagedKeeper
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.memory_limit import default_limit
 from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.readiness import Readiness
 from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
 from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
@@ -63,6 +64,7 @@ class Launch:
         memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
         managed: What is served; it outlives the server's restarts.
         loaded: What is loaded in the user's explicit mode; the same.
+        readiness: Who says whether it is ready; the same.
     """
 
     installation: Installation
@@ -78,6 +80,7 @@ class Launch:
     memory_bytes: int = 0
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
+    readiness: Readiness = field(default_factory=Readiness)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -102,8 +105,11 @@ class Launch:
         elif mode.name == "explicit" and self.control():
             stores = self._link_stores(folder)
             flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments)))
+        self.readiness.choose(flags, loads=self._loads_all(mode, flags))
         memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
-        line = command_line(self.installation, folder, stores, flags, memory, complete=complete)
+        line = command_line(
+            self.installation, folder, stores, flags, memory, complete=complete, readiness=self.readiness.arguments
+        )
         return [*line, *self.access.arguments]
 
     def look_after(self, folder: RunFolder, on_settled: Callable[[], None]) -> None:
@@ -127,6 +133,14 @@ class Launch:
             return over_http
         over_grpc = GrpcControl(grpc, self.access.grpc_metadata)
         return BothControls(over_http, over_grpc) if over_http else over_grpc
+
+    def _loads_all(self, mode: ControlMode, flags: TritonFlags) -> bool:
+        """Whether there is something to load, and nothing of it is known to be bad, and somebody looks after it."""
+        if mode.managed:
+            served = self.managed.served.values()
+            return bool(served) and all(model.versions for model in served)
+        loads = any(word.partition("=")[0] == "--load-model" for word in flags.arguments)
+        return loads and mode.name == "explicit" and self.control() is not None
 
     def _keeper(self, folder: RunFolder) -> Keeper | None:
         mode, control = ControlMode.read(self.flags), self.control()
@@ -221,6 +235,7 @@ def command_line(
     memory: SharedMemoryPlan,
     *,
     complete: bool,
+    readiness: Sequence[str] = (),
 ) -> list[str]:
     """Tritonserver's command line: the user's arguments as typed, and defaults where the user gave none.
 
@@ -231,6 +246,7 @@ def command_line(
         flags: The user's flags.
         memory: Sizes of shared-memory regions.
         complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
+        readiness: Arguments that choose who says whether it is ready.
     """
     mode = ControlMode.read(flags)
     return [
@@ -242,6 +258,7 @@ def command_line(
         *(f"--{name}={value}" for name, value in _default_values(installation, flags).items()),
         *(("--disable-auto-complete-config",) if complete else ()),
         *(word for word in mode.before_flags() if _flag_name(word) not in flags.values),
+        *readiness,
         *flags.arguments,
         *mode.after_flags(),
     ]

@@ -94,7 +94,7 @@ class Supervisor:
         said = ""
         while True:
             try:
-                return self._serve(signals)
+                return self._serve_whole_or_in_part(signals)
             except (ServerSetupError, OSError) as error:  # a disk that is full by now
                 if not self._was_live:
                     raise _to_setup_error(error) from error
@@ -104,8 +104,14 @@ class Supervisor:
             if not self._wait(_RETRY_S, signals):
                 return 0
 
-    def _serve(self, signals: StopSignals) -> int | Fault:
-        """One run of the server: what to exit with, or why to start again."""
+    def _serve_whole_or_in_part(self, signals: StopSignals) -> int | Fault:
+        """One run of the server, before which there may be one that ended because not every model could be loaded."""
+        while (ended := self._serve(signals)) is None:
+            _log.warning("not every model can be loaded: starting again, to serve the others")
+        return ended
+
+    def _serve(self, signals: StopSignals) -> int | Fault | None:
+        """One run of the server: what to exit with, why to start again, or None for `Readiness.give_in`."""
         self._live_at = None
         with RunFolder() as folder:
             command = self._prepare(folder, signals)
@@ -128,8 +134,10 @@ class Supervisor:
             _log.info("stopped before the server was started")
             return None
 
-    def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> int | Fault:
-        watchdog = Watchdog(folder.instances, server.pid, self._limits)
+    def _supervise(
+        self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
+    ) -> int | Fault | None:
+        watchdog = Watchdog(folder.instances, server.pid, self._limits, self._launch.readiness.endless)
         with ExitStack() as probes:
             probe: LivenessProbe | None = None
             memory = MemoryLimit(server.pid, self._launch.memory_limit())
@@ -143,6 +151,8 @@ class Supervisor:
                     return fault
                 for _ in range(watchdog.end_endless_loading()):
                     self._budget.count(Cause.LOAD_DEADLINE)
+                if self._live_at:
+                    self._launch.readiness.endless.clear()  # another load may be of other files
                 self._reaper.reap()
                 if self._live_at is None and self._is_listening(server):
                     self._announce(folder)
@@ -166,8 +176,10 @@ class Supervisor:
         except OSError as error:  # nobody reads standard output any more: no reason to end a service
             _log.warning("the table of models cannot be printed: %s", error)
 
-    def _judge(self, code: int) -> int | Fault:
-        """What the end of a server that ended by itself means."""
+    def _judge(self, code: int) -> int | Fault | None:
+        """What the end of a server that ended by itself means; None where it does not serve a part of its models."""
+        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
+            return None
         fault = describe_exit(code)
         if code >= 0 and not self._was_live:
             self.last_words = fault.what if code else ""

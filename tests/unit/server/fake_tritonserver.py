@@ -5,6 +5,7 @@ later: the same, from the second start on: {"exit": code} or {"kill": signal}
 listen_after_s: until it opens its port              reuse_port: whether it shares the port
 index: response to the list of models                index_status: its HTTP status
 instances: statuses to publish, each with a process  die_after_s: until the first instance dies
+bad_model: whether a model cannot be loaded
 unload_after_s: until the first instance removes its status and ends
 silent: instances do not beat                        computes_s: for how long a batch is in flight already
 fault: what an instance computes wrongly             loading: whether an instance loads without end before it listens
@@ -36,6 +37,8 @@ with Path(told["starts"]).open("a") as starts:
     starts.write(json.dumps({"pid": os.getpid(), "arguments": sys.argv[1:], "environment": dict(os.environ)}) + "\n")
 if "later" in told and len(Path(told["starts"]).read_text().splitlines()) > 1:
     told |= told["later"]
+if "bad_model" in told and "--exit-on-error=true" in sys.argv:
+    sys.exit(1)
 if "exit" in told:
     sys.exit(told["exit"])
 if "kill" in told:

@@ -175,6 +175,15 @@ class TestLoading:
         assert process.wait(10) == -signal.SIGKILL
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 
+    def test_what_has_loaded_without_end_before_gets_no_second_chance(
+        self, tmp_path: Path, process: subprocess.Popen[bytes]
+    ) -> None:
+        endless = {"m version 2"}
+        watchdog = Watchdog(tmp_path, os.getpid(), TimeLimits(load=60), endless)
+        self.load(tmp_path, process.pid, time.monotonic())
+        assert watchdog.end_endless_loading() == 1
+        assert process.wait(10) == -signal.SIGKILL
+
     def test_one_that_has_ended_meanwhile(
         self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]
     ) -> None:

@@ -186,6 +186,27 @@ class TestPrepare:
         assert "--exit-on-error=false" in line
         assert line[-2:] == ["--model-control-mode=explicit", "--load-model=*"]  # the last one counts
 
+    @pytest.mark.parametrize("flags", [(), ("--model-control-mode=explicit", "--load-model=digits")])
+    def test_it_stays_ready_while_versions_come_and_go(
+        self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
+    ) -> None:
+        line = make_launch(installation, store, flags=parse(*flags)).prepare(folder)
+        assert "--strict-readiness=false" in line
+        assert line.index("--exit-on-error=false") < line.index("--exit-on-error=true")
+
+    @pytest.mark.parametrize("flags", [("--model-control-mode=explicit",), ("--load-model=digits",)])
+    def test_triton_says_whether_it_is_ready_where_nobody_else_can(
+        self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
+    ) -> None:
+        line = make_launch(installation, store, flags=parse(*flags)).prepare(folder)
+        assert "--strict-readiness=false" not in line
+
+    def test_and_where_a_model_is_bad(self, installation: Installation, folder: RunFolder, store: Path) -> None:
+        (store / "bad" / "1").mkdir(parents=True)
+        (store / "bad" / "1" / "model.onnx").write_bytes(b"PK")
+        line = make_launch(installation, store).prepare(folder)
+        assert "--strict-readiness=false" not in line
+
     def test_the_user_may_have_it_end_on_an_error(
         self, installation: Installation, folder: RunFolder, store: Path
     ) -> None:

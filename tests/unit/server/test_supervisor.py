@@ -47,7 +47,11 @@ def no_room() -> RunFolder:
 
 STATUS = encode(instance_status())
 READY = {"name": "m", "version": "3", "state": "READY"}
-KNOWN = dict.fromkeys(("http-port", "grpc-port", "allow-http", "allow-grpc", "allow-metrics", "reuse-http-port"), True)
+KNOWN = {
+    **dict.fromkeys(("http-port", "grpc-port", "allow-http", "allow-grpc", "allow-metrics", "reuse-http-port"), True),
+    **dict.fromkeys(("model-control-mode", "load-model"), True),
+}
+LOADS = ("--model-control-mode=explicit", "--load-model=m")
 
 
 class Setup:
@@ -192,6 +196,22 @@ class TestExit:
         assert setup.run(exit=code) == code
         assert len(setup.starts) == 1
         assert setup.live == []
+
+    def test_a_model_that_cannot_be_loaded_takes_no_other_with_it(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(*LOADS, on_live=stop, bad_model=True, on_sigterm=0) == 0
+        strict = ["--strict-readiness=false" not in start["arguments"] for start in setup.starts]
+        assert strict == [False, True]
+        assert logged[0] == "not every model can be loaded: starting again, to serve the others"
+
+    def test_nor_after_a_restart_and_that_costs_no_other_restart(self, setup: Setup) -> None:
+        dying = {"instances": [STATUS], "die_after_s": 0.5, "index": [READY], "later": {"bad_model": True}}
+        assert setup.run(*LOADS, on_live=lambda times: stop_if(times == 2), on_sigterm=0, **dying) == 0
+        strict = ["--strict-readiness=false" not in start["arguments"] for start in setup.starts]
+        assert strict == [False, False, True]
+
+    def test_where_all_can_be_loaded_there_is_one_start(self, setup: Setup) -> None:
+        assert setup.run(*LOADS, on_live=stop, on_sigterm=0) == 0
+        assert len(setup.starts) == 1
 
     def test_a_server_that_a_signal_kills_is_started_again_until_that_does_not_help(
         self, setup: Setup, logged: list[str]
