@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,10 +12,11 @@ import onnx_ir
 
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten
-from graphkiln_backend.passes.graph_file import save
+from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.version import GRAPH_FILE
+from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.opening import OpenModel, open_model
-from graphkiln_converters.precision import limits_for, lower_and_prove
+from graphkiln_converters.precision import Rounding, check_lowers, loosened, lower_and_prove
 from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess, with_fitting_labels
 from graphkiln_converters.recipe import Recipe
@@ -65,23 +67,25 @@ def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Pat
     rewritten = rewrite(graph, recipe, model.preprocess)
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
     check_edges(recipe, preprocess)
-    save(graph, target)
+    rounding = Rounding.of(graph)
+    check_lowers(recipe, rounding.precision)
+    notes = save_runnable(graph, target)
     _log.info("proving the outputs")
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
     samples = [*(sample.at(edge) for sample in recorded), *sampler.samples(recipe)]
-    fp32 = _prove(recipe, model, target, rewritten, samples)
-    if recipe.precision is Precision.FP32:
-        return fp32
+    limits = loosened(export_limits(rounding.precision, rounding.depth), recipe)
+    fp32 = _prove(model, target, rewritten, samples, limits)
+    if recipe.precision in (Precision.FP32, rounding.precision):
+        return replace(fp32, precision=rounding.precision, notes=notes)
     _log.info("lowering to %s", recipe.precision)
     calibration = sampler.calibration(recipe) if recipe.precision is Precision.INT8 else {}
     return lower_and_prove(fp32, recipe, samples, calibration)
 
 
 def _prove(
-    recipe: Recipe, model: OpenModel, graph: Path, rewritten: Rewritten, samples: list[ReferenceSamples]
+    model: OpenModel, graph: Path, rewritten: Rewritten, samples: list[ReferenceSamples], limits: Limits
 ) -> ProvenGraph:
-    """Proves an fp32 graph in batches of other sizes than it was exported with."""
+    """Proves a graph in the source's own precision, in batches of other sizes than it was exported with."""
     exported = model.source.batch_size if isinstance(model.source, FixedBatchSource) else EXPORT_BATCH
-    limits = limits_for(recipe, Precision.FP32)
     proof = prove_graph(graph, samples, limits, batch_sizes=other_batch_sizes(exported))
     return ProvenGraph(graph=graph, proof=proof, rewritten=rewritten, verification=proof.verification)

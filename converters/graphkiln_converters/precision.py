@@ -15,9 +15,10 @@ from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
-from graphkiln_backend.passes.emulation import emulate
+from graphkiln_backend.passes.emulation import emulate, infer_types
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
+from graphkiln_backend.passes.rounding import computed_precision, rounding_depth
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_converters.keep_search import smallest_kept
@@ -29,8 +30,44 @@ _log = logging.getLogger("graphkiln.converters")
 
 def limits_for(recipe: Recipe, precision: Precision) -> Limits:
     """The policy's row for a precision, loosened where the recipe says so."""
-    limits = BY_PRECISION[precision]
+    return loosened(BY_PRECISION[precision], recipe)
+
+
+def loosened(limits: Limits, recipe: Recipe) -> Limits:
+    """A row of the policy, looser where the recipe says so."""
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounding:
+    """How a graph rounds what it computes.
+
+    Attributes:
+        precision: What it computes in.
+        depth: Most nodes in a row that round to 16 bits.
+    """
+
+    precision: Precision
+    depth: int
+
+    @classmethod
+    def of(cls, model: onnx_ir.Model) -> Rounding:
+        """Of a graph, whose types are inferred."""
+        infer_types(model)
+        return cls(precision=computed_precision(model), depth=rounding_depth(model))
+
+
+def check_lowers(recipe: Recipe, source: Precision) -> None:
+    """Refuses another precision for a source that computes in 16 bits: its fp32 outputs are not known.
+
+    Raises:
+        ConversionError: The recipe requests one.
+    """
+    if source.is_half and recipe.precision not in (Precision.FP32, source):
+        raise ConversionError(
+            f"--precision {recipe.precision}: the source computes in {source}, and only fp32 is lowered",
+            hint=f"leave it out: the graph stays in {source}; or export the source in fp32",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +118,7 @@ def lower_and_prove(
         rewritten=fp32.rewritten.then(lowered.rewritten),
         verification=(*fp32.verification, *proof.verification),
         notes=lowered.notes,
+        precision=recipe.precision,
     )
 
 

@@ -14,6 +14,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.passes.base import Rewritten
@@ -88,6 +89,7 @@ class ProvenGraph:
         rewritten: What was done to the exported graph.
         verification: All steps that were proven on the way.
         notes: What a person should know of it.
+        precision: What it computes in.
     """
 
     graph: Path
@@ -95,6 +97,7 @@ class ProvenGraph:
     rewritten: Rewritten
     verification: tuple[Verification, ...]
     notes: tuple[str, ...] = ()
+    precision: Precision = Precision.FP32
 
 
 def other_batch_sizes(saved: int) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
     )
     conversion = Conversion(
         recipe=recipe.frozen(),
-        precision=recipe.precision,
+        precision=proven.precision,
         passes=tuple(map(_pass_record, proven.rewritten.reports)),
         output_errors=proof.errors,
         graph_bytes=_file_bytes(proven.graph.parent),

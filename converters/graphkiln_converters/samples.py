@@ -79,7 +79,12 @@ def read_samples(
     if not count:
         raise ConversionError(f"{path} holds no sample")
     chosen = _spread(count, most)
-    return {name: np.ascontiguousarray(arrays[name][chosen]) for name in inputs}
+    return {name: _as_input(np.ascontiguousarray(arrays[name][chosen]), spec) for name, spec in inputs.items()}
+
+
+def _as_input(array: AnyArray, spec: InputSpec) -> AnyArray:
+    """Floating-point samples in the input's own type: numpy alone writes no bf16, and nobody records in fp16."""
+    return array.astype(spec.dtype.numpy) if spec.dtype.is_float and array.dtype.kind == "f" else array
 
 
 def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:

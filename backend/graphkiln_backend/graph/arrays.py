@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.files import GIB, format_size, open_regular
 
@@ -46,7 +46,7 @@ def parse_npy(content: bytes) -> AnyArray:
     try:
         found = np.load(io.BytesIO(content), allow_pickle=False)
         if isinstance(found, np.ndarray):
-            return found
+            return _typed(found)
     except Exception as error:  # damaged, they fail in a dozen ways: MemoryError, zlib.error, TokenError, ...
         raise ManifestError(str(error) or type(error).__name__) from error
     found.close()
@@ -77,4 +77,10 @@ def _check_inflated(file: BinaryIO) -> None:
 def _array(found: object) -> AnyArray:
     if not isinstance(found, np.ndarray):
         raise TypeError("it holds something that is not an array")
-    return found
+    return _typed(found)
+
+
+def _typed(array: AnyArray) -> AnyArray:
+    """The format keeps bf16 elements as two bytes without a type; nothing else that it holds has none."""
+    bf16 = DType.BF16.numpy
+    return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from graphkiln_backend.graph.arrays import read_npz
-from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
 
 _PREFIXES = ("input", "source", "graph")
@@ -54,15 +54,9 @@ class GoldenSamples:
         try:
             for key, array in read_npz(path).items():
                 prefix, _, name = key.partition("/")
-                groups[prefix][name] = _typed(array)
+                groups[prefix][name] = array
         except ManifestError as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error.message}") from error
         except KeyError as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
         return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
-
-
-def _typed(array: AnyArray) -> AnyArray:
-    """An .npz keeps bf16 elements as two bytes without a type; nothing else in it has none."""
-    bf16 = DType.BF16.numpy
-    return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array

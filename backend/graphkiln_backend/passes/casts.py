@@ -1,10 +1,9 @@
-"""Casts between fp32 and a lower type inside a graph, each made once."""
+"""Casts between fp32 and another floating-point type inside a graph, each made once."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-import numpy as np
 import onnx_ir
 
 from graphkiln_backend.graph.precision import Precision
@@ -14,18 +13,17 @@ LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.D
 
 
 class Casts:
-    """Casts between fp32 and a lower type, each made once.
+    """Casts between fp32 and another type, each made once.
 
     Attributes:
-        low: The lower element type.
+        low: The other element type: a lower one, or fp64.
     """
 
-    def __init__(self, model: onnx_ir.Model, target: Precision, keep: Collection[onnx_ir.Value] = ()) -> None:
+    def __init__(self, model: onnx_ir.Model, low: onnx_ir.DataType, keep: Collection[onnx_ir.Value] = ()) -> None:
         """Values to keep are of the lower type and stay so."""
         self._graph = model.graph
         self._keep = keep
-        self._target = target
-        self.low = LOW_TYPES[target]
+        self.low = low
         self._made: dict[tuple[int, onnx_ir.DataType], onnx_ir.Value] = {}
 
     def lower_inputs(self) -> None:
@@ -88,8 +86,7 @@ class Casts:
         return self._made[key]
 
     def _weight(self, value: onnx_ir.Value, tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType) -> onnx_ir.Value:
-        numpy_dtype = np.dtype(np.float32) if dtype == onnx_ir.DataType.FLOAT else self._target.numpy
-        array = tensor.numpy().astype(numpy_dtype)
+        array = tensor.numpy().astype(dtype.numpy())
         name = f"{value.name}_{dtype.name.lower()}"
         weight = onnx_ir.Value(
             name=name,

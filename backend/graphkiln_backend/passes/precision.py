@@ -88,7 +88,8 @@ class LowerPrecision:
         ShapeInferencePass()(model)
         name_nodes(model)
         chosen = {id(node) for node in model.graph if self._lowers(node)}
-        casts, edge = Casts(model, self.target, _values(model, LOW_TYPES[self.target])), self._edge(model)
+        low = LOW_TYPES[self.target]
+        casts, edge = Casts(model, low, _values(model, low)), self._edge(model)
         if self.edges:
             casts.lower_inputs()
         for node in list(model.graph):

@@ -13,7 +13,7 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof.decision import Decision, decide
-from graphkiln_backend.proof.policy import Limits
+from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
 from graphkiln_backend.proof.ranks import scatter_scores, score_indices
 
 _CONTROL_SCALE = 3.0
@@ -31,6 +31,7 @@ class OutputError:
         disagreement: For outputs that are not floating-point (classes, indices, text): the share of elements that
             differ. Their two errors above are 0.
         fault: Why the two cannot be compared, or empty.
+        rounding: Unit roundoff of the output's type.
     """
 
     name: str
@@ -38,9 +39,15 @@ class OutputError:
     worst_element: float
     disagreement: float = 0.0
     fault: str = ""
+    rounding: float = 0.0
 
-    def within(self, limits: Limits) -> bool:
+    def limits(self, row: Limits) -> Limits:
+        """A row of the policy for this output: nothing is held to less than its type can tell apart."""
+        return row.at_least(ROUNDINGS * self.rounding)
+
+    def within(self, row: Limits) -> bool:
         """Whether the error is inside the limits."""
+        limits = self.limits(row)
         worst_fits = limits.worst_element is None or self.worst_element <= limits.worst_element
         agrees = self.disagreement <= 1 - limits.top1_agreement
         return not self.fault and self.relative_l2 <= limits.relative_l2 and worst_fits and agrees
@@ -114,9 +121,10 @@ def _record(
     passed: bool,
 ) -> Verification:
     """The figures that were measured, beside their limits."""
-    relative_l2 = max(error.relative_l2 for error in errors)
+    worst = max(errors, key=lambda error: error.relative_l2 / error.limits(limits).relative_l2)
+    relative_l2, limit = worst.relative_l2, worst.limits(limits).relative_l2
     figures = (
-        f"error {relative_l2:.2g} of signal (limit {limits.relative_l2:.0e})",
+        f"error {relative_l2:.2g} of signal (limit {limit:.0e})",
         *map(str, decisions),
         f"{samples} samples",
         f"batch sizes {', '.join(map(str, batch_sizes))}",
@@ -126,9 +134,9 @@ def _record(
         samples=samples,
         batch_sizes=batch_sizes,
         relative_l2=relative_l2,
-        relative_l2_limit=limits.relative_l2,
+        relative_l2_limit=limit,
         worst_element=max(error.worst_element for error in errors),
-        worst_element_limit=limits.worst_element,
+        worst_element_limit=max((error.limits(limits).worst_element or 0.0 for error in errors), default=0.0) or None,
         verdict=f"{limits.name}: {', '.join(figures)} - {'PASS' if passed else 'FAIL'}",
     )
 
@@ -173,13 +181,15 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
     difference = np.abs(computed[finite] - expected[finite])
     magnitude = np.abs(expected[finite])
     rms = float(np.sqrt(np.mean(magnitude**2))) if magnitude.size else 0.0
+    rounding = rounding_of(DType.from_numpy(reference.dtype))
     if rms == 0.0:
         error = 0.0 if not difference.any() else np.inf
-        return OutputError(name=name, relative_l2=error, worst_element=error)
+        return OutputError(name=name, relative_l2=error, worst_element=error, rounding=rounding)
     return OutputError(
         name=name,
         relative_l2=float(np.linalg.norm(difference) / np.linalg.norm(magnitude)),
         worst_element=float(np.max(difference / (magnitude + rms))),
+        rounding=rounding,
     )
 
 
@@ -193,11 +203,7 @@ def _fault(name: str, fault: str) -> OutputError:
 
 def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
     """Perturbs a copy beyond the limit and makes sure that the same check refuses it."""
-    scale = 1 + _CONTROL_SCALE * limits.relative_l2
-    perturbed = {
-        name: (array.astype(np.float64) * scale).astype(array.dtype) if _is_float(array) else array
-        for name, array in reference.items()
-    }
+    perturbed = {name: _perturb(array, limits) if _is_float(array) else array for name, array in reference.items()}
     floats = [name for name, array in reference.items() if _is_float(array) and np.any(array)]
     errors = {error.name: error for error in compare(reference, perturbed)}
     passed = [name for name in floats if errors[name].within(limits)]
@@ -207,3 +213,13 @@ def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -
             report=f"negative control passed on {', '.join(passed)}",
             hint="report this: the comparison is broken",
         )
+
+
+def _perturb(array: AnyArray, limits: Limits) -> AnyArray:
+    """A copy beyond the limit, away from zero; by one step of its type at least, where that is more."""
+    row = limits.at_least(ROUNDINGS * rounding_of(DType.from_numpy(array.dtype)))
+    exact = array.astype(np.float64)
+    with np.errstate(over="ignore"):  # what becomes infinite is refused as well
+        scaled: AnyArray = (exact * (1 + _CONTROL_SCALE * row.relative_l2)).astype(array.dtype)
+        next_away = np.nextafter(array, np.copysign(np.inf, exact).astype(array.dtype))
+    return np.where((scaled == array) & (exact != 0), next_away, scaled)

@@ -6,9 +6,18 @@ to whatever error was observed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.precision import Precision
+
+ROUNDINGS = 4.0
+"""Two computations of one value, each rounded once, are a rounding apart where they fall on two sides of its middle;
+an output may be this many unit roundoffs from its reference, whatever the row."""
+_ROUNDING = {DType.FP64: 2.0**-53, DType.FP32: 2.0**-24, DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
+_WORST_ROUNDINGS = 4.0
+"""A single element may be this many times as far off as all of them together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +38,13 @@ class Limits:
     worst_element: float | None
     top1_agreement: float
     metric_drop: float | None = None
+
+    def at_least(self, relative_l2: float) -> Limits:
+        """This row, or a looser one where it is tighter than what the type of an output can hold."""
+        if relative_l2 <= self.relative_l2:
+            return self
+        worst = self.worst_element and max(self.worst_element, _WORST_ROUNDINGS * relative_l2)
+        return replace(self, relative_l2=relative_l2, worst_element=worst)
 
 
 EXPORT = Limits(name="export", relative_l2=1e-5, worst_element=1e-3, top1_agreement=1.0)
@@ -55,6 +71,30 @@ REPLAY: dict[Precision, Limits] = {
     Precision.INT8: replace(INT8, name="replay-int8", relative_l2=5e-2),
 }
 """A session beside the saved graph's own golden outputs: tight even where the graph itself is coarse."""
+
+
+def rounding_of(dtype: DType) -> float:
+    """The unit roundoff of a floating-point type: the largest relative error of rounding to it; 0 for other types."""
+    return _ROUNDING.get(dtype, 0.0)
+
+
+def export_limits(precision: Precision, depth: int) -> Limits:
+    """The row of a saved graph beside its source, where the source itself computes in 16 bits.
+
+    Both round what each node computes. Independent roundings add up as their root mean square: by the root of the
+    number of nodes in a row, and never to more than the precision's own row allows.
+
+    Args:
+        precision: What the source computes in.
+        depth: Most nodes in a row that round to it.
+
+    Source: N. J. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
+    """
+    if not precision.is_half:
+        return EXPORT
+    row, error = BY_PRECISION[precision], ROUNDINGS * rounding_of(precision.dtype) * math.sqrt(max(1, depth))
+    worst = row.worst_element and min(row.worst_element, _WORST_ROUNDINGS * error)
+    return replace(row, name=f"export {precision}", relative_l2=min(row.relative_l2, error), worst_element=worst)
 
 
 def gradient_limits(limits: Limits, noise: float) -> Limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx_ir
 from onnxscript import version_converter
@@ -16,7 +17,9 @@ from graphkiln_backend.graph.errors import ConversionError, LoweringError, Manif
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
 from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.reference_session import ReferenceSession
 
 _DEFAULT_SIZE = 8
 """Of a dynamic dimension whose size is not given."""
@@ -38,6 +41,7 @@ class OnnxModel:
     libraries: tuple[str, ...] = ("onnx", "onnxruntime")
     preprocess: None = None
     labels: tuple[str, ...] = field(default=())
+    _temporary: TemporaryDirectory[str] | None = None
 
     @property
     def description(self) -> str:
@@ -58,6 +62,8 @@ class OnnxModel:
     def close(self) -> None:
         """See `SourceModel.close`."""
         self.session.close()
+        if self._temporary:
+            self._temporary.cleanup()
 
 
 def open_source(location: str, options: SourceOptions) -> OnnxModel:
@@ -73,7 +79,7 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
         raise ConversionError(f"there is no file {location}")
     try:
         read_signature(path)  # a pipe, weights outside of its folder, ...: no runtime is to open that
-        session = OnnxRuntimeEngine().build_reference(path)
+        session, temporary = _open_reference(path)
     except (LoweringError, RepositoryError, ManifestError) as error:
         raise ConversionError(f"{location} cannot be loaded: {error.message}", hint=error.hint) from error
     signature = session.signature
@@ -84,7 +90,35 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
             f"{location} has no dynamic batch in every input and output: {shapes}",
             hint="export it with a dynamic first dimension; served as it is, its fixed batch is padded or split",
         )
-    return OnnxModel(path=path, session=session, inputs=tuple(_spec(spec, options) for spec in signature.inputs))
+    inputs = tuple(_spec(spec, options) for spec in signature.inputs)
+    return OnnxModel(path=path, session=session, inputs=inputs, _temporary=temporary)
+
+
+def _open_reference(path: Path) -> tuple[Session, TemporaryDirectory[str] | None]:
+    """A session of the graph, or of a copy of it: with fp32 kernels where ONNX Runtime has none for a type.
+
+    Beside fp64, fp32 would be no reference: where kernels for that are missing, ONNX's own implementation runs.
+
+    Raises:
+        LoweringError: There is no way to run it.
+    """
+    engine = OnnxRuntimeEngine()
+    try:
+        return engine.build_reference(path), None
+    except LoweringError:
+        temporary = TemporaryDirectory(prefix="graphkiln-")
+        copy = Path(temporary.name) / path.name
+        try:
+            notes = save_runnable(load(path), copy)
+            if any("fp64" in note for note in notes):
+                return ReferenceSession.open(path), temporary
+            if notes:
+                return engine.build_reference(copy), temporary
+        except BaseException:
+            temporary.cleanup()
+            raise
+        temporary.cleanup()
+        raise
 
 
 def _spec(spec: TensorSpec, options: SourceOptions) -> InputSpec:

@@ -41,6 +41,7 @@ def proven(folder: Path, edge: Edge | None = None) -> Any:
         proof=SimpleNamespace(errors={"OUTPUT_0": 1e-7}, signature="signature", golden="golden"),
         verification=("verdict",),
         notes=("a note",),
+        precision=Precision.FP16,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -281,3 +282,35 @@ class TestNegativeControl:
         """Zeros times anything are zeros, and integers stay integers."""
         reference = {"zeros": np.zeros(4, np.float32), "classes": np.arange(4)}
         assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")
+
+
+class TestHalfPrecision:
+    @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+    @pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16, BF16, INT8])
+    def test_equal_outputs_pass_whatever_the_row(self, dtype: DType, limits: Limits) -> None:
+        """The negative control is perturbed above the rounding of the type."""
+        reference = {"y": REFERENCE["y"].astype(dtype.numpy)}
+        assert prove(reference, reference, limits, batch_sizes=(1,)).verdict.endswith("PASS")
+
+    @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32])
+    def test_values_at_the_ends_of_a_type(self, dtype: DType) -> None:
+        """Scaled, the smallest would be rounded back and the largest become infinite."""
+        info = ml_dtypes.finfo(dtype.numpy)
+        for number in (info.smallest_subnormal, info.max, -info.max):
+            reference = {"y": np.full(5, number, dtype.numpy)}
+            prove(reference, reference, FP16, batch_sizes=(1,))
+
+    @pytest.mark.parametrize(("dtype", "rounding"), [(DType.FP16, 2**-11), (DType.BF16, 2**-8)])
+    def test_a_step_of_the_type_is_no_fault_and_ten_are(self, dtype: DType, rounding: float) -> None:
+        exact = REFERENCE["y"].astype(np.float64)
+        reference = {"y": exact.astype(dtype.numpy)}
+        prove(reference, {"y": (exact * (1 + rounding)).astype(dtype.numpy)}, EXPORT, batch_sizes=(1,))
+        with pytest.raises(VerificationError):
+            prove(reference, {"y": (exact * (1 + 10 * rounding)).astype(dtype.numpy)}, EXPORT, batch_sizes=(1,))
+
+    def test_the_limit_told_is_the_one_of_the_output_that_came_nearest_to_it(self) -> None:
+        reference = {"fine": REFERENCE["y"], "coarse": REFERENCE["y"].astype(np.float16)}
+        judged = {**reference, "coarse": (REFERENCE["y"] * (1 + 2**-11)).astype(np.float16)}
+        verification = prove(reference, judged, EXPORT, batch_sizes=(1,))
+        assert verification.relative_l2_limit == 4 * 2**-11
+        assert prove(reference, reference, EXPORT, batch_sizes=(1,)).relative_l2_limit == EXPORT.relative_l2

@@ -7,7 +7,17 @@ import math
 import pytest
 
 from graphkiln_backend.graph.precision import SAVED, Precision
-from graphkiln_backend.proof.policy import BF16, BY_PRECISION, EXPORT, FP16, INT8, REPLAY, Limits, gradient_limits
+from graphkiln_backend.proof.policy import (
+    BF16,
+    BY_PRECISION,
+    EXPORT,
+    FP16,
+    INT8,
+    REPLAY,
+    Limits,
+    export_limits,
+    gradient_limits,
+)
 
 ROWS = [*BY_PRECISION.values(), *REPLAY.values()]
 
@@ -74,3 +84,19 @@ class TestGradients:
 
     def test_noise_at_the_row_changes_nothing(self) -> None:
         assert gradient_limits(EXPORT, EXPORT.relative_l2) == gradient_limits(EXPORT, 0.0)
+
+
+class TestSourcesInHalfPrecision:
+    def test_fp32_has_the_row_of_an_export(self) -> None:
+        assert export_limits(Precision.FP32, 7) is EXPORT
+
+    @pytest.mark.parametrize(("precision", "rounding"), [(Precision.FP16, 2**-11), (Precision.BF16, 2**-8)])
+    def test_the_limit_grows_with_the_root_of_the_depth(self, precision: Precision, rounding: float) -> None:
+        limits = [export_limits(precision, depth) for depth in (0, 1, 4)]
+        assert [row.relative_l2 for row in limits] == [4 * rounding, 4 * rounding, 8 * rounding]
+        assert limits[0].name == f"export {precision}"
+
+    @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+    def test_and_never_above_the_row_of_the_precision(self, precision: Precision) -> None:
+        deep, row = export_limits(precision, 10_000), BY_PRECISION[precision]
+        assert (deep.relative_l2, deep.worst_element) == (row.relative_l2, row.worst_element)
