@@ -33,6 +33,12 @@ def main() -> int:
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are injected (default: 5)")
+    parser.add_argument(
+        "--only",
+        choices=("traffic", "faults"),
+        default="",
+        help="a control run: traffic without faults, or the reverse",
+    )
     parser.add_argument("--fuzz", type=int, metavar="N", help="send that many generated requests instead")
     parser.add_argument("--seed", type=int, help="of all random choices (default: another each time; it is printed)")
     parser.add_argument("--json", type=Path, help="also write everything that was seen to this file")
@@ -63,8 +69,8 @@ def _run(options: argparse.Namespace, seed: int) -> tuple[str, dict[str, Any]]:
     if options.fuzz:
         fuzzed = fuzz(options.fuzz, seed, options.log)
         return fuzz_to_text(fuzzed), fuzz_to_json(fuzzed)
-    result = soak(options.minutes, seed, keep_log=options.log)
-    return to_text(result), to_json(result)
+    results = soak(options.minutes, seed, keep_log=options.log, only=options.only)
+    return to_text(results), to_json(results)
 
 
 if __name__ == "__main__":

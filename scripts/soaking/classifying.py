@@ -15,7 +15,9 @@ from graphkiln_backend.graph.errors import ClientError
 from graphkiln_client import Client
 from graphkiln_client.results import Result
 from soaking.ledger import DEADLINE_S, WrongAnswer
-from soaking.models import DIGIT_IMAGES, DIGIT_LABELS, TOLERANCE, digits_reference
+from soaking.models import DIGIT_IMAGES, TOLERANCE, digit_labels, digits_reference
+from soaking.reaching import Reach
+from soaking.senders import protocol
 
 IMAGES = tuple(sorted(DIGIT_IMAGES.glob("*.png")))
 
@@ -25,12 +27,12 @@ class Classifying(Closeable):
 
     Args:
         url: Of the server.
+        reach: How it is reached.
     """
 
-    def __init__(self, url: str) -> None:
-        self.name = f"classify {url.partition(':')[0]}"
-        self._url = url
-        self._client = Client(url, timeout_s=DEADLINE_S, max_retries=0)
+    def __init__(self, url: str, reach: Reach) -> None:
+        self.name = f"classify {protocol(url)}"
+        self._client = Client(url, timeout_s=DEADLINE_S, max_retries=0, **reach.security)
 
     def ask(self, chance: random.Random) -> None:
         """Classifies one image, or all.
@@ -62,9 +64,10 @@ def check(image: Path, result: Result, top_k: int) -> None:
     """
     scores = expected_scores(image)
     best = np.argsort(-scores, kind="stable")[:top_k]
+    labels = digit_labels(int(result.version))
     got = [(entry.index, entry.label) for entry in result.classifications]
-    if got != [(int(index), DIGIT_LABELS[index]) for index in best]:
-        raise WrongAnswer(f"{image.name} is {got[:3]} instead of {[DIGIT_LABELS[index] for index in best[:3]]}")
+    if got != [(int(index), labels[index]) for index in best]:
+        raise WrongAnswer(f"{image.name} is {got[:3]} instead of {[labels[index] for index in best[:3]]}")
     if not np.allclose([entry.score for entry in result.classifications], scores[best], TOLERANCE, TOLERANCE):
         raise WrongAnswer(f"{image.name} has other scores: {result.classifications[:2]}")
 

@@ -27,6 +27,7 @@ class Field:
         versions: Which versions may answer.
         ledger: Where requests are counted.
         chance: All random choices.
+        explicit: Whether the server loads nothing before it is told to.
     """
 
     service: Service
@@ -35,6 +36,11 @@ class Field:
     versions: Versions
     ledger: Ledger
     chance: random.Random
+    explicit: bool = False
+
+    def publish(self, model: str) -> str:
+        """Tells a server that must be told what the store now holds; returns why it cannot be loaded, or nothing."""
+        return self.service.load(model) if self.explicit else ""
 
 
 class Fault(ABC):

@@ -13,8 +13,10 @@ from typing import Any
 from soaking.fuzzing import Fuzzer, FuzzLog, neighbors_failed
 from soaking.ledger import Ledger, Outcome
 from soaking.models import build_store
+from soaking.modes import LIMIT_FLAGS, STORE
+from soaking.readiness import every_model_answers
 from soaking.service import Service
-from soaking.soak import LIMIT_FLAGS, STORE, soak_folder, start_service
+from soaking.soak import soak_folder, start_service
 from soaking.traffic import Traffic
 
 _NEIGHBORS = 2
@@ -33,6 +35,7 @@ class FuzzResult:
         counts: Number of requests by kind and verdict, the neighbors' too.
         bad: Wrong answers and requests that were lost.
         neighbors: What neighbors were refused while the server was up.
+        sound: Whether every version answered rightly over both protocols when all was over.
     """
 
     seed: int
@@ -41,6 +44,7 @@ class FuzzResult:
     counts: dict[str, dict[str, int]]
     bad: list[Outcome]
     neighbors: list[Outcome]
+    sound: bool
 
 
 def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
@@ -61,7 +65,8 @@ def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
         service = Service(folder, folder / STORE, *LIMIT_FLAGS)
         stack.callback(service.end)
         if keep_log:
-            stack.callback(service.copy_log, keep_log)
+            keep_log.write_bytes(b"")
+            stack.callback(service.append_log, keep_log)
         start_service(service)
         neighbors = Traffic(service, ledger, seed, senders=_NEIGHBORS)
         begun = time.monotonic()
@@ -69,12 +74,14 @@ def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
             neighbors.start()
             fuzzer.run(count, seed)
             neighbors.stop()
+        sound = every_model_answers(service)
     return FuzzResult(
         seed=seed,
         seconds=time.monotonic() - begun,
         log=fuzzer.log,
         counts=ledger.counts(),
         bad=ledger.failures("wrong", "lost"),
+        sound=sound,
         neighbors=neighbors_failed(ledger.failures("refused"), fuzzer.log.windows),
     )
 
@@ -85,6 +92,7 @@ def fuzz_failures(result: FuzzResult) -> list[str]:
         f"{len(result.bad)} wrong answers or requests without an answer": result.bad,
         f"{len(result.neighbors)} requests of neighbors failed while the server was up": result.neighbors,
         f"{len(result.log.refused)} valid requests were refused": result.log.refused,
+        "not every version answers rightly at the end": not result.sound,
         f"the supervisor gave up {result.log.gave_up} times": result.log.gave_up,
     }
     return [text for text, failed in checks.items() if failed]
@@ -101,6 +109,7 @@ def fuzz_to_json(result: FuzzResult) -> dict[str, Any]:
         "statuses": {f"{kind}: {status}": count for (kind, status), count in sorted(log.statuses.items())},
         "killers": log.killers,
         "refused": log.refused,
+        "sound": result.sound,
         "recoveries": log.recoveries,
         "gave_up": log.gave_up,
         "counts": result.counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,16 +69,25 @@ def valid_cases(draw: st.DrawFn) -> HttpCase:
     header = json.dumps(document).encode()
     if rest or _HEADER_LENGTH in headers:
         headers |= {_HEADER_LENGTH: str(len(header))}
+    headers |= draw(st.sampled_from(({}, {}, {"Accept-Encoding": "gzip"}, {"Accept-Encoding": "deflate"})))
+    encoding = draw(st.sampled_from(("", "", "gzip", "deflate")))
+    headers |= {"Content-Encoding": encoding} if encoding else {}
     return HttpCase(
         kind="HTTP valid",
         path=infer_path(model.name, version),
-        body=header + rest,
+        body=_compress(header + rest, encoding),
         headers=headers,
         model=model,
         version=version,
         feeds=feeds,
         class_count=class_count,
     )
+
+
+def _compress(body: bytes, encoding: str) -> bytes:
+    if encoding == "gzip":
+        return gzip.compress(body)
+    return zlib.compress(body) if encoding else body
 
 
 @st.composite

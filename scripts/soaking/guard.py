@@ -57,9 +57,9 @@ def watch(read_end: int, folder: Path, soak_pid: int) -> None:
     while os.read(read_end, 1):
         pass
     end_processes(str(folder))
-    for mount in folder.glob("*.mount"):
-        subprocess.run(["umount", "--lazy", str(mount)], check=False, capture_output=True)
     remove_regions(soak_pid, folder / "tmp")
+    for mount in (folder / "tmp", *folder.glob("*.mount")):
+        subprocess.run(["umount", "--lazy", str(mount)], check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -54,7 +54,7 @@ def post(service: Service, path: str, body: bytes, headers: dict[str, str] | Non
         HTTPException: The response is an error, or broken off.
         NoAnswer: There was no response.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=DEADLINE_S)
+    connection = service.reach.connect_http(DEADLINE_S)
     try:
         connection.request("POST", path, body, headers or _JSON)
         response = connection.getresponse()
@@ -134,7 +134,7 @@ def _grpc_request(change: Callable[[Any], None]) -> Callable[[Service], None]:
         tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 128])
         request.raw_input_contents.append(bytes(512))
         change(tensor)
-        with triton_grpc.InferenceServerClient(f"127.0.0.1:{service.grpc_port}") as client:
+        with triton_grpc.InferenceServerClient(**service.reach.triton_grpc()) as client:
             client._client_stub.ModelInfer(request, timeout=DEADLINE_S)  # noqa: SLF001 - the bare stub
 
     return send
@@ -151,13 +151,13 @@ def _overflowing_batch(tensor: Any) -> None:
 def _half_a_request(service: Service) -> None:
     """Fifty connections that promise a body and hang up."""
     for _ in range(50):
-        with socket.create_connection(("127.0.0.1", service.http_port), timeout=DEADLINE_S) as connection:
+        with service.reach.open_http(DEADLINE_S) as connection:
             connection.sendall(f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{".encode())
 
 
 def _noise(service: Service) -> None:
     """Bytes that are neither HTTP nor gRPC, on both ports."""
-    for port in (service.http_port, service.grpc_port):
+    for port in (service.reach.http_port, service.reach.grpc_port):
         with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
             connection.sendall(os.urandom(4096))
 
@@ -173,11 +173,11 @@ class EndlessBatch(Fault):
     cause = "compute_limit"
 
     def inject(self, field: Field) -> Over:
-        servers = field.service.servers()
+        servers, reach = field.service.servers(), field.service.reach
         rounds = np.array([[2**62]])
         with (
             field.ledger.request("hostile"),
-            Client(field.service.http_url, timeout_s=DEADLINE_S, max_retries=0) as client,
+            Client(reach.http_url, timeout_s=DEADLINE_S, max_retries=0, **reach.security) as client,
         ):
             client.model("looped").infer({"rounds": rounds})
         return lambda: all(map(is_gone, servers)) and bool(field.service.servers())

@@ -69,7 +69,7 @@ class Injector:
         """Injects faults until a moment; each kind comes once before one comes again."""
         while time.monotonic() < until:
             time.sleep(self.where.chance.uniform(*_QUIET_S))
-            if time.monotonic() < until:
+            if self.faults and time.monotonic() < until:
                 self._inject(self._choose())
 
     def windows(self) -> list[tuple[float, float]]:

@@ -1,41 +1,74 @@
-"""Memory and open files of the service, read again and again."""
+"""Memory and open files of the service, read again and again: of all of it, and of each process over its life.
+
+A process takes memory while it is young: arenas, pools and caches fill up with use, and each restart begins that anew.
+What counts as a leak is therefore told from a process's age: memory that a process which is no longer young still
+takes. The sum over all processes says what a machine must have.
+"""
 
 from __future__ import annotations
 
 import statistics
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
 from graphkiln_backend.graph.closing import Closeable
 from soaking.guard import known_runs
-from soaking.service import Service
+from soaking.service import Service, role_of
 
 _PERIOD_S = 2.0
 GROWTH_LIMIT = 0.25
 GROWTH_LIMIT_MB = 100.0
 """Memory grows when its median in the last third is above that of the first third by more than both."""
+YOUNG_S = 240.0
+"""Until this age a process may fill its pools: in control runs without any fault the curves are flat from then on."""
+LEAK_MB_PER_MINUTE = 1.0
+"""Of one process that is no longer young. In a day this would be 1.4 GB."""
+_SHORTEST_S = 120.0
+"""Readings over less time than this tell nothing of a slope."""
+
+Reading = tuple[float, float]
+"""Monotonic seconds, and megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One reading.
+    """One reading of all processes.
 
     Attributes:
         at: Monotonic seconds.
         instances: Number of processes of instances.
         mb: Memory of the service's processes that no other process shares, and its part of the shared (PSS).
-        supervisor_mb: Resident memory of the supervisor.
         files: Open files of the supervisor.
     """
 
     at: float
     instances: int
     mb: float
-    supervisor_mb: float
     files: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One process.
+
+    Attributes:
+        role: What it does: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`.
+        begun: Monotonic seconds.
+        readings: Its memory (PSS).
+    """
+
+    role: str
+    begun: float
+    readings: list[Reading] = field(default_factory=list)
+
+    def grown(self) -> list[Reading]:
+        """The readings since it is no longer young."""
+        return [reading for reading in self.readings if reading[0] - self.begun >= YOUNG_S]
 
 
 class Memory(Closeable):
@@ -48,6 +81,8 @@ class Memory(Closeable):
     def __init__(self, service: Service) -> None:
         self._service = service
         self.samples: list[Sample] = []
+        self.lives: dict[int, Life] = {}
+        """By process id: none comes twice within a soak, since the kernel counts on."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -64,15 +99,16 @@ class Memory(Closeable):
         tree = self._service.tree()
         if len(tree) < 2:
             return
-        supervisor = tree[0]
-        sample = Sample(
-            at=time.monotonic(),
-            instances=len(self._service.stubs()),
-            mb=sum(process.memory_full_info().pss for process in tree) / 2**20,
-            supervisor_mb=supervisor.memory_info().rss / 2**20,
-            files=supervisor.num_fds(),
-        )
-        self.samples.append(sample)
+        at = time.monotonic()
+        megabytes = [self._read_process(process, at) for process in tree]
+        instances = len(self._service.stubs())
+        self.samples.append(Sample(at=at, instances=instances, mb=sum(megabytes), files=tree[0].num_fds()))
+
+    def _read_process(self, process: psutil.Process, at: float) -> float:
+        mb: float = process.memory_full_info().pss / 2**20
+        begun = at - (time.time() - process.create_time())
+        self.lives.setdefault(process.pid, Life(role_of(process), begun)).readings.append((at, mb))
+        return mb
 
     def close(self) -> None:
         """Ends the thread."""
@@ -86,23 +122,62 @@ def growth(samples: list[Sample]) -> dict[str, float]:
     kept = [sample for sample in samples if sample.instances == usual]
     third = max(1, len(kept) // 3)
     start, end = ([sample.mb for sample in part] for part in (kept[:third], kept[-third:]))
-    minutes = [(sample.at - kept[0].at) / 60 for sample in kept]
-    several = len(set(minutes)) > 1
-    slope = statistics.linear_regression(minutes, [sample.mb for sample in kept]).slope if several else 0.0
     return {
         "instances": usual,
         "start_mb": round(statistics.median(start), 1),
         "end_mb": round(statistics.median(end), 1),
-        "slope_mb_per_minute": round(slope, 2),
+        "slope_mb_per_minute": round(slope([(sample.at, sample.mb) for sample in kept]), 2),
         "worst_mb": round(max(sample.mb for sample in samples), 1),
-        "supervisor_start_mb": round(kept[0].supervisor_mb, 1),
-        "supervisor_end_mb": round(kept[-1].supervisor_mb, 1),
         "supervisor_files_start": kept[0].files,
         "supervisor_files_end": kept[-1].files,
     }
 
 
+def slope(readings: Sequence[Reading]) -> float:
+    """Megabytes per minute of a straight line through readings; 0 where they are of one moment."""
+    if len({at for at, _ in readings}) < 2:
+        return 0.0
+    minutes = [at / 60 for at, _ in readings]
+    return statistics.linear_regression(minutes, [mb for _, mb in readings]).slope
+
+
+def by_role(lives: Iterable[Life]) -> dict[str, dict[str, Any]]:
+    """What processes of each role took over their lives.
+
+    Returns:
+        By role: `processes`, their number; `mb_by_minute`, the median of their memory in each minute of their lives;
+        and `slope_mb_per_minute`, the steepest slope of one that is no longer young, None where none got that old.
+    """
+    roles: dict[str, list[Life]] = {}
+    for life in lives:
+        roles.setdefault(life.role, []).append(life)
+    return {role: _of_role(of_role) for role, of_role in sorted(roles.items())}
+
+
+def _of_role(lives: list[Life]) -> dict[str, Any]:
+    minutes: dict[int, list[float]] = {}
+    for life in lives:
+        for at, mb in life.readings:
+            minutes.setdefault(int((at - life.begun) / 60), []).append(mb)
+    slopes = [slope(grown) for life in lives if _is_long(grown := life.grown())]
+    return {
+        "processes": len(lives),
+        "mb_by_minute": {minute: round(statistics.median(values), 1) for minute, values in sorted(minutes.items())},
+        "slope_mb_per_minute": round(max(slopes), 2) if slopes else None,
+    }
+
+
+def _is_long(readings: Sequence[Reading]) -> bool:
+    return bool(readings) and readings[-1][0] - readings[0][0] >= _SHORTEST_S
+
+
 def grows(figures: dict[str, float]) -> bool:
-    """Whether the memory grew by more than the limits."""
+    """Whether the memory of all processes grew by more than the limits."""
     added = figures["end_mb"] - figures["start_mb"]
     return added > GROWTH_LIMIT_MB and added > GROWTH_LIMIT * figures["start_mb"]
+
+
+def leaking(roles: dict[str, dict[str, Any]]) -> list[str]:
+    """Which processes still took memory when they were no longer young, and how much."""
+    slopes = {role: each["slope_mb_per_minute"] or 0.0 for role, each in roles.items()}
+    return [f"{role} {value} MB/min" for role, value in slopes.items() if value > LEAK_MB_PER_MINUTE]

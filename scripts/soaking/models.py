@@ -70,6 +70,12 @@ class SoakModel:
         return _texts(random, shape)
 
 
+def digit_labels(version: int) -> tuple[str, ...]:
+    """The labels of a version of `digits`: the first one's, or those of another contract, turned round."""
+    turn = version % (len(DIGIT_LABELS) - 1) + 1 if version > 1 else 0
+    return DIGIT_LABELS[turn:] + DIGIT_LABELS[:turn]
+
+
 def factor(version: int) -> float:
     """What a version of `scaled` multiplies by."""
     return float(version + 1)

@@ -6,6 +6,7 @@ import http.client
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,35 @@ _GAP_S = 0.5
 """Between two failures in a row; more than that, and it was ready in between."""
 _PROBE_LIMIT_S = 5.0
 _PROBE_ROWS = 2
+_LOG_BYTES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lapse:
+    """Readiness was asked for, and was not there.
+
+    Attributes:
+        begun: When it was asked for; monotonic seconds.
+        ended: When that was known.
+        status: The HTTP status, or None where nobody answered.
+        models: Which models were not ready, where the server said so of itself.
+        log: The last line of the service's log.
+    """
+
+    begun: float
+    ended: float
+    status: int | None
+    models: tuple[str, ...] = ()
+    log: str = ""
+
+    def describe(self, since: float) -> str:
+        """What happened, in a line.
+
+        Args:
+            since: The moment from which seconds count.
+        """
+        who = f", not ready: {', '.join(self.models)}" if self.models else ""
+        return f"{self.begun - since:.1f} s: {self.status or 'no answer'}{who}; the log said: {self.log}"
 
 
 class Readiness(Closeable):
@@ -30,7 +60,7 @@ class Readiness(Closeable):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._not_ready: list[tuple[float, float, int | None]] = []
+        self._lapses: list[Lapse] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -40,34 +70,41 @@ class Readiness(Closeable):
             begun = time.monotonic()
             status = self._service.ready_status()
             if status != http.HTTPStatus.OK:
-                self._not_ready.append((begun, time.monotonic(), status))
+                self._lapses.append(self._examine(begun, time.monotonic(), status))
+
+    def _examine(self, begun: float, ended: float, status: int | None) -> Lapse:
+        models = self._service.unready_models() if status == http.HTTPStatus.BAD_REQUEST else ()
+        log = self._service.log_tail(_LOG_BYTES).rstrip().rpartition("\n")[2]
+        return Lapse(begun=begun, ended=ended, status=status, models=models, log=log)
 
     def last_failure(self, begin: float, end: float) -> float | None:
         """When readiness was last seen to fail between two moments."""
-        return max((ended for _, ended, _ in self._between(begin, end)), default=None)
+        return max((lapse.ended for lapse in self._between(begin, end)), default=None)
 
     def longest_s(self, begin: float, end: float) -> float:
         """Seconds of the longest time without readiness between two moments."""
         longest = since = 0.0
         last = -_GAP_S
-        for begun, ended, _ in self._between(begin, end):
-            since = since if begun - last < _GAP_S else begun
-            last = ended
+        for lapse in self._between(begin, end):
+            since = since if lapse.begun - last < _GAP_S else lapse.begun
+            last = lapse.ended
             longest = max(longest, last - since)
         return longest
 
     def statuses(self, begin: float, end: float) -> dict[str, int]:
         """How often readiness failed between two moments, by HTTP status."""
-        return dict(Counter(str(status or "no answer") for *_, status in self._between(begin, end)))
+        return dict(Counter(str(lapse.status or "no answer") for lapse in self._between(begin, end)))
 
-    def _between(self, begin: float, end: float) -> list[tuple[float, float, int | None]]:
-        return [each for each in list(self._not_ready) if each[1] >= begin and each[0] <= end]
+    def _between(self, begin: float, end: float) -> list[Lapse]:
+        return [lapse for lapse in list(self._lapses) if lapse.ended >= begin and lapse.begun <= end]
 
-    def failures_outside(self, windows: list[tuple[float, float]]) -> int:
-        """How often it failed in none of these intervals."""
-        return sum(
-            all(ended < begin or begun > end for begin, end in windows) for begun, ended, _ in list(self._not_ready)
-        )
+    def lapses_outside(self, windows: list[tuple[float, float]]) -> list[Lapse]:
+        """The failures in none of these intervals."""
+        return [
+            lapse
+            for lapse in list(self._lapses)
+            if all(lapse.ended < begin or lapse.begun > end for begin, end in windows)
+        ]
 
     def close(self) -> None:
         """Ends the thread."""
@@ -80,14 +117,14 @@ def every_model_answers(service: Service) -> bool:
     if service.ready_status() != http.HTTPStatus.OK:
         return False
     try:
-        return all(_answers(url) for url in (service.http_url, service.grpc_url))
+        return all(_answers(service, url) for url in (service.reach.http_url, service.reach.grpc_url))
     except Exception:
         return False
 
 
-def _answers(url: str) -> bool:
+def _answers(service: Service, url: str) -> bool:
     random = np.random.default_rng()
-    with Client(url, timeout_s=_PROBE_LIMIT_S, max_retries=0) as client:
+    with Client(url, timeout_s=_PROBE_LIMIT_S, max_retries=0, **service.reach.security) as client:
         for model in MODELS:
             feeds = model.feeds(random, min(_PROBE_ROWS, model.largest_batch))
             for version in model.versions:

@@ -10,7 +10,7 @@ from typing import Any
 
 from soaking.injector import RECOVERY_LIMIT_S, Injection
 from soaking.ledger import DEADLINE_S, Outcome
-from soaking.memory import GROWTH_LIMIT, GROWTH_LIMIT_MB, grows
+from soaking.memory import GROWTH_LIMIT, GROWTH_LIMIT_MB, grows, leaking
 from soaking.soak import Result
 
 _GOAL_S = 5.0
@@ -74,11 +74,17 @@ def _summary(name: str, injections: list[Injection]) -> FaultSummary:
     )
 
 
-def failures(result: Result) -> list[str]:
+def failures(results: list[Result]) -> list[str]:
     """Why the soak has failed; empty when it has not."""
+    return [f"{result.mode}: {failure}" for result in results for failure in failures_of(result)]
+
+
+def failures_of(result: Result) -> list[str]:
+    """Why the soak of one mode has failed."""
     totals = total(result.counts)
     unrecovered = [each.fault for each in result.injections if each.ready_again_s is None]
     counted = [each for each in result.injections if each.cause and not each.trouble]
+    leaks = leaking(result.processes)
     uncounted = sorted({each.fault for each in counted if not each.restarts.get(each.cause)})
     checks = {
         f"{totals['wrong']} wrong answers": totals["wrong"],
@@ -86,13 +92,14 @@ def failures(result: Result) -> list[str]:
         f"{result.stuck} senders still wait": result.stuck,
         f"not ready again within {RECOVERY_LIMIT_S:.0f} s: {', '.join(unrecovered)}": unrecovered,
         f"{len(result.unexplained)} requests refused while no fault was at work": result.unexplained,
-        f"readiness failed {result.unready} times while no fault was at work": result.unready,
+        f"readiness failed {len(result.unready)} times while no fault was at work": result.unready,
         f"memory grew by more than {GROWTH_LIMIT:.0%} and {GROWTH_LIMIT_MB:.0f} MB": bool(result.figures)
         and grows(result.figures),
+        f"memory of processes that are no longer young grew: {', '.join(leaks)}": leaks,
         f"left behind: {', '.join(result.left)}": result.left,
         f"SIGTERM ended with {result.stops}": any(code for code, _ in result.stops),
         f"not counted in graphkiln_restarts_total: {', '.join(uncounted)}": uncounted,
-        "no request was answered": not totals["right"],
+        "no request was answered": not totals["right"] and result.only != "faults",
         **{f"{each.fault}: {each.trouble}": True for each in result.injections if each.trouble},
         **{note: True for note in result.notes if note.startswith("ended early")},
     }
@@ -107,21 +114,31 @@ def total(counts: dict[str, dict[str, int]]) -> Counter[str]:
     return totals
 
 
-def to_json(result: Result) -> dict[str, Any]:
-    """Everything, as plain data."""
+def to_json(results: list[Result]) -> dict[str, Any]:
+    """Everything, as plain data: of each mode, and the faults and requests of all together."""
+    totals: Counter[str] = Counter()
+    for result in results:
+        totals.update(total(result.counts))
     return {
-        **asdict(result),
-        "injections": [asdict(each) for each in result.injections],
-        "faults": [asdict(each) for each in summarize(result.injections)],
-        "totals": dict(total(result.counts)),
-        "failures": failures(result),
+        "seed": results[0].seed,
+        "seconds": sum(result.seconds for result in results),
+        "modes": [asdict(result) for result in results],
+        "faults": [asdict(each) for each in summarize([each for result in results for each in result.injections])],
+        "totals": dict(totals),
+        "failures": failures(results),
     }
 
 
-def to_text(result: Result) -> str:
+def to_text(results: list[Result]) -> str:
     """The report for a terminal of 80 columns."""
-    lines = [
-        f"soak of {result.seconds / 60:.1f} minutes, seed {result.seed}",
+    failed = [line for failure in failures(results) for line in textwrap.wrap(f"FAILED: {failure}", _WIDTH)[:4]]
+    return "\n".join([*("\n".join(_lines(result)) for result in results), "", *(failed or ["passed"])])
+
+
+def _lines(result: Result) -> list[str]:
+    """Of one mode."""
+    return [
+        f"{result.mode}: {result.seconds / 60:.1f} minutes, seed {result.seed}",
         f"first start: every model answered after {result.first_start_s:.1f} s",
         "",
         *_request_lines(result.counts),
@@ -129,15 +146,15 @@ def to_text(result: Result) -> str:
         *_fault_lines(summarize(result.injections)),
         "",
         *(f"{name}: {value}" for name, value in result.figures.items()),
+        *_process_lines(result.processes),
         f"SIGTERM: {', '.join(f'code {code} after {seconds:.1f} s' for code, seconds in result.stops)}",
         f"left behind: {', '.join(result.left) or 'nothing'}"[:_WIDTH],
         *result.notes,
         *_outcome_lines("wrong or lost", result.bad),
         *_outcome_lines("refused without a fault", result.unexplained),
+        *(f"not ready without a fault: {text}" for text in result.unready[:_SHOWN]),
         "",
-        *(line for failure in failures(result) for line in textwrap.wrap(f"FAILED: {failure}", _WIDTH)[:4]),
     ]
-    return "\n".join(lines if failures(result) else [*lines, "passed"])
 
 
 def _request_lines(counts: dict[str, dict[str, int]]) -> list[str]:
@@ -157,6 +174,17 @@ def _fault_lines(summaries: list[FaultSummary]) -> list[str]:
             + _details("clients saw", each.errors)
         )
         lines += [f"    {text}"[:_WIDTH] for text in each.trouble]
+    return lines
+
+
+def _process_lines(processes: dict[str, dict[str, Any]]) -> list[str]:
+    """Memory by the minute of a process's life."""
+    lines = []
+    for role, each in processes.items():
+        curve = " ".join(f"{mb:.0f}" for mb in each["mb_by_minute"].values())
+        lines.append(f"{role}: {each['processes']}, MB by minute: {curve}"[:_WIDTH])
+        if each["slope_mb_per_minute"] is not None:
+            lines.append(f"    no longer young: {each['slope_mb_per_minute']} MB/min")
     return lines
 
 

@@ -15,8 +15,10 @@ import tritonclient.http as triton_http
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_client import Client
+from graphkiln_client.transports.endpoint import Security
 from soaking.ledger import DEADLINE_S, NoAnswer
 from soaking.models import Arrays, SoakModel
+from soaking.reaching import Reach
 
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 """By itself, gRPC's library waits up to two minutes before it tries a server again that was away."""
@@ -41,9 +43,9 @@ class Sender(ABC):
 class OurClient(Sender):
     """graphkiln's blocking client."""
 
-    def __init__(self, url: str, *, retries: int) -> None:
-        self.name = f"client {url.partition(':')[0]}{', retrying' if retries else ''}"
-        self._client = Client(url, timeout_s=DEADLINE_S, max_retries=retries)
+    def __init__(self, url: str, reach: Reach, *, retries: int) -> None:
+        self.name = f"client {protocol(url)}{', retrying' if retries else ''}"
+        self._client = Client(url, timeout_s=DEADLINE_S, max_retries=retries, **reach.security)
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
         return self._client.model(model.name, version).infer(feeds), None
@@ -55,10 +57,11 @@ class OurClient(Sender):
 class OurSharedMemory(Sender):
     """graphkiln's client with tensors in shared memory."""
 
-    def __init__(self, url: str, admin_key: str) -> None:
-        self.name = f"shared memory {url.partition(':')[0]}"
+    def __init__(self, url: str, reach: Reach, admin_key: str) -> None:
+        self.name = f"shared memory {protocol(url)}"
         self._stack = ExitStack()
-        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S, admin_key=admin_key))
+        security: Security = {**reach.security, "admin_key": admin_key}
+        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S, **security))
         self._shared = self._stack.enter_context(client.shared_memory())
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
@@ -73,8 +76,8 @@ class TritonGrpc(Sender):
 
     name = "tritonclient grpc"
 
-    def __init__(self, port: int) -> None:
-        self._client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=_RECONNECT)
+    def __init__(self, reach: Reach) -> None:
+        self._client = triton_grpc.InferenceServerClient(**reach.triton_grpc(), channel_args=_RECONNECT)
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
         inputs = _triton_inputs(triton_grpc, model, feeds)
@@ -91,15 +94,14 @@ class TritonHttp(Sender):
 
     name = "tritonclient http"
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
         self._client: Any = None
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
         if self._client is None:  # in the thread that uses it: its sockets belong to the thread's event loop
-            address = f"127.0.0.1:{self._port}"
             self._client = triton_http.InferenceServerClient(
-                address, connection_timeout=DEADLINE_S, network_timeout=DEADLINE_S
+                **self._reach.triton_http(), connection_timeout=DEADLINE_S, network_timeout=DEADLINE_S
             )
         result = self._client.infer(model.name, _triton_inputs(triton_http, model, feeds), model_version=version)
         response = result.get_response()
@@ -110,9 +112,9 @@ class TritonHttp(Sender):
 class BareHttp(Sender):
     """`http.client` with one connection that is kept alive; tensors as JSON, or as binary data."""
 
-    def __init__(self, port: int, *, binary: bool) -> None:
+    def __init__(self, reach: Reach, *, binary: bool) -> None:
         self.name = "http.client binary" if binary else "http.client JSON"
-        self._port = port
+        self._reach = reach
         self._binary = binary
         self._connection: http.client.HTTPConnection | None = None
 
@@ -126,7 +128,7 @@ class BareHttp(Sender):
 
     def _send(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[http.client.HTTPResponse, bytes]:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE_S)
+            self._connection = self._reach.connect_http(DEADLINE_S)
         try:
             self._connection.request("POST", path, body, headers)
             response = self._connection.getresponse()
@@ -145,6 +147,11 @@ class BareHttp(Sender):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def protocol(url: str) -> str:
+    """`http` or `grpc`, with TLS or without."""
+    return url.partition(":")[0].removesuffix("s")
 
 
 def json_request(model: SoakModel, feeds: Arrays) -> tuple[bytes, dict[str, str]]:

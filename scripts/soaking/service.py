@@ -21,13 +21,16 @@ import psutil
 from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.lowering.parentage import end_with_parent
+from soaking.reaching import Certificates, Reach
 
 MARKER = "GRAPHKILN_SOAK"
 """Environment variable of every process of a soak, so that its guard can find and end them."""
 START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 60.0
+_LOAD_LIMIT_S = 60.0
 _SERVER_MEMORY = "4G"
 """As much as can be spared: a JSON shape of 4294967296 makes Triton (24.10) take all that it is given."""
+_STUB = "triton_python_backend_stub"
 _RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
@@ -38,11 +41,21 @@ class Service:
         folder: For its log, temporary files and cache.
         store: The model store.
         flags: Further flags of `graphkiln serve`.
+        certificates: For mutual TLS on both ports.
         environment: Further environment variables.
     """
 
-    def __init__(self, folder: Path, store: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
-        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+    def __init__(
+        self,
+        folder: Path,
+        store: Path,
+        *flags: str,
+        certificates: Certificates | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        http_port, grpc_port, self.metrics_port = free_ports(3)
+        self.reach = Reach(http_port=http_port, grpc_port=grpc_port, certificates=certificates)
+        self._store = store
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self.log_path = folder / "serve.log"
@@ -52,11 +65,12 @@ class Service:
         key_file.write_text(self.admin_key)
         self.starts = 0
         options = (
-            f"--http-port={self.http_port}",
-            f"--grpc-port={self.grpc_port}",
+            f"--http-port={http_port}",
+            f"--grpc-port={grpc_port}",
             f"--metrics-port={self.metrics_port}",
             f"--admin-key-file={key_file}",
             f"--server-memory={_SERVER_MEMORY}",
+            *(certificates.flags() if certificates else ()),
         )
         self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *options, *flags]
         self._environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"}
@@ -68,16 +82,6 @@ class Service:
     def admin_headers(self) -> dict[str, str]:
         """The key of the administrative endpoints, as a header."""
         return {HTTP_HEADER: self.admin_key}
-
-    @property
-    def http_url(self) -> str:
-        """Where it answers over HTTP."""
-        return f"http://127.0.0.1:{self.http_port}"
-
-    @property
-    def grpc_url(self) -> str:
-        """Where it answers over gRPC."""
-        return f"grpc://127.0.0.1:{self.grpc_port}"
 
     def start(self) -> None:
         """Starts the supervisor."""
@@ -119,12 +123,35 @@ class Service:
 
     def status(self, path: str, timeout_s: float = 2.0) -> int | None:
         """The HTTP status of a GET; None when nobody answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout_s)
+        connection = self.reach.connect_http(timeout_s)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
             return connection.getresponse().status
         except (OSError, http.client.HTTPException):
             return None
+        finally:
+            connection.close()
+
+    def unready_models(self) -> tuple[str, ...]:
+        """The models of the store that do not serve."""
+        names = sorted(path.name for path in self._store.iterdir())
+        return tuple(name for name in names if self.status(f"/v2/models/{name}/ready") != http.HTTPStatus.OK)
+
+    def load(self, model: str) -> str:
+        """Has the server load what the store holds of a model; returns why that failed, or nothing."""
+        return self._control(f"{model}/load")
+
+    def unload(self, model: str) -> str:
+        """Has the server unload a model; returns why that failed, or nothing."""
+        return self._control(f"{model}/unload")
+
+    def _control(self, path: str) -> str:
+        connection = self.reach.connect_http(_LOAD_LIMIT_S)
+        try:
+            connection.request("POST", f"/v2/repository/models/{path}", b"{}", self.admin_headers)
+            response = connection.getresponse()
+            content = response.read().decode(errors="replace")
+            return "" if response.status == http.HTTPStatus.OK else f"HTTP {response.status}: {content[:300]}"
         finally:
             connection.close()
 
@@ -143,7 +170,7 @@ class Service:
 
     def stubs(self) -> list[psutil.Process]:
         """Processes of instances."""
-        return [process for process in self.tree() if _program(process) == "triton_python_backend_stub"]
+        return [process for process in self.tree() if _program(process) == _STUB]
 
     def restarts(self) -> dict[str, int]:
         """The metric `graphkiln_restarts_total` by cause, of the supervisor that runs now."""
@@ -179,13 +206,16 @@ class Service:
         if self.process is not None:
             self.process.wait(_STOP_LIMIT_S)
 
-    def copy_log(self, path: Path) -> None:
-        """Keeps its log in another file."""
-        shutil.copyfile(self.log_path, path)
+    def append_log(self, path: Path) -> None:
+        """Keeps its log at the end of another file."""
+        with path.open("ab") as kept, self.log_path.open("rb") as log:
+            shutil.copyfileobj(log, kept)
 
     def log_tail(self, size: int = 3000) -> str:
         """The end of its log."""
-        return self.log_path.read_text(errors="replace")[-size:]
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - size))
+            return log.read().decode(errors="replace")
 
 
 def free_ports(count: int) -> list[int]:
@@ -197,10 +227,23 @@ def free_ports(count: int) -> list[int]:
         return [held.getsockname()[1] for held in sockets]
 
 
+def role_of(process: psutil.Process) -> str:
+    """What a process of the service does: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`, `other`."""
+    command = _command(process)
+    program = _program(process)
+    if program == _STUB:
+        return f"instance of {'/'.join(Path(command[1]).parts[-3:-1])}"
+    return {"tritonserver": "tritonserver"}.get(program, "supervisor" if "serve" in command else "other")
+
+
 def _program(process: psutil.Process) -> str:
     """Name of the executed file; empty when the process has just ended."""
-    try:
-        command = process.cmdline()
-    except psutil.Error:
-        return ""
+    command = _command(process)
     return Path(command[0]).name if command else ""
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -1,4 +1,4 @@
-"""A soak: a server made on the spot, traffic of all kinds, faults, and a report."""
+"""A soak: servers made on the spot, traffic of all kinds, faults, and a report."""
 
 from __future__ import annotations
 
@@ -9,62 +9,68 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from soaking.fault import Fault, Field
 from soaking.guard import Guard, known_runs, regions_of
-from soaking.hostile import hostile_requests
 from soaking.injector import Injection, Injector
 from soaking.ledger import Ledger, Outcome
-from soaking.memory import Memory, growth
+from soaking.memory import Memory, by_role, growth
 from soaking.models import build_store
-from soaking.process_faults import Terminate, process_faults
+from soaking.modes import MODES, STORE, Mode, stage
+from soaking.process_faults import Terminate
 from soaking.readiness import Readiness, every_model_answers
 from soaking.service import Service
-from soaking.store_faults import FullCache, GoodVersion, cache_folder, small_disk, store_faults
+from soaking.store_faults import GoodVersion
 from soaking.traffic import Traffic
 
-STORE = "store"
-LIMIT_FLAGS = ("--compute-limit=10",)
-"""Below the deadline of a request, so that one that would compute for ever gets an error before."""
-POLL_FLAGS = ("--model-control-mode=poll", "--repository-poll-secs=1", *LIMIT_FLAGS)
+Only = Literal["", "traffic", "faults"]
+"""Control runs: traffic without faults, or faults without traffic."""
+_INTERRUPTED = "interrupted: the report is about the time until then"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a soak has seen.
+    """What the soak of one mode has seen.
 
     Attributes:
+        mode: How the service ran.
         seed: Of all random choices.
         seconds: How long traffic ran.
         first_start_s: Seconds of the first start, until every model answered.
         counts: Number of requests by sender and verdict.
         bad: Wrong answers and lost requests.
         unexplained: Requests refused while no fault was at work.
-        unready: How often readiness failed while no fault was at work.
+        unready: What happened when readiness failed while no fault was at work.
         injections: The faults.
-        figures: Memory.
+        figures: Memory of all processes.
+        processes: Memory of processes over their lives, by role.
         left: What the last stop left behind.
         stops: Exit code and seconds of each SIGTERM.
         stuck: Senders that did not end.
         notes: What else is to be known.
+        only: Whether this was a control run.
     """
 
+    mode: str = ""
     seed: int
     seconds: float
     first_start_s: float
     counts: dict[str, dict[str, int]]
     bad: list[Outcome]
     unexplained: list[Outcome]
-    unready: int
+    unready: list[str]
     injections: list[Injection]
     figures: dict[str, float]
+    processes: dict[str, dict[str, Any]] = field(default_factory=dict)
     left: list[str]
     stops: list[tuple[int, float]]
     stuck: int
     notes: list[str]
+    only: Only = ""
 
 
 @contextmanager
@@ -78,40 +84,53 @@ def soak_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def soak(minutes: float, seed: int, *, heavy: bool = True, keep_log: Path | None = None) -> Result:
-    """Runs a soak.
+def soak(
+    minutes: float, seed: int, *, heavy: bool = True, keep_log: Path | None = None, only: Only = ""
+) -> list[Result]:
+    """Soaks the service in each mode.
 
     Args:
-        minutes: How long faults are injected.
+        minutes: How long faults are injected, in all modes together.
         seed: Of all random choices.
         heavy: Whether faults that restart the service are among them.
-        keep_log: Where the service's log is copied to.
+        keep_log: Where the services' logs are copied to.
+        only: For a control run.
 
     Raises:
-        MeasurementError: The service could not be started.
+        MeasurementError: A service could not be started.
     """
+    results: list[Result] = []
+    if keep_log:
+        keep_log.write_bytes(b"")
+    for mode in MODES:
+        plan = _Plan(mode=mode, minutes=minutes / len(MODES), seed=seed, heavy=heavy, only=only)
+        results.append(_soak_mode(plan, keep_log))
+        if _INTERRUPTED in results[-1].notes:
+            break
+    return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What is to be done in one mode."""
+
+    mode: Mode
+    minutes: float
+    seed: int
+    heavy: bool
+    only: Only
+
+
+def _soak_mode(plan: _Plan, keep_log: Path | None) -> Result:
     with ExitStack() as stack:
         folder = stack.enter_context(soak_folder())
-        has_disk = stack.enter_context(small_disk(folder))
         build_store(folder / STORE)
-        environment = {"GRAPHKILN_CACHE": str(cache_folder(folder))}
-        service = Service(folder, folder / STORE, *POLL_FLAGS, environment=environment)
-        stack.callback(service.end)
+        made = stack.enter_context(stage(folder, plan.mode))
         if keep_log:
-            stack.callback(service.copy_log, keep_log)
-        first_start_s = start_service(service)
-        faults = choose_faults(heavy=heavy, has_disk=has_disk)
-        result = _run(folder, service, faults, minutes=minutes, seed=seed)
-    notes = [] if has_disk else ["no disk of its own could be mounted for the cache: it was never full"]
-    return replace(result, first_start_s=first_start_s, notes=result.notes + notes)
-
-
-def choose_faults(*, heavy: bool, has_disk: bool) -> list[Fault]:
-    """Every kind of fault that can be injected here."""
-    faults = [*process_faults(), *store_faults(), *hostile_requests()]
-    if has_disk:
-        faults.append(FullCache())
-    return [fault for fault in faults if heavy or not fault.heavy]
+            stack.callback(made.service.append_log, keep_log)
+        first_start_s = start_service(made.service)
+        faults = [] if plan.only == "traffic" else made.faults(plan.mode, heavy=plan.heavy)
+        return _Run(folder, made.service, plan).run(faults, first_start_s, made.notes)
 
 
 def start_service(service: Service) -> float:
@@ -130,52 +149,70 @@ def start_service(service: Service) -> float:
     return time.monotonic() - begun
 
 
-def _run(folder: Path, service: Service, faults: list[Fault], *, minutes: float, seed: int) -> Result:
-    ledger = Ledger()
-    traffic = Traffic(service, ledger, seed)
-    where = Field(
-        service=service,
-        folder=folder,
-        store=folder / STORE,
-        versions=traffic.versions,
-        ledger=ledger,
-        chance=random.Random(seed),
-    )
-    notes: list[str] = []
-    begun = time.monotonic()
-    with Readiness(service) as readiness, Memory(service) as memory:
-        traffic.start()
-        injector = Injector(where=where, readiness=readiness, faults=faults)
+class _Run:
+    """A service under traffic and faults."""
+
+    def __init__(self, folder: Path, service: Service, plan: _Plan) -> None:
+        self._service = service
+        self._plan = plan
+        self._ledger = Ledger()
+        self._traffic = Traffic(service, self._ledger, plan.seed, senders=0 if plan.only == "faults" else None)
+        self._where = Field(
+            service=service,
+            folder=folder,
+            store=folder / STORE,
+            versions=self._traffic.versions,
+            ledger=self._ledger,
+            chance=random.Random(plan.seed),
+            explicit=plan.mode.explicit,
+        )
+
+    def run(self, faults: list[Fault], first_start_s: float, notes: list[str]) -> Result:
+        """Injects faults until the time is over, and stops the service."""
+        begun = time.monotonic()
+        with Readiness(self._service) as readiness, Memory(self._service) as memory:
+            self._traffic.start()
+            injector = Injector(where=self._where, readiness=readiness, faults=faults)
+            notes = notes + self._inject(injector, begun + self._plan.minutes * 60)
+            stuck = self._traffic.stop()
+        seconds = time.monotonic() - begun
+        windows = injector.windows()
+        stops = [end for fault in faults if isinstance(fault, Terminate) for end in fault.ends]
+        with suppress(Exception):
+            stops.append(self._service.stop())
+        refused = self._ledger.failures("refused")
+        return Result(
+            mode=self._plan.mode.name,
+            seed=self._plan.seed,
+            seconds=seconds,
+            first_start_s=first_start_s,
+            counts=self._ledger.counts(),
+            bad=self._ledger.failures("wrong", "lost"),
+            unexplained=[outcome for outcome in refused if _is_outside(outcome, windows)],
+            unready=[lapse.describe(begun) for lapse in readiness.lapses_outside(windows)],
+            injections=injector.injections,
+            figures=growth(memory.samples) if memory.samples else {},
+            processes=by_role(memory.lives.values()),
+            left=leftovers(self._service),
+            stops=stops,
+            stuck=stuck,
+            notes=notes + _live_times(faults),
+            only=self._plan.only,
+        )
+
+    def _inject(self, injector: Injector, until: float) -> list[str]:
         try:
-            injector.run(begun + minutes * 60)
+            injector.run(until)
         except KeyboardInterrupt:
-            notes.append("interrupted: the report is about the time until then")
+            return [_INTERRUPTED]
         except GraphkilnError as error:
-            notes.append(f"ended early: {error}")
-        stuck = traffic.stop()
-    seconds = time.monotonic() - begun
-    windows = injector.windows()
-    stops = [end for fault in faults if isinstance(fault, Terminate) for end in fault.ends]
+            return [f"ended early: {error}"]
+        return []
+
+
+def _live_times(faults: list[Fault]) -> list[str]:
     live_s = [seconds for fault in faults if isinstance(fault, GoodVersion) for seconds in fault.live_s]
-    if live_s:
-        notes.append(f"good versions: {len(live_s)}, live after {max(live_s):.1f} s at worst")
-    with suppress(Exception):
-        stops.append(service.stop())
-    return Result(
-        seed=seed,
-        seconds=seconds,
-        first_start_s=0.0,
-        counts=ledger.counts(),
-        bad=ledger.failures("wrong", "lost"),
-        unexplained=[outcome for outcome in ledger.failures("refused") if _is_outside(outcome, windows)],
-        unready=readiness.failures_outside(windows),
-        injections=injector.injections,
-        figures=growth(memory.samples) if memory.samples else {},
-        left=leftovers(service),
-        stops=stops,
-        stuck=stuck,
-        notes=notes,
-    )
+    return [f"good versions: {len(live_s)}, live after {max(live_s):.1f} s at worst"] if live_s else []
 
 
 def _is_outside(outcome: Outcome, windows: list[tuple[float, float]]) -> bool:

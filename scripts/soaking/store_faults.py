@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 from onnx import numpy_helper
 
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.manifest import Labels, Manifest
 from soaking.fault import Fault, Field, Over, at_once
-from soaking.models import DIGITS, scaled_graph, write_version
+from soaking.models import DIGITS, digit_labels, scaled_graph, write_version
 
 _HOLD_S = 8.0
 _LIVE_LIMIT_S = 60.0
-_TMPFS_BYTES = 32 << 20
 _BAD = "9"
 """Number of each bad version: higher than all others, so that it would answer if it went live."""
 
@@ -36,6 +36,8 @@ class BadVersion(Fault):
 
     def inject(self, field: Field) -> Over:
         self._put(field.store / self._model / _BAD)
+        if not field.publish(self._model) and field.explicit:
+            raise MeasurementError("the server says that it is loaded")
         return at_once
 
     def undo(self, field: Field) -> None:
@@ -67,25 +69,32 @@ class GoodVersion(Fault):
     name = "good version added, removed"
     heavy = False
     hold_s = _HOLD_S
+    model = "scaled"
 
     def __init__(self) -> None:
         self._next = 20  # above every bad one
         self.live_s: list[float] = []
         """Seconds until each was live."""
 
+    def put(self, folder: Path, version: int) -> None:
+        """Writes the version."""
+        write_version(folder, scaled_graph(version))
+
     def inject(self, field: Field) -> Over:
         version = self._next = self._next + 1
-        field.versions.add("scaled", version)
+        field.versions.add(self.model, version)
         begun = time.monotonic()
-        write_version(field.store / "scaled" / str(version), scaled_graph(version))
+        self.put(field.store / self.model / str(version), version)
+        if trouble := field.publish(self.model):
+            raise MeasurementError(trouble)
         self._wait(field, version, live=True)
         self.live_s.append(time.monotonic() - begun)
-        field.versions.announce("scaled", version)
+        field.versions.announce(self.model, version)
         return at_once
 
     def _wait(self, field: Field, version: int, *, live: bool) -> None:
         """Until a version is live, or is no longer."""
-        path = f"/v2/models/scaled/versions/{version}/ready"
+        path = f"/v2/models/{self.model}/versions/{version}/ready"
         limit = time.monotonic() + _LIVE_LIMIT_S
         while (field.service.status(path) == 200) != live:
             if time.monotonic() > limit:
@@ -93,52 +102,50 @@ class GoodVersion(Fault):
             time.sleep(0.1)
 
     def undo(self, field: Field) -> None:
-        field.versions.withdraw("scaled", self._next)
-        shutil.rmtree(field.store / "scaled" / str(self._next), ignore_errors=True)
+        field.versions.withdraw(self.model, self._next)
+        shutil.rmtree(field.store / self.model / str(self._next), ignore_errors=True)
+        if trouble := field.publish(self.model):
+            raise MeasurementError(trouble)
         self._wait(field, self._next, live=False)
 
 
-class FullCache(GoodVersion):
-    """The disk of the artifact cache is full while a good version comes."""
+class OtherContract(GoodVersion):
+    """A good version whose classes are called otherwise goes live, and is taken away: nobody may get others' labels."""
 
-    name = "cache's disk full, good version"
+    name = "good version of another contract"
+    model = "digits"
 
     def __init__(self) -> None:
         super().__init__()
-        self._next = 1020
+        self._next = 50
+
+    def put(self, folder: Path, version: int) -> None:
+        temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
+        shutil.copytree(DIGITS / "1", temporary)
+        labels = "".join(f"{label}\n" for label in digit_labels(version)).encode()
+        (temporary / "labels.txt").write_bytes(labels)
+        manifest = Manifest.read(temporary / "manifest.json")
+        assert isinstance(manifest.labels, Labels)
+        described = replace(manifest.labels, sha256=hashlib.sha256(labels).hexdigest())
+        replace(manifest, labels=described).write(temporary / "manifest.json")
+        temporary.rename(folder)
+
+
+class UnloadLoad(Fault):
+    """A model is unloaded by who has the key, and loaded again."""
+
+    name = "unload, load"
+    heavy = False
+    hold_s = 2.0
 
     def inject(self, field: Field) -> Over:
-        filler = cache_folder(field.folder) / "filler"
-        with filler.open("wb") as file:
-            try:
-                while file.write(bytes(1 << 16)):
-                    file.flush()
-            except OSError:
-                pass
-        return super().inject(field)
+        if trouble := field.service.unload("several"):
+            raise MeasurementError(trouble)
+        return at_once
 
     def undo(self, field: Field) -> None:
-        (cache_folder(field.folder) / "filler").unlink(missing_ok=True)
-        super().undo(field)
-
-
-def cache_folder(folder: Path) -> Path:
-    """The artifact cache of the served models."""
-    return folder / "cache.mount"
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """Mounts a small disk for the cache; gives whether that was allowed. Else the cache lies in an ordinary folder."""
-    mount = cache_folder(folder)
-    mount.mkdir(mode=0o700)
-    options = f"size={_TMPFS_BYTES},mode=700"
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "soak", str(mount)], check=False, capture_output=True)
-    try:
-        yield done.returncode == 0
-    finally:
-        if done.returncode == 0:
-            subprocess.run(["umount", "--lazy", str(mount)], check=False)
+        if trouble := field.service.load("several"):
+            raise MeasurementError(trouble)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -183,6 +190,13 @@ def _other_labels_listed(folder: Path) -> None:
     replace_file(folder / "labels.txt", _other_labels((DIGITS / "1" / "labels.txt").read_bytes()))
 
 
+def _other_preprocessing(folder: Path) -> None:
+    """A whole version but for its manifest, in which somebody changed how images are prepared."""
+    _copy_whole(folder, "labels.txt", "golden.npz", "model.onnx")
+    text = (DIGITS / "1" / "manifest.json").read_text()
+    replace_file(folder / "manifest.json", text.replace("0.5", "0.4").encode())
+
+
 def _unknown_operator(folder: Path) -> None:
     graph = scaled_graph(1)
     graph.graph.node[0].op_type = "NoSuchOperator"
@@ -208,18 +222,25 @@ def _other_labels(content: bytes) -> bytes:
     return b"\n".join(reversed(content.split())) + b"\n"
 
 
-def store_faults() -> list[Fault]:
-    """One of each that needs no disk of its own."""
+def store_faults(*, explicit: bool) -> list[Fault]:
+    """One of each that needs no disk of its own.
+
+    Args:
+        explicit: Whether the server loads nothing before it is told to.
+    """
     return [
+        *([UnloadLoad()] if explicit else []),
         BadVersion("garbage", "scaled", _garbage),
         BadVersion("cut off", "digits", _cut_off),
         BadVersion("empty folder", "scaled", _empty),
         BadVersion("half copied", "digits", _half_copied),
         BadVersion("other weights", "digits", _other_weights),
         BadVersion("other labels", "digits", _other_labels_listed),
+        BadVersion("other preprocessing", "digits", _other_preprocessing),
         BadVersion("unknown operator", "scaled", _unknown_operator),
         BadVersion("other signature", "scaled", _other_signature),
         SwappedFile("1/model.onnx", other_weights),
         SwappedFile("1/labels.txt", _other_labels),
         GoodVersion(),
+        OtherContract(),
     ]

@@ -13,6 +13,7 @@ PAGE = REPOSITORY / "docs" / "operations.md"
 RESULTS = REPOSITORY / "docs" / "soak"
 _MARKED = re.compile(r"(<!-- docs/soak/(?P<name>\w+)\.json -->\n).*?(<!-- end -->)", re.S)
 _SHOWN = 3
+_ROLES = ("supervisor", "tritonserver", "instance of digits/1", "instance of scaled/1")
 
 
 def write_tables() -> None:
@@ -33,7 +34,7 @@ def fill(text: str) -> str:
 
 
 def fault_table(run: dict[str, Any]) -> str:
-    """A row for each kind of fault, and a line about the traffic beside them."""
+    """A row for each kind of fault, a line about the traffic beside them, and the memory of each kind of process."""
     rows = [
         "| fault | times | ready again, median | worst | restarts | what clients saw |",
         "|---|---:|---:|---:|---|---|",
@@ -41,10 +42,31 @@ def fault_table(run: dict[str, Any]) -> str:
     rows += [_fault_row(each) for each in run["faults"]]
     totals = run["totals"]
     counts = ", ".join(f"{totals.get(verdict, 0)} {verdict}" for verdict in ("right", "refused", "wrong", "lost"))
-    figures = run["figures"]
-    memory = f"{figures.get('start_mb')} MB at the start, {figures.get('end_mb')} MB at the end"
-    summary = f"{run['seconds'] / 60:.0f} minutes, seed {run['seed']}. Requests: {counts}. Memory: {memory}."
-    return "\n".join([*rows, "", summary, ""])
+    summary = f"{run['seconds'] / 60:.0f} minutes, seed {run['seed']}. Requests: {counts}."
+    return "\n".join([*rows, "", summary, "", *_memory_table(run["modes"]), ""])
+
+
+def _memory_table(modes: list[dict[str, Any]]) -> list[str]:
+    """What all processes together took, and the curves of those that lived longest."""
+    rows = ["| memory | processes | MB | MB/min, once no longer young |", "|---|---:|---|---:|"]
+    for mode in modes:
+        figures = mode["figures"]
+        span = f"{figures.get('start_mb')} at the start, {figures.get('end_mb')} at the end"
+        rows.append(f"| **{mode['mode']}**: all | - | {span} | - |")
+        rows += [_memory_row(role, each) for role, each in mode["processes"].items() if role in _ROLES]
+    return rows
+
+
+def _memory_row(role: str, each: dict[str, Any]) -> str:
+    minutes = list(each["mb_by_minute"].values())
+    slope = each["slope_mb_per_minute"]
+    curve = f"{minutes[0]:.0f} in its first minute, {minutes[-1]:.0f} in its {_ordinal(len(minutes))}"
+    return f"| {role} | {each['processes']} | {curve} | {'-' if slope is None else slope} |"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def fuzz_table(run: dict[str, Any]) -> str:

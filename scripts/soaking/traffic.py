@@ -15,7 +15,17 @@ from graphkiln_client import AsyncClient
 from soaking.classifying import Classifying
 from soaking.ledger import DEADLINE_S, Ledger, Ticket, WrongAnswer
 from soaking.models import MODELS, Arrays, SoakModel, difference
-from soaking.senders import Answer, BareHttp, OurClient, OurSharedMemory, Sender, TritonGrpc, TritonHttp, close_quietly
+from soaking.senders import (
+    Answer,
+    BareHttp,
+    OurClient,
+    OurSharedMemory,
+    Sender,
+    TritonGrpc,
+    TritonHttp,
+    close_quietly,
+    protocol,
+)
 from soaking.service import Service
 
 _PAUSE_S = 0.08
@@ -87,21 +97,21 @@ class Traffic:
         self._threads = [threading.Thread(target=job, daemon=True) for job in self._jobs()[:senders]]
 
     def _jobs(self) -> list[Callable[[], None]]:
-        service = self._service
+        reach, key = self._service.reach, self._service.admin_key
         make: list[Callable[[], Sender]] = [
-            partial(OurClient, service.http_url, retries=0),
-            partial(OurClient, service.grpc_url, retries=0),
-            partial(OurClient, service.http_url, retries=4),
-            partial(OurClient, service.grpc_url, retries=4),
-            partial(OurSharedMemory, service.http_url, service.admin_key),
-            partial(OurSharedMemory, service.grpc_url, service.admin_key),
-            partial(TritonGrpc, service.grpc_port),
-            partial(TritonHttp, service.http_port),
-            partial(BareHttp, service.http_port, binary=False),
-            partial(BareHttp, service.http_port, binary=True),
+            partial(OurClient, reach.http_url, reach, retries=0),
+            partial(OurClient, reach.grpc_url, reach, retries=0),
+            partial(OurClient, reach.http_url, reach, retries=4),
+            partial(OurClient, reach.grpc_url, reach, retries=4),
+            partial(OurSharedMemory, reach.http_url, reach, key),
+            partial(OurSharedMemory, reach.grpc_url, reach, key),
+            partial(TritonGrpc, reach),
+            partial(TritonHttp, reach),
+            partial(BareHttp, reach, binary=False),
+            partial(BareHttp, reach, binary=True),
         ]
         jobs: list[Callable[[], None]] = [partial(self._send, each, n) for n, each in enumerate(make)]
-        urls = (service.http_url, service.grpc_url)
+        urls = (reach.http_url, reach.grpc_url)
         jobs += [partial(self._classify, url, 100 + n) for n, url in enumerate(urls)]
         return jobs + [partial(self._send_async, url, 200 + n) for n, url in enumerate(urls)]
 
@@ -141,7 +151,7 @@ class Traffic:
     def _classify(self, url: str, number: int) -> None:
         chance = random.Random(self._seed * 1000 + number)
         last = Ticket()
-        with Classifying(url) as classifying:
+        with Classifying(url, self._service.reach) as classifying:
             while self._pause(chance, last):
                 with self._ledger.request(classifying.name) as last:
                     classifying.ask(chance)
@@ -152,8 +162,9 @@ class Traffic:
     async def _send_in_loop(self, url: str, number: int) -> None:
         """Some tasks that share a client."""
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(AsyncClient(url, timeout_s=DEADLINE_S, max_retries=0))
-            name = f"async client {url.partition(':')[0]}"
+            security = self._service.reach.security
+            client = await stack.enter_async_context(AsyncClient(url, timeout_s=DEADLINE_S, max_retries=0, **security))
+            name = f"async client {protocol(url)}"
             await asyncio.gather(*(self._task(client, name, number * 10 + task) for task in range(_TASKS)))
 
     async def _task(self, client: AsyncClient, name: str, number: int) -> None:

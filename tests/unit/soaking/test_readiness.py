@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from soaking.readiness import Readiness
+from soaking.readiness import Lapse, Readiness
 
 
 @pytest.fixture
 def watching() -> Iterator[Readiness]:
     service: Any = SimpleNamespace(ready_status=lambda: 200)
     with Readiness(service) as readiness:
-        readiness._not_ready = [(10.0, 10.01, 503), (10.1, 10.2, None), (10.3, 10.4, 503), (20.0, 20.1, 400)]
+        seen = [(10.0, 10.01, 503), (10.1, 10.2, None), (10.3, 10.4, 503), (20.0, 20.1, 400)]
+        readiness._lapses = [Lapse(begun=begun, ended=ended, status=status) for begun, ended, status in seen]
         yield readiness
 
 
@@ -33,14 +34,23 @@ def test_the_last_failure_and_what_was_said(watching: Readiness) -> None:
 
 
 def test_failures_outside_of_all_windows(watching: Readiness) -> None:
-    assert watching.failures_outside([(9.0, 11.0)]) == 1
-    assert watching.failures_outside([(9.0, 11.0), (19.0, 21.0)]) == 0
+    assert [lapse.begun for lapse in watching.lapses_outside([(9.0, 11.0)])] == [20.0]
+    assert watching.lapses_outside([(9.0, 11.0), (19.0, 21.0)]) == []
 
 
 def test_a_service_that_is_not_ready_is_noted() -> None:
-    service: Any = SimpleNamespace(ready_status=lambda: 503)
+    service: Any = SimpleNamespace(ready_status=lambda: 503, log_tail=lambda _: "")
     begun = time.monotonic()
     with Readiness(service) as readiness:
         while readiness.last_failure(begun, time.monotonic()) is None:
             assert time.monotonic() - begun < 30
             time.sleep(0.02)
+
+
+def test_a_lapse_says_which_model_and_what_the_log_said() -> None:
+    service: Any = SimpleNamespace(
+        ready_status=lambda: 400, unready_models=lambda: ("digits",), log_tail=lambda _: "first\ndigits: loading\n"
+    )
+    with Readiness(service) as readiness:
+        lapse = readiness._examine(12.0, 12.1, 400)
+    assert lapse.describe(since=10.0) == "2.0 s: 400, not ready: digits; the log said: digits: loading"

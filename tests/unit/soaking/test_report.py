@@ -9,17 +9,18 @@ import pytest
 
 from soaking.injector import Injection
 from soaking.ledger import Outcome
-from soaking.report import failures, summarize, to_json, to_text
+from soaking.report import failures, failures_of, summarize, to_json, to_text
 from soaking.soak import Result
 
 GOOD = Result(
+    mode="polling",
     seed=1,
     seconds=60.0,
     first_start_s=3.0,
     counts={"client http": {"right": 100, "refused": 3}, "client grpc": {"right": 50}},
     bad=[],
     unexplained=[],
-    unready=0,
+    unready=[],
     injections=[
         Injection(
             fault="SIGKILL to an instance",
@@ -42,8 +43,8 @@ LOST = Outcome(sender="client http", verdict="lost", detail="NoAnswer", begun=0.
 
 
 def test_a_good_soak_passes() -> None:
-    assert failures(GOOD) == []
-    assert to_text(GOOD).endswith("passed")
+    assert failures([GOOD]) == []
+    assert to_text([GOOD]).endswith("passed")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,8 @@ def test_a_good_soak_passes() -> None:
         ({"counts": {"client": {"right": 9, "lost": 2}}}, "2 requests without an answer"),
         ({"counts": {"client": {"refused": 9}}}, "no request was answered"),
         ({"unexplained": [LOST]}, "1 requests refused while no fault was at work"),
-        ({"unready": 2}, "readiness failed 2 times"),
+        ({"unready": ["1.0 s: 400", "1.1 s: 400"]}, "readiness failed 2 times"),
+        ({"processes": {"supervisor": {"slope_mb_per_minute": 3.0}}}, "no longer young grew: supervisor 3.0 MB/min"),
         ({"figures": {"start_mb": 400.0, "end_mb": 800.0}}, "memory grew"),
         ({"left": ["graphkiln-x"]}, "left behind: graphkiln-x"),
         ({"stops": [(1, 31.0)]}, "SIGTERM ended with"),
@@ -65,9 +67,7 @@ def test_a_good_soak_passes() -> None:
 )
 def test_every_fault_of_the_service_fails_the_soak(changed: dict[str, object], words: str) -> None:
     result = replace(GOOD, **changed)  # type: ignore[arg-type]
-    assert any(words in failure for failure in failures(result))
-    assert "FAILED" in to_text(result)
-    assert "passed" not in to_text(result)
+    assert any(words in failure for failure in failures_of(result))
 
 
 def test_injections_of_one_kind_are_one_row() -> None:
@@ -84,7 +84,28 @@ def test_a_fault_that_was_never_recovered_from_has_no_worst_time() -> None:
 
 def test_the_report_fits_into_80_columns_and_into_json() -> None:
     noisy = replace(GOOD, left=["graphkiln-abcdefgh"] * 20, bad=[replace(LOST, detail="x" * 200)] * 20)
-    assert max(map(len, to_text(noisy).splitlines())) <= 80
-    document = json.loads(json.dumps(to_json(noisy)))
+    assert max(map(len, to_text([noisy]).splitlines())) <= 80
+    document = json.loads(json.dumps(to_json([noisy])))
     assert document["totals"] == {"right": 150, "refused": 3}
     assert document["faults"][0]["fault"] == "SIGKILL to an instance"
+
+
+def test_the_modes_are_one_report() -> None:
+    other = replace(GOOD, mode="explicit", seconds=30.0, stuck=1)
+    assert failures([GOOD, other]) == ["explicit: 1 senders still wait"]
+    document = to_json([GOOD, other])
+    assert (document["seconds"], document["totals"]["right"]) == (90.0, 300)
+    assert document["faults"][0]["times"] == 6
+    assert [each["mode"] for each in document["modes"]] == ["polling", "explicit"]
+    assert "FAILED" in to_text([GOOD, other])
+    assert "passed" not in to_text([GOOD, other])
+
+
+def test_why_it_was_not_ready_is_shown() -> None:
+    assert "12.0 s: 400, not ready: digits" in to_text([replace(GOOD, unready=["12.0 s: 400, not ready: digits"])])
+
+
+def test_traffic_is_missed_only_where_there_was_to_be_some() -> None:
+    silent = replace(GOOD, counts={}, only="faults")
+    assert failures([silent]) == []
+    assert failures([replace(silent, only="")]) == ["polling: no request was answered"]

@@ -24,7 +24,16 @@ RUN = {
         {"fault": "noise", "times": 2, "median_s": 0.0, "worst_s": 0.0, "restarts": {}, "errors": {}},
     ],
     "totals": {"right": 1000, "refused": 10},
-    "figures": {"start_mb": 400.0, "end_mb": 401.0},
+    "modes": [
+        {
+            "mode": "polling",
+            "figures": {"start_mb": 400.0, "end_mb": 401.0},
+            "processes": {
+                "supervisor": {"processes": 2, "mb_by_minute": {"0": 60.4, "1": 61.0}, "slope_mb_per_minute": 0.1},
+                "other": {"processes": 2, "mb_by_minute": {"0": 60.4, "1": 61.0}, "slope_mb_per_minute": None},
+            },
+        }
+    ],
 }
 
 
@@ -35,6 +44,13 @@ def test_a_row_for_each_fault() -> None:
     )
     assert "| noise | 2 | stays | stays | - | - |" in text
     assert "30 minutes, seed 3. Requests: 1000 right, 10 refused, 0 wrong, 0 lost." in text
+
+
+def test_the_memory_of_each_kind_of_process() -> None:
+    text = tables.fault_table(RUN)
+    assert "| **polling**: all | - | 400.0 at the start, 401.0 at the end | - |" in text
+    assert "| supervisor | 2 | 60 in its first minute, 61 in its 2nd | 0.1 |" in text
+    assert "| other |" not in text
 
 
 def test_a_row_for_each_strategy() -> None:
