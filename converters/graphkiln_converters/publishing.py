@@ -19,6 +19,7 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ProvenGraph
 from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import RANDOM_WEIGHTS
 from graphkiln_converters.writer import NewVersion, SourceInfo
 
 _log = logging.getLogger("graphkiln.converters")
@@ -91,7 +92,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         output_errors=proof.errors,
         graph_bytes=_file_bytes(proven.graph.parent),
         seconds=round(seconds, 2),
-        notes=proven.notes,
+        notes=(*_notes(model), *proven.notes),
     )
     return NewVersion(
         graph=proven.graph,
@@ -102,6 +103,14 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         conversion=conversion,
         max_batch_size=recipe.max_batch_size,
     )
+
+
+def _notes(model: OpenModel) -> tuple[str, ...]:
+    """What the owner of the model should know of its source."""
+    if RANDOM_WEIGHTS not in model.source.description:
+        return ()
+    note = "the weights are random: the graph computes what its source does, which means nothing"
+    return (f"{note} (--weights FILE or --pretrained)",)
 
 
 def _pass_record(report: PassReport) -> PassRecord:

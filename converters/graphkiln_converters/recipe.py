@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_converters.source_name import name_of
 
 _MOST = (1 << 31) - 1
 """Of what Triton counts in 32 bits."""
@@ -61,7 +62,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(description="KIND:LOCATION, FILE.pt2 or FILE.onnx")
-    name: Annotated[str, Flag()] = Field(description="Model name.")
+    name: Annotated[str, Flag(default="the source's")] = Field(default="", description="Model name.")
     model_store: Annotated[Path, Flag(variable="GRAPHKILN_MODEL_STORE")] = Field(
         default=Path("model_repository"), description="Folder of models."
     )
@@ -152,8 +153,12 @@ class Recipe(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _respell(cls, document: Any) -> Any:
-        return respelled(document) if isinstance(document, dict) else document
+    def _complete(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        source = document.get("source")
+        named = {"name": name_of(source)} if isinstance(source, str) and document.get("name") is None else {}
+        return {**respelled(document), **named}
 
     @field_validator("name")
     @classmethod

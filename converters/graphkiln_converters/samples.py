@@ -62,7 +62,7 @@ def read_samples(
         most: Largest number of samples; of more, evenly spread ones are read.
 
     Returns:
-        `[samples, ...]` arrays by the names of the saved graph.
+        `[samples, ...]` arrays by the names of the saved graph; by the source's, where the file has those.
 
     Raises:
         ConversionError: The file cannot be read, or holds nothing that fits.
@@ -70,21 +70,35 @@ def read_samples(
     if path.is_dir():
         return _images(path, inputs, preprocess, most)
     arrays = _read_arrays(path, "samples")
-    missing = [name for name in inputs if name not in arrays]
-    if missing:
-        raise ConversionError(
-            f"the samples of {path} lack input {', '.join(missing)}", hint=f"it holds {', '.join(arrays) or 'nothing'}"
-        )
-    count = min(len(arrays[name]) for name in inputs)
+    names = _names_in(arrays, path, inputs)
+    for name in names:
+        if not arrays[name].ndim:
+            raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
+    count = min(len(arrays[name]) for name in names)
     if not count:
         raise ConversionError(f"{path} holds no sample")
     chosen = _spread(count, most)
-    return {name: _as_input(np.ascontiguousarray(arrays[name][chosen]), spec) for name, spec in inputs.items()}
+    specs = zip(names, inputs.values(), strict=True)
+    return {name: _as_input(np.ascontiguousarray(arrays[name][chosen]), spec) for name, spec in specs}
 
 
 def _as_input(array: AnyArray, spec: InputSpec) -> AnyArray:
     """Floating-point samples in the input's own type: numpy alone writes no bf16, and nobody records in fp16."""
     return array.astype(spec.dtype.numpy) if spec.dtype.is_float and array.dtype.kind == "f" else array
+
+
+def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:
+    """The names of all inputs in a file: the saved graph's, or else the source's."""
+    sources = [spec.name for spec in inputs.values()]
+    for names in (list(inputs), sources):
+        if all(name in arrays for name in names):
+            return names
+    lacking = min(([name for name in names if name not in arrays] for names in (list(inputs), sources)), key=len)
+    other = f"; the source's own names will do: {', '.join(sources)}" if sources != list(inputs) else ""
+    raise ConversionError(
+        f"the samples of {path} lack input {', '.join(lacking)}",
+        hint=f"it holds {', '.join(arrays) or 'nothing'}{other}",
+    )
 
 
 def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Sampler:
         """
         usual, *ends = sizes_to_try(self.model.inputs)
         own = recipe.samples
-        feeds = read_samples(own, self.inputs, self.preprocess, _MOST_READ) if own else self._usual_feeds(usual)
+        feeds = self._read(own) if own else self._usual_feeds(usual)
         targets = read_targets(own, self.model.labels, _MOST_READ) if own else None
         further = [self._synthetic_feeds(sizes, SEED + number) for number, sizes in enumerate(ends, 1)]
         return [self._referenced(feeds, targets), *(self._referenced(synthetic) for synthetic in further)]
@@ -77,7 +78,12 @@ class Sampler:
             raise ConversionError(
                 "--calibration and --samples are the same: a proof on calibrated samples proves nothing"
             )
-        return read_samples(recipe.calibration, self.inputs, self.preprocess, _MOST_READ)
+        return self._read(recipe.calibration)
+
+    def _read(self, path: Path) -> Arrays:
+        """A user's samples as feeds of the graph: those by the source's names are what the source takes."""
+        feeds = read_samples(path, self.inputs, self.preprocess, _MOST_READ)
+        return feeds if feeds.keys() == self.inputs.keys() else self.edge.to_graph_feeds(feeds)
 
     def _usual_feeds(self, sizes: Sizes) -> Arrays:
         (first, *others) = self.model.inputs

@@ -33,7 +33,6 @@ def test_files_options_and_overrides_in_that_order(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("source: a\nname: b\nsoftmaxx: true", "unknown key 'softmaxx'.*did you mean 'softmax'"),
-        ("source: a", "'name' is missing"),
         ("source: a\nname: b\nprecision: fp8", "'precision'"),
         ("source: a\nname: b/c", "'name'"),
         ("source: a\nname: b\ndynamic: [x]", "NAME:AXIS=MIN..MAX"),

@@ -17,8 +17,10 @@ import onnx_ir
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_converters.sources.suggestions import suggest
 
+RANDOM_WEIGHTS = "with random weights"
+"""In the description of a source whose weights nobody trained."""
 EXPORT_BATCH = 2
 """The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
 batch is the commonest silent failure of an export."""
@@ -151,6 +153,11 @@ _RUNS_CODE = ".pt2"
 """Its loader runs what the file says: it evaluates text and loads pickles."""
 
 
+def described(name: str, options: SourceOptions) -> str:
+    """The description of an architecture, which says where its weights are random."""
+    return name if options.weights or options.pretrained else f"{name} {RANDOM_WEIGHTS}"
+
+
 def open_source(source: str, options: SourceOptions) -> SourceModel:
     """Opens `KIND:LOCATION`, `FILE.pt2` or `FILE.onnx`.
 
@@ -170,7 +177,7 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     else:
         known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
         raise ConversionError(
-            f"'{source}' is not a source", hint=did_you_mean(kind, _KINDS, otherwise=f"known: {', '.join(known)}")
+            f"'{source}' is not a source", hint=suggest(source, _KINDS) or f"known: {', '.join(known)}"
         )
     try:
         module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")

@@ -11,7 +11,7 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Interpolation, Preprocess
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights
@@ -88,12 +88,24 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     labels = getattr(config, "id2label", None) or {}
     return TorchModel(
         module=freeze(_TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model)),
-        description=f"huggingface:{location}",
+        description=described(f"huggingface:{location}", options)
+        if _is_without_weights(location)
+        else f"huggingface:{location}",
         libraries=("torch", "transformers"),
         inputs=inputs,
         preprocess=preprocess,
         labels=_labels(labels, model),
     )
+
+
+def list_model_types() -> list[str]:
+    """The model types that transformers knows: names on the hub mostly begin with one."""
+    return list(transformers.CONFIG_MAPPING)
+
+
+def _is_without_weights(location: str) -> bool:
+    folder = Path(location)
+    return folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin"))
 
 
 def _model(location: str, config: Any) -> Any:
@@ -103,8 +115,7 @@ def _model(location: str, config: Any) -> Any:
     if config.model_type == "t5":
         architecture = transformers.T5EncoderModel
     factory: Any = architecture or transformers.AutoModel
-    folder = Path(location)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+    if _is_without_weights(location):
         torch.manual_seed(0)
         return factory._from_config(config) if architecture else factory.from_config(config)  # noqa: SLF001
     return factory.from_pretrained(

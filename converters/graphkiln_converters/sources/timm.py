@@ -10,7 +10,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
@@ -28,6 +28,11 @@ def list_architectures(pattern: str) -> list[str]:
     """Architectures whose name matches a pattern such as `resnet*`."""
     names: list[str] = timm.list_models(pattern)
     return names
+
+
+def list_all_architectures() -> list[str]:
+    """Every architecture."""
+    return list_architectures("")
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
@@ -52,7 +57,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     classes = 0 if options.features_only else getattr(module, "num_classes", 0)
     return TorchModel(
         module=freeze(module),
-        description=f"timm:{location}",
+        description=described(f"timm:{location}", options),
         libraries=("torch", "timm"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_config(config, shape),

@@ -9,12 +9,18 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
 
 torchvision = import_torchvision()
+
+
+def list_architectures() -> list[str]:
+    """The classifiers of torchvision."""
+    names: list[str] = torchvision.models.list_models(module=torchvision.models)
+    return names
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
@@ -23,7 +29,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: There is no such architecture, or the weights are not its own.
     """
-    known = torchvision.models.list_models(module=torchvision.models)
+    known = list_architectures()
     if location not in known:
         raise ConversionError(f"torchvision has no classifier '{location}'", hint=did_you_mean(location, known))
     published = torchvision.models.get_model_weights(location).DEFAULT
@@ -40,7 +46,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     shape = options.shapes.get("", (3, *transforms.crop_size * 2))
     return TorchModel(
         module=freeze(module),
-        description=f"torchvision:{location}",
+        description=described(f"torchvision:{location}", options),
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_transforms(transforms, shape),

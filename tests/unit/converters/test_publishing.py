@@ -80,6 +80,17 @@ def test_a_graph_without_images_may_take_bf16() -> None:
     check_edges(recipe(precision="bf16", lower_edges=True), None)
 
 
+def test_random_weights_are_noted(tmp_path: Path) -> None:
+    opened = model()
+    opened.source.description = "torchvision:resnet18 with random weights"
+    made = new_version(recipe(), opened, proven(tmp_path), command="graphkiln convert", seconds=1)
+    assert made.source.description.endswith("with random weights")
+    assert made.conversion is not None
+    first, *others = made.conversion.notes
+    assert first.startswith("the weights are random")
+    assert others == ["a note"]
+
+
 def test_the_conversion_is_recorded(tmp_path: Path) -> None:
     made = new_version(
         recipe(precision="fp16", version=3), model(), proven(tmp_path), command="graphkiln convert", seconds=1.256

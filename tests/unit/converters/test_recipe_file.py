@@ -175,7 +175,6 @@ class TestMistakes:
             ("- a\n- b", "must be a mapping"),
             ("", "must be a mapping"),
             ("a: [", "is not YAML"),
-            ("source: a", "'name' is missing.*[Mm]odel name"),
             ("name: a", r"'source' is missing.*KIND:LOCATION"),
             ("1: 2\nsource: a\nname: b", "recipe: '1"),
             ("source: a\nname: b\nshape: [3,224]", r"'shape\.0'"),

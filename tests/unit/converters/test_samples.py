@@ -77,6 +77,18 @@ class TestArrays:
         assert list(found) == ["INPUT_0"]
         np.testing.assert_array_equal(found["INPUT_0"], draw(4, 3, 8, 8))
 
+    def test_or_by_those_of_the_source(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "s.npz", image=draw(4, 3, 8, 8))
+        inputs = {"INPUT_0": InputSpec(name="image", shape=(3, 8, 8))}
+        assert list(read_samples(path, inputs, None, 256)) == ["image"]
+        path = save(tmp_path / "t.npz", pixels=draw(4, 3, 8, 8))
+        with pytest.raises(ConversionError, match=r"lack input INPUT_0 .*the source's own names will do: image"):
+            read_samples(path, inputs, None, 256)
+
+    def test_a_number_is_no_sample(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"'INPUT_0' is one number, expected \[samples, \.\.\.\]"):
+            read_samples(save(tmp_path / "s.npz", INPUT_0=np.float32(3)), IMAGE, None, 256)
+
     def test_of_many_evenly_spread_ones(self, tmp_path: Path) -> None:
         rows = np.arange(100, dtype=np.float32)[:, np.newaxis]
         path = save(tmp_path / "s.npz", x=rows)
@@ -130,6 +142,18 @@ class TestImages:
         found = read_samples(folder, IMAGE, SPEC, 256)["INPUT_0"]
         expected = [load_sample(folder / name, SPEC) for name in ("a/b.png", "a/c.png", "b.png")]
         np.testing.assert_array_equal(found, np.stack(expected))
+
+    def test_or_by_those_of_the_source(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "s.npz", image=draw(4, 3, 8, 8))
+        inputs = {"INPUT_0": InputSpec(name="image", shape=(3, 8, 8))}
+        assert list(read_samples(path, inputs, None, 256)) == ["image"]
+        path = save(tmp_path / "t.npz", pixels=draw(4, 3, 8, 8))
+        with pytest.raises(ConversionError, match=r"lack input INPUT_0 .*the source's own names will do: image"):
+            read_samples(path, inputs, None, 256)
+
+    def test_a_number_is_no_sample(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"'INPUT_0' is one number, expected \[samples, \.\.\.\]"):
+            read_samples(save(tmp_path / "s.npz", INPUT_0=np.float32(3)), IMAGE, None, 256)
 
     def test_of_many_evenly_spread_ones(self, tmp_path: Path) -> None:
         folder = save_images(tmp_path, *(f"{number}.png" for number in range(9)))

@@ -122,6 +122,18 @@ class TestSynthetic:
             Sampler(model=model, edge=Edge(), preprocess=None).samples(recipe())
 
 
+class TestOwnNames:
+    @pytest.mark.parametrize("options", [{}, {"nhwc": True}, {"preprocess": SPEC}], ids=["names", "nhwc", "bytes"])
+    def test_by_the_sources_names_are_what_the_source_takes(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        made, model = sampler(TextSource(TEXT, (IMAGE,), preprocess=SPEC), **options)
+        images = np.random.default_rng(0).standard_normal((5, 3, 8, 8)).astype(np.float32)
+        np.savez(tmp_path / "own.npz", image=images)
+        (sample,) = made.samples(recipe(samples=tmp_path / "own.npz"))
+        if not options:
+            np.testing.assert_array_equal(sample.feeds["INPUT_0"], images)
+        check([sample], model)
+
+
 class GradientTextSource(TextSource):
     """Its second output stands for a gradient."""
 

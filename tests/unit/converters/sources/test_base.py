@@ -71,9 +71,9 @@ class TestKinds:
     @pytest.mark.parametrize(
         ("source", "hint"),
         [
-            ("torchvison:resnet18", "did you mean 'torchvision'"),
-            ("hugingface:bert", "did you mean 'huggingface'"),
-            ("onflow:dir", "did you mean 'oneflow'"),
+            ("torchvison:resnet18", "did you mean 'torchvision:resnet18'?"),
+            ("hugingface:bert", "did you mean 'huggingface:bert'?"),
+            ("onflow:dir", "did you mean 'oneflow:dir'?"),
             (
                 "zzz:model",
                 "known: torchvision:..., timm:..., huggingface:..., python:..., oneflow:..., FILE.pt2, FILE.onnx",

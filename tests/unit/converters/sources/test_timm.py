@@ -115,7 +115,7 @@ def test_a_small_one() -> None:
     torch.random.set_rng_state(before)
     assert model.inputs[0].shape == (3, 64, 64)
     assert len(model.labels) in (0, 1000)
-    assert model.description == "timm:test_resnet"
+    assert model.description == "timm:test_resnet with random weights"
     assert not model.module.training
 
 
