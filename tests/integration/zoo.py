@@ -185,3 +185,15 @@ def slow() -> onnx.ModelProto:
     ]
     inputs = [value("ROUNDS", ("batch", 1), TensorProto.INT64)]
     return model(nodes, inputs, [value("SUM", ("batch", 1))], {"weight": np.eye(256, dtype=np.float32)})
+
+
+def endless() -> onnx.ModelProto:
+    """A loop that never ends."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go_in"], ["go_out"]), helper.make_node("Add", ["s_in", "s_in"], ["s_out"])],
+        "body",
+        [value("i", (), TensorProto.INT64), value("go_in", (), TensorProto.BOOL), value("s_in", ("batch", 3))],
+        [value("go_out", (), TensorProto.BOOL), value("s_out", ("batch", 3))],
+    )
+    nodes = [helper.make_node("Loop", ["", "go", "x"], ["y"], body=body)]
+    return model(nodes, [value("x", ("batch", 3))], [value("y", ("batch", 3))], {"go": np.array(True)})

@@ -18,6 +18,7 @@ import numpy as np
 import openvino
 
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig, Support
+from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -96,6 +97,7 @@ class OpenVinoSession(Closeable):
         splits = all(spec.batchable for spec in (*self._signature.inputs, *self._signature.outputs))
         self._requests = [compiled.create_infer_request() for _ in range(streams if splits else 1)]
         self._outputs = [spec.name for spec in self._signature.outputs]
+        self._limit = current_limit()
         self._bf16_outputs = {spec.name for spec in self._signature.outputs if spec.dtype is DType.BF16}
 
     @property
@@ -106,6 +108,12 @@ class OpenVinoSession(Closeable):
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all of them in any case."""
         names = self._outputs if outputs is None else outputs
+        if self._limit:
+            with self._limit.computation(self._interrupt):
+                return self._compute(feeds, names)
+        return self._compute(feeds, names)
+
+    def _compute(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
         try:
             if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
                 return self._run_in_parallel(feeds, names)
@@ -115,6 +123,10 @@ class OpenVinoSession(Closeable):
             self._signature.check(feeds)  # says more clearly than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
         return {name: self._typed(name, results[name]) for name in names}
+
+    def _interrupt(self) -> None:
+        for request in self._requests:
+            request.cancel()  # between two operators, not inside a loop
 
     def _run_in_parallel(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
         """Splits a batch into a part for each stream, and joins their outputs."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from graphkiln_backend.engines.base import Placement
+from graphkiln_backend.engines.compute_limit import ComputeLimitExceeded, current_limit
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError
@@ -44,8 +47,12 @@ class ReferenceSession(Closeable):
             ExecutionError: An operator failed.
         """
         names = [spec.name for spec in self.signature.outputs] if outputs is None else list(outputs)
+        limit = current_limit()
         try:
-            found = self._evaluator.run(names, dict(feeds))
+            with limit.computation(_thread.interrupt_main) if limit else nullcontext():
+                found = self._evaluator.run(names, dict(feeds))
+        except ComputeLimitExceeded:
+            raise
         except Exception as error:  # whatever an operator raises, in numpy
             raise ExecutionError(f"ONNX's reference implementation failed: {type(error).__name__}: {error}") from error
         return dict(zip(names, map(np.asarray, found), strict=True))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
 from graphkiln.cli.recipe_options import parse_options
+from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def convert(
     list_pattern: Annotated[
         str | None, typer.Option("--list", help="List timm's architectures that fit a pattern.", metavar="PATTERN")
     ] = None,
+    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
 ) -> None:
     """Convert a trained model into a proven version.
 
@@ -56,7 +59,8 @@ def convert(
             overrides = [source, *(overrides or ())]
         elif source:
             options["source"] = source
-        _convert(recipe, options, overrides or [], print_recipe=print_recipe, as_json=as_json)
+        with limit_computing(compute_limit):
+            _convert(recipe, options, overrides or [], print_recipe=print_recipe, as_json=as_json)
 
 
 def _convert(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
-from graphkiln.cli.options import Cache
+from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit
+from graphkiln_backend.engines.compute_limit import limit_computing
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.precision import Precision
@@ -20,12 +21,13 @@ def explain(
     set_: Set = None,
     cache: Cache = "",
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
+    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
 ) -> None:
     """Show how a model is lowered on this machine.
 
     Every setting and its origin, every choice, what really ran.
     """
-    with open_artifact_cache(cache) as artifacts:
+    with limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(path, set_, artifacts)
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())

@@ -8,16 +8,17 @@ import typer
 
 from graphkiln.cli.console import say
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
-from graphkiln.cli.options import Cache
+from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit
+from graphkiln_backend.engines.compute_limit import limit_computing
 
 
-def lower(path: ModelPath, set_: Set = None, cache: Cache = "") -> None:
+def lower(path: ModelPath, set_: Set = None, cache: Cache = "", compute_limit: ComputeLimit = COMPUTE_LIMIT_S) -> None:
     """Lower a model as the server will, into the artifact cache.
 
     The session is proven as it is before serving.
     """
     begun = time.monotonic()
-    with open_artifact_cache(cache, must_keep=True) as artifacts:
+    with limit_computing(compute_limit), open_artifact_cache(cache, must_keep=True) as artifacts:
         proven = read_deployment(path, set_, artifacts).build(artifacts)
         with proven.session:
             seconds = time.monotonic() - begun

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from graphkiln_backend.engines.compute_limit import DEFAULT_COMPUTE_LIMIT_S
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Cache = Annotated[
     str,
@@ -15,3 +17,10 @@ Cache = Annotated[
         show_default="~/.cache/graphkiln",
     ),
 ]
+ComputeLimit = Annotated[
+    float,
+    typer.Option(
+        "--compute-limit", help="How long one batch may take before the command gives up.", metavar="SECONDS", min=0.1
+    ),
+]
+COMPUTE_LIMIT_S = DEFAULT_COMPUTE_LIMIT_S

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.options import Cache
+from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
 
@@ -98,7 +98,7 @@ def serve(
     compute_limit: Annotated[
         float,
         typer.Option(help="How long one batch may take before the server is restarted.", metavar="SECONDS", min=0.1),
-    ] = 120,
+    ] = COMPUTE_LIMIT_S,
     load_deadline: Annotated[
         float, typer.Option(help="How long a version may take to load before it is given up.", metavar="SECONDS", min=1)
     ] = 600,

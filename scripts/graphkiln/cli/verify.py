@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
+from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.spelling import did_you_mean
 
@@ -20,6 +22,7 @@ def verify(
     ] = "",
     samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
 ) -> None:
     """Prove a version again on an engine of this machine.
 
@@ -33,13 +36,14 @@ def verify(
 
     if precision and precision not in SAVED:
         raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, SAVED))
-    verified = run(
-        read_version(version_folder(path)),
-        engine=engine,
-        precision=Precision(precision) if precision else None,
-        samples=samples,
-        threads=usable_cores(),
-    )
+    with limit_computing(compute_limit):
+        verified = run(
+            read_version(version_folder(path)),
+            engine=engine,
+            precision=Precision(precision) if precision else None,
+            samples=samples,
+            threads=usable_cores(),
+        )
     if as_json:
         typer.echo(json.dumps(encode(verified), indent=2))
         return

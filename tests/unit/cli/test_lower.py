@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import zoo
 from typer.testing import CliRunner, Result
 
 from graphkiln.cli.main import app
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError
 
 
 @pytest.fixture
@@ -75,3 +76,10 @@ def test_what_cannot_be_built_keeps_nothing(model: Path, tmp_path: Path) -> None
     assert isinstance(result.exception, LoweringError)
     assert result.stdout == ""
     assert entries(tmp_path / "cache") == []
+
+
+def test_a_graph_that_computes_without_end_is_given_up(tmp_path: Path) -> None:
+    model = zoo.add(tmp_path / "store", "endless", zoo.endless()).parent
+    result = CliRunner().invoke(app, ["lower", str(model), "--cache=off", "--compute-limit=0.3"])
+    assert isinstance(result.exception, ExecutionError)
+    assert "--compute-limit" in str(result.exception)

@@ -16,6 +16,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig
+from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
@@ -91,6 +92,7 @@ class OnnxRuntimeSession(Closeable):
         self._has_strings = any(spec.dtype is DType.BYTES for spec in self._signature.inputs)
         self._outputs = [spec.name for spec in self._signature.outputs]
         self._run_options = _run_options(arena_shrinkage)
+        self._limit = current_limit()
         self._runner: CudaGraphRunner | None = None
         if cuda_graphs:  # plain runs stand beside the captured ones, for the profile
             self._run_options.add_run_config_entry("gpu_graph_id", NO_CAPTURE)
@@ -154,6 +156,18 @@ class OnnxRuntimeSession(Closeable):
         names = self._outputs if outputs is None else outputs
         if self._has_strings:
             feeds = {name: decode_text(name, array) for name, array in feeds.items()}
+        if self._limit:
+            with self._limit.computation(self._interrupt):
+                return self._compute(session, feeds, names, runner)
+        return self._compute(session, feeds, names, runner)
+
+    def _compute(
+        self,
+        session: onnxruntime.InferenceSession,
+        feeds: Mapping[str, AnyArray],
+        names: Sequence[str],
+        runner: CudaGraphRunner | None,
+    ) -> dict[str, AnyArray]:
         try:
             if runner:
                 return runner.run(feeds, names)
@@ -167,6 +181,9 @@ class OnnxRuntimeSession(Closeable):
         except _ERRORS as error:
             raise ExecutionError(f"ONNX Runtime failed: {error}") from error
         return dict(zip(names, arrays, strict=True))
+
+    def _interrupt(self) -> None:
+        self._run_options.terminate = True  # looked at before each operator, also in a loop
 
     def _close_owned(self) -> None:
         if self._owned:

@@ -1,0 +1,136 @@
+"""A limit on one computation of a command: a graph may hold a loop that never ends.
+
+The server needs none: its supervisor ends an instance that computes for too long, and a version is admitted in a
+process of its own. A runtime that cannot be interrupted is ended with the command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from graphkiln_backend.graph.errors import ExecutionError
+
+DEFAULT_COMPUTE_LIMIT_S = 120.0
+"""For one batch: a hundred times what a large model on one slow core takes."""
+HINT = "does a loop of the graph ever end? If the machine is only slow: --compute-limit SECONDS"
+_GRACE_S = 5.0
+"""What a runtime has to stop in after it was asked to."""
+_CHECKS = 10
+_EXIT_CODE = 1
+
+
+class ComputeLimitExceeded(Exception):
+    """A computation did not end. No error of ours: what fails with those may be tried in another way."""
+
+
+class ComputeLimit:
+    """Watches computations, from a thread of its own; made by `limit_computing`.
+
+    Args:
+        seconds: How long one may take.
+        give_up: Ends the process; called with a message when a computation cannot be interrupted.
+        grace_s: How long it has to end after it was interrupted.
+    """
+
+    def __init__(self, seconds: float, give_up: Callable[[str], None], grace_s: float = _GRACE_S) -> None:
+        self._seconds = seconds
+        self._give_up = give_up
+        self._grace_s = grace_s
+        self._running: dict[int, tuple[float, Callable[[], object]]] = {}
+        self._interrupted: set[int] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="compute-limit", daemon=True)
+
+    @property
+    def message(self) -> str:
+        """What is said when it is exceeded."""
+        return f"one batch was not computed within {self._seconds:g} s (--compute-limit)"
+
+    @contextmanager
+    def computation(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Watches what is computed in this thread.
+
+        Args:
+            interrupt: Asks the runtime to stop; called in another thread.
+
+        Raises:
+            ComputeLimitExceeded: It took too long, now or an earlier time.
+        """
+        key = threading.get_ident()
+        self._check()
+        self._running[key] = (time.monotonic(), interrupt)
+        try:
+            yield
+        except BaseException:  # whatever the runtime makes of it
+            self._check()
+            raise
+        finally:
+            self._running.pop(key, None)
+
+    def begin(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends its thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _check(self) -> None:
+        if self._interrupted:
+            raise ComputeLimitExceeded
+
+    def _watch(self) -> None:
+        while not self._closing.wait(min(self._seconds / _CHECKS, 1.0)):
+            for key, (begun, interrupt) in list(self._running.items()):
+                self._look(key, time.monotonic() - begun, interrupt)
+
+    def _look(self, key: int, seconds: float, interrupt: Callable[[], object]) -> None:
+        if seconds > self._seconds + self._grace_s:
+            self._give_up(f"{self.message}, and the runtime cannot be interrupted")
+        elif seconds > self._seconds and key not in self._interrupted:
+            self._interrupted.add(key)
+            interrupt()
+
+
+_current: ComputeLimit | None = None
+
+
+def current_limit() -> ComputeLimit | None:
+    """The limit that is in force, if any."""
+    return _current
+
+
+@contextmanager
+def limit_computing(seconds: float) -> Iterator[None]:
+    """Limits every computation of sessions that are run meanwhile, in any thread.
+
+    Args:
+        seconds: How long one may take.
+
+    Raises:
+        ExecutionError: One took longer.
+    """
+    global _current  # noqa: PLW0603 - sessions are run in many places and threads, a process has one command
+    limit = ComputeLimit(seconds, _end_process)
+    limit.begin()
+    _current = limit
+    try:
+        yield
+    except ComputeLimitExceeded as error:
+        raise ExecutionError(limit.message, hint=HINT) from error
+    finally:
+        _current = None
+        limit.end()
+
+
+def _end_process(message: str) -> None:
+    """Ends the process at once: its main thread is inside the runtime."""
+    sys.stderr.write(f"graphkiln: {message}\n{HINT}\n")
+    sys.stderr.flush()
+    os._exit(_EXIT_CODE)

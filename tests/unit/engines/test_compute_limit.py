@@ -1,0 +1,116 @@
+"""The limit on one computation of a command."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import zoo
+
+from graphkiln_backend.engines import compute_limit as module
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.compute_limit import ComputeLimit, ComputeLimitExceeded, current_limit, limit_computing
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.openvino import OpenVinoEngine
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_converters.sources.reference_session import ReferenceSession
+
+FEEDS = {"x": np.zeros((2, 3), np.float32)}
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A graph with a loop that never ends."""
+    onnx.save(zoo.endless(), tmp_path / "endless.onnx")
+    return tmp_path / "endless.onnx"
+
+
+def test_a_loop_without_end_ends_in_onnx_runtime_and_nothing_is_tried_after_it(endless: Path) -> None:
+    with OnnxRuntimeEngine().build_reference(endless) as unlimited:
+        assert unlimited.signature.inputs[0].name == "x"
+    attempts: list[float] = []
+
+    def run() -> None:
+        with limit_computing(0.3), OnnxRuntimeEngine().build_reference(endless) as session:
+            for _ in range(2):
+                with suppress(ComputeLimitExceeded):
+                    session.run(FEEDS)
+                attempts.append(time.monotonic())
+            session.run(FEEDS)
+
+    with pytest.raises(ExecutionError, match=r"not computed within 0.3 s \(--compute-limit\)"):
+        run()
+    assert attempts[1] - attempts[0] < 0.2
+    assert current_limit() is None
+
+
+@pytest.mark.alone
+def test_and_in_the_reference_implementation(endless: Path) -> None:
+    with pytest.raises(ExecutionError, match="--compute-limit"), limit_computing(0.3):
+        ReferenceSession.open(endless).run(FEEDS)
+
+
+def test_what_is_computed_in_time_is_computed(digits: Path) -> None:
+    feeds = {"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)}
+    config = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, reason="test")
+    graph = digits / "1" / "model.onnx"
+    with (
+        limit_computing(60),
+        OnnxRuntimeEngine().build_reference(graph) as reference,
+        OpenVinoEngine().build(graph, config) as session,
+    ):
+        expected = reference.run(feeds)
+        np.testing.assert_allclose(session.run(feeds)["OUTPUT_0"], expected["OUTPUT_0"], atol=1e-4)
+
+
+def test_a_runtime_that_cannot_be_interrupted_ends_with_the_process() -> None:
+    said: list[str] = []
+    ended = threading.Event()
+
+    def give_up(message: str) -> None:
+        said.append(message)
+        ended.set()
+
+    limit = ComputeLimit(0.1, give_up, grace_s=0.1)
+
+    def compute() -> None:
+        with limit.computation(lambda: None):
+            ended.wait(30)
+            raise ValueError
+
+    limit.begin()
+    with pytest.raises(ComputeLimitExceeded):
+        compute()
+    limit.end()
+    assert said[0].startswith("one batch was not computed within 0.1 s")
+    assert said[0].endswith("the runtime cannot be interrupted")
+
+
+def test_which_says_why() -> None:
+    program = f"from {module.__name__} import _end_process; _end_process('it hangs')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == f"graphkiln: it hangs\n{module.HINT}\n"
+
+
+@pytest.mark.alone
+def test_an_interrupted_main_thread_does_not_look_like_ctrl_c() -> None:
+    def compute() -> None:
+        with limit_computing(0.1):
+            limit = current_limit()
+            assert limit
+            with limit.computation(_thread.interrupt_main):
+                while True:
+                    time.sleep(0.01)
+
+    with pytest.raises(ExecutionError, match="--compute-limit"):
+        compute()
