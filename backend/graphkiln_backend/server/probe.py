@@ -1,19 +1,15 @@
-"""Asks a running server for the state of its models, over HTTP, with the standard library."""
+"""What a running server serves: the versions that it lists, with what their instances reported."""
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from graphkiln_backend.graph.error_text import plain_reason
-from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.triton.instance_status import InstanceStatus, read_statuses
 
-_TIMEOUT_S = 2.0
 _PASSED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}
 REFUSED = "REFUSED"
 """State of a version that is kept away from the server."""
@@ -38,15 +34,12 @@ class ModelState:
     status: InstanceStatus | None
 
 
-def model_states(
-    address: ListenAddress, instances: Path, headers: Mapping[str, str] = MappingProxyType({})
-) -> list[ModelState]:
+def model_states(control: RepositoryControl, instances: Path) -> list[ModelState]:
     """Every model version that the server knows.
 
     Args:
-        address: Where it listens for HTTP.
+        control: The running server.
         instances: Folder of status files.
-        headers: What the request must carry (`Access.http_headers`).
 
     Raises:
         OSError: The server does not list its models.
@@ -54,13 +47,13 @@ def model_states(
     slowest = _slowest_instances(instances)
     return [
         ModelState(
-            model=row["name"],
-            version=row.get("version", ""),
-            state=row.get("state", "UNLOADED"),
-            reason=plain_reason(row.get("reason", "")),
-            status=slowest.get((row["name"], row.get("version", ""))),
+            model=row.model,
+            version=row.version,
+            state=row.state,
+            reason=plain_reason(row.reason),
+            status=slowest.get((row.model, row.version)),
         )
-        for row in json.loads(_post(address, "/v2/repository/index", headers))
+        for row in control.index()
     ]
 
 
@@ -100,18 +93,3 @@ def _slowest_instances(instances: Path) -> dict[tuple[str, str], InstanceStatus]
     """By model and version."""
     statuses = sorted(read_statuses(instances), key=lambda status: status.load_ms)
     return {(status.model, str(status.version)): status for status in statuses}
-
-
-def _post(address: ListenAddress, path: str, headers: Mapping[str, str]) -> bytes:
-    connection = http.client.HTTPConnection(*address.local_address, timeout=_TIMEOUT_S)
-    try:
-        connection.request("POST", path, headers={**headers, "Connection": "close"})
-        response = connection.getresponse()
-        body = response.read()
-    except http.client.HTTPException as error:
-        raise ConnectionError(f"port {address.port} broke off its response: {error}") from error
-    finally:
-        connection.close()
-    if response.status != http.HTTPStatus.OK:
-        raise ConnectionError(f"port {address.port} responded with status {response.status} to {path}")
-    return body

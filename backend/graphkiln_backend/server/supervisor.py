@@ -24,6 +24,7 @@ from graphkiln_backend.server.liveness import LivenessProbe
 from graphkiln_backend.server.memory_limit import MemoryLimit
 from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
 from graphkiln_backend.server.processes import Guard, Reaper, kill_group
+from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.restarts import RestartBudget
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import Interrupted, StopSignals
@@ -232,7 +233,7 @@ class Supervisor:
         if not self._http:
             return []
         try:
-            return model_states(self._http, folder.instances, self._launch.access.http_headers)
+            return model_states(HttpControl(self._http, self._launch.access.http_headers), folder.instances)
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
             _log.warning("the server does not list its models: %s", error)
             return states_of_instances(folder.instances)

@@ -13,16 +13,21 @@ from canned import Answer, CannedHttp, hang_up, http, silence
 from running import free_ports
 from statuses import instance_status
 
-from graphkiln_backend.server import probe as module
+from graphkiln_backend.server import repository_control as module
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
+from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.triton.instance_status import StatusFile
+
+
+def control(port: int) -> HttpControl:
+    return HttpControl(ListenAddress(protocol="HTTP", host="127.0.0.1", port=port))
 
 
 def ask(answer: Answer, instances: Path) -> tuple[list[ModelState], list[bytes]]:
     """The states that a server tells, and what it was sent."""
     with CannedHttp([answer]) as server:
-        states = model_states(ListenAddress(protocol="HTTP", host="127.0.0.1", port=server.port), instances)
+        states = model_states(control(server.port), instances)
         return states, server.requests
 
 
@@ -106,7 +111,7 @@ def test_a_server_that_does_not_list_its_models_is_an_error(
 
 def test_nobody_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError):
-        model_states(ListenAddress(protocol="HTTP", host="127.0.0.1", port=free_ports(1)[0]), tmp_path)
+        model_states(control(free_ports(1)[0]), tmp_path)
 
 
 def test_a_server_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

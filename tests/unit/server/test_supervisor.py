@@ -23,7 +23,7 @@ from statuses import instance_status
 
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import connections, drain, probe
+from graphkiln_backend.server import connections, drain, repository_control
 from graphkiln_backend.server import restarts as restarts_module
 from graphkiln_backend.server import supervisor as module
 from graphkiln_backend.server.faults import TimeLimits
@@ -562,7 +562,7 @@ class TestHanging:
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
         monkeypatch.setattr(module, "_SILENT_S", 1.0)
-        monkeypatch.setattr(probe, "_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(repository_control, "_TIMEOUT_S", 0.2)
         told = {"deaf": True, "later": {"deaf": False}}
         assert setup.run(on_live=lambda count: stop_if(count == 2), on_sigterm=0, **told) == 0
         assert "tritonserver has not responded for 1 s: restarting the server" in logged
