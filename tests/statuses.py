@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.instance_status import InstanceStatus, read_progress
 
 
 def instance_status(**changes: Any) -> InstanceStatus:
@@ -26,3 +27,8 @@ def instance_status(**changes: Any) -> InstanceStatus:
         "fallbacks": 0,
     }
     return InstanceStatus(**{**values, **changes})
+
+
+def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
+    """Batches `(begun, ended)` by `instance.pid`."""
+    return {name: (progress.begun, progress.ended) for name, progress in read_progress(folder).items()}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 from graphkiln_backend.server.faults import Cause, Fault
+from graphkiln_backend.triton.restarts import write_restarts
 
 MAX_RESTARTS = 5
 """More faults in a row than that are not mended by another restart."""
 SERVED_S = 5.0
 """So much service pays for one fault."""
 _FIRST_DELAY_S = 0.25
-FILE = "restarts.json"
-"""In the folder of status files: cause -> restarts since the supervisor began; instances publish it as a metric."""
 
 
 class RestartBudget:
@@ -55,6 +53,4 @@ class RestartBudget:
 
     def write(self, instances: Path) -> None:
         """Tells the instances of a new run how often the server was restarted before, by cause."""
-        temporary = instances / f"{FILE}.tmp"
-        temporary.write_text(json.dumps(self._counts))
-        temporary.rename(instances / FILE)
+        write_restarts(instances, {cause.value: count for cause, count in self._counts.items()})

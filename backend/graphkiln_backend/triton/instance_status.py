@@ -119,7 +119,7 @@ class BatchCounters:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        _write_whole(path, _PROGRESS.pack(0.0, 0, 0, time.monotonic()))
+        write_whole(path, _PROGRESS.pack(0.0, 0, 0, time.monotonic()))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _PROGRESS.size)
         self._begun = 0
@@ -164,7 +164,7 @@ class StatusFile(Closeable):
         self._fault = folder / f"{name}.fault"
         self.computing = BatchCounters(folder / f"{name}.counters")
         self._path = folder / f"{name}.json"
-        _write_whole(self._path, json.dumps(encode(status)).encode())  # last: whoever sees it finds the counters
+        write_whole(self._path, json.dumps(encode(status)).encode())  # last: whoever sees it finds the counters
 
     @classmethod
     def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
@@ -178,7 +178,7 @@ class StatusFile(Closeable):
         Args:
             line: What differed.
         """
-        _write_whole(self._fault, " ".join(line.split()).encode())
+        write_whole(self._fault, " ".join(line.split()).encode())
 
     def close(self) -> None:
         """Removes the files: the instance no longer serves."""
@@ -193,7 +193,7 @@ class LoadingFile(Closeable):
     def __init__(self, folder: Path, instance: str, model: str, version: int) -> None:
         self._path = folder / f"{_name(instance, os.getpid())}.loading"
         loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
-        _write_whole(self._path, json.dumps(encode(loading)).encode())
+        write_whole(self._path, json.dumps(encode(loading)).encode())
 
     def close(self) -> None:
         """Removes the file: the instance is ready, or will never be."""
@@ -213,11 +213,6 @@ def read_statuses(folder: Path) -> list[InstanceStatus]:
         with suppress(FileNotFoundError):  # removed between the listing and the reading: unloaded
             statuses.append(decode(InstanceStatus, json.loads(path.read_bytes())))
     return statuses
-
-
-def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
-    """Batches `(begun, ended)` by `instance.pid`; an instance is computing while the two differ."""
-    return {name: (progress.begun, progress.ended) for name, progress in read_progress(folder).items()}
 
 
 def read_progress(folder: Path) -> dict[str, Progress]:
@@ -261,8 +256,12 @@ def _name(instance: str, pid: int) -> str:
     return f"{instance}.{pid}"
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes a file and renames it into place: the supervisor never reads half of one."""
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file and renames it into place: nobody ever reads half of one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(content)
     temporary.rename(path)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.triton.instance_status import write_whole
 
 RESTARTS_FILE = "restarts.json"
-"""Cause -> count, in the folder of status files."""
+"""Cause -> restarts since the supervisor began, in the folder of status files."""
 
 
 class Counter(Protocol):
@@ -83,6 +84,19 @@ def _lock_folder(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def write_restarts(folder: Path, counts: Mapping[str, int]) -> None:
+    """Tells the instances how often the server was restarted.
+
+    Args:
+        folder: Of status files.
+        counts: By cause, since the supervisor began.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_whole(folder / RESTARTS_FILE, json.dumps(counts).encode())
 
 
 def read_restarts(folder: Path) -> dict[str, int]:

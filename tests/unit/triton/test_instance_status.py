@@ -11,14 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from statuses import instance_status
+from statuses import instance_status, read_counters
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.triton import instance_status as module
 from graphkiln_backend.triton.instance_status import (
     LoadingFile,
     StatusFile,
-    read_counters,
     read_faults,
     read_loading,
     read_progress,

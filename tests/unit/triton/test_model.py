@@ -16,6 +16,7 @@ import fake_triton
 import numpy as np
 import pytest
 from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
+from statuses import read_counters
 
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU, Device
@@ -32,7 +33,7 @@ from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.triton import model as module
 from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
-from graphkiln_backend.triton.instance_status import read_counters, read_faults, read_loading, read_statuses
+from graphkiln_backend.triton.instance_status import read_faults, read_loading, read_statuses
 from graphkiln_backend.triton.model import TritonPythonModel
 
 ARGS = {

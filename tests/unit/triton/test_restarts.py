@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.triton.restarts import RESTARTS_FILE, RestartCounts, read_restarts
+from graphkiln_backend.triton.restarts import RESTARTS_FILE, RestartCounts, read_restarts, write_restarts
 
 
 class Registry:
@@ -98,3 +98,9 @@ def test_half_a_file_is_none(tmp_path: Path, content: str) -> None:
     assert read_restarts(tmp_path) == {}
     (tmp_path / RESTARTS_FILE).write_text(content)
     assert read_restarts(tmp_path) == {}
+
+
+def test_counts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_restarts(tmp_path, {"instance_died": 2})
+    assert read_restarts(tmp_path) == {"instance_died": 2}
+    assert [path.name for path in tmp_path.iterdir()] == [RESTARTS_FILE]
