@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.triton.instance_status import InstanceStatus, read_progress
+from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.snapshot import read_snapshot
 
 
 def instance_status(**changes: Any) -> InstanceStatus:
@@ -29,6 +30,11 @@ def instance_status(**changes: Any) -> InstanceStatus:
     return InstanceStatus(**{**values, **changes})
 
 
+def read_statuses(folder: Path) -> list[InstanceStatus]:
+    """All instances that are ready."""
+    return list(read_snapshot(folder).statuses.values())
+
+
 def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
     """Batches `(begun, ended)` by `instance.pid`."""
-    return {name: (progress.begun, progress.ended) for name, progress in read_progress(folder).items()}
+    return {name: (progress.begun, progress.ended) for name, progress in read_snapshot(folder).progress.items()}

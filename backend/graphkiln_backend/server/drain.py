@@ -33,7 +33,7 @@ from graphkiln_backend.server.processes import kill_group
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import StopSignals
 from graphkiln_backend.server.unavailable import STOPPING, UnavailableListener
-from graphkiln_backend.triton.instance_status import read_progress
+from graphkiln_backend.triton.snapshot import SnapshotReader
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -70,7 +70,8 @@ class Drain(Closeable):
         signals: StopSignals,
         limit_s: float,
     ) -> None:
-        self._server, self._folder, self._signals = server, folder, signals
+        self._server, self._signals = server, signals
+        self._instances = SnapshotReader(folder.instances)
         self._flags = flags
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
@@ -139,7 +140,7 @@ class Drain(Closeable):
 
     def _idle_s(self) -> float:
         """Seconds for which no instance has computed."""
-        progress = read_progress(self._folder.instances)
+        progress = self._instances.read().progress
         counts = {key: (value.begun, value.ended) for key, value in progress.items()}
         now = time.monotonic()
         if counts != self._counts or any(value.computing for value in progress.values()):
@@ -163,7 +164,7 @@ class Drain(Closeable):
 
     def _report(self) -> None:
         if time.monotonic() > self._deadline:
-            computing = sum(progress.computing for progress in read_progress(self._folder.instances).values())
+            computing = sum(progress.computing for progress in self._instances.read().progress.values())
             _log.warning(
                 "requests are still in flight after %g s (--drain), %d batches are being computed: ending them",
                 self._limit_s,

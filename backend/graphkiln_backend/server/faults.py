@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,13 +19,8 @@ from pathlib import Path
 import psutil
 
 from graphkiln_backend.server.stubs import read_stubs
-from graphkiln_backend.triton.instance_status import (
-    InstanceStatus,
-    read_faults,
-    read_loading,
-    read_progress,
-    read_statuses,
-)
+from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.snapshot import Snapshot, is_ready
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -79,17 +74,17 @@ class TimeLimits:
 
 
 class Watchdog:
-    """Looks for faults of one run of the server.
+    """Looks for faults of one run of the server, in what its instances say and in the states of its processes.
 
     Args:
-        instances: Folder of status files.
+        folder: Of the instances' files.
         server: tritonserver's process.
         limits: How long things may take.
         endless: Names of versions that have loaded for too long; those that do are added, and get no second chance.
     """
 
-    def __init__(self, instances: Path, server: int, limits: TimeLimits, endless: set[str] | None = None) -> None:
-        self._instances = instances
+    def __init__(self, folder: Path, server: int, limits: TimeLimits, endless: set[str] | None = None) -> None:
+        self._folder = folder
         self._endless = set() if endless is None else endless
         self._server = server
         self._limits = limits
@@ -101,29 +96,38 @@ class Watchdog:
         self._stubs: dict[int, tuple[str, float]] = {}
         self._stubs_at = 0.0
 
-    def look(self) -> Fault | None:
-        """The first fault that is found, if any. To be called about once a second."""
+    def look(self, instances: Snapshot) -> Fault | None:
+        """The first fault that is found, if any. To be called about once a second.
+
+        Args:
+            instances: What they say now.
+        """
         now = time.monotonic()
         if now - self._looked_at > _SILENT_S / 2:
             # This process was stopped itself, and perhaps the whole machine was: let everybody beat first.
             self._trust_from = now + _SILENT_S / 2
         self._looked_at = now
-        try:
-            return self._dead() or self._wrong() or self._stopped(now) or self._late(now)
-        except (OSError, ValueError, struct.error) as error:  # a full disk cut a file short: no reason to end a service
-            _log.debug("an instance's files cannot be read: %s", error)
-            return None
+        states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
+        return (
+            self._dead(instances, states)
+            or _wrong(instances)
+            or self._stopped(instances, states, now)
+            or self._late(instances, now)
+        )
 
-    def end_endless_loading(self) -> int:
+    def end_endless_loading(self, instances: Snapshot) -> int:
         """Ends the processes that load for longer than they may; the models that they load fail, the others serve.
+
+        Args:
+            instances: What they say now.
 
         Returns:
             How many were ended.
         """
         now = time.monotonic()
         ended = 0
-        for process, (version, since) in self._loading(now).items():
-            stopped = self._is_stopped(process, now)
+        for process, (version, since) in self._loading(instances, now).items():
+            stopped = self._is_stopped(process, _state(process), now)
             if stopped or version in self._endless or now - since > self._limits.load:
                 self._ended.add(process)
                 self._endless.add(version)
@@ -132,14 +136,14 @@ class Watchdog:
                 _log.error("loading %s %s: its process is ended", version, why)
         return ended
 
-    def _loading(self, now: float) -> dict[int, tuple[str, float]]:
+    def _loading(self, instances: Snapshot, now: float) -> dict[int, tuple[str, float]]:
         """By process: what it loads, and since when. A stub may hang before it writes a file."""
-        self._seen_ready |= {status.pid for status in read_statuses(self._instances)}
+        self._seen_ready |= instances.ready
         if now - self._stubs_at > _STUBS_EVERY_S:
             self._stubs_at = now
             stubs = read_stubs(self._server)
             self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in stubs}
-        files = read_loading(self._instances).values()
+        files = instances.loading.values()
         loading = self._stubs | {file.pid: (f"{file.model} version {file.version}", file.since) for file in files}
         return {
             process: what
@@ -147,34 +151,25 @@ class Watchdog:
             if process not in self._seen_ready and process not in self._ended
         }
 
-    def _dead(self) -> Fault | None:
-        for status in read_statuses(self._instances):
-            if _is_gone(status.pid) and status in read_statuses(self._instances):
+    def _dead(self, instances: Snapshot, states: Mapping[int, str]) -> Fault | None:
+        for key, status in instances.statuses.items():
+            if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not just unloaded
                 return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died")
         return None
 
-    def _wrong(self) -> Fault | None:
-        statuses = self._by_process()
-        for key, line in read_faults(self._instances).items():
-            status = statuses.get(_process(key))
-            if status:
-                return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} serves no more ({line})")
-        return None
-
-    def _stopped(self, now: float) -> Fault | None:
-        if self._is_stopped(self._server, now):
+    def _stopped(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
+        if self._is_stopped(self._server, _state(self._server), now):
             return Fault(cause=Cause.SERVER_HUNG, what="tritonserver was stopped by a signal")
-        for status in read_statuses(self._instances):
-            if self._is_stopped(status.pid, now):
+        for status in instances.statuses.values():
+            if self._is_stopped(status.pid, states[status.pid], now):
                 return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} was stopped by a signal")
         return None
 
-    def _late(self, now: float) -> Fault | None:
+    def _late(self, instances: Snapshot, now: float) -> Fault | None:
         if now < self._trust_from:
             return None
-        statuses = self._by_process()
-        for key, progress in read_progress(self._instances).items():
-            status = statuses.get(_process(key))
+        for key, progress in instances.progress.items():
+            status = instances.statuses.get(key)
             if not status:
                 continue
             if now - progress.heartbeat > _SILENT_S:
@@ -184,15 +179,12 @@ class Watchdog:
                 return Fault(cause=Cause.COMPUTE_LIMIT, what=what)
         return None
 
-    def _is_stopped(self, process: int, now: float) -> bool:
+    def _is_stopped(self, process: int, state: str, now: float) -> bool:
         """Whether a process has been stopped for some time."""
-        if _state(process) != psutil.STATUS_STOPPED:
+        if state != psutil.STATUS_STOPPED:
             self._stopped_since.pop(process, None)
             return False
         return now - self._stopped_since.setdefault(process, now) > _STOPPED_S
-
-    def _by_process(self) -> dict[int, InstanceStatus]:
-        return {status.pid: status for status in read_statuses(self._instances)}
 
 
 def describe_exit(code: int) -> Fault:
@@ -219,20 +211,20 @@ def _name(status: InstanceStatus) -> str:
     return f"an instance of {status.model} version {status.version}"
 
 
-def _process(key: str) -> int:
-    """The process of `instance.pid`."""
-    return int(key.rpartition(".")[2])
+def _wrong(instances: Snapshot) -> Fault | None:
+    for key, line in instances.faults.items():
+        status = instances.statuses.get(key)
+        if status:
+            return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} serves no more ({line})")
+    return None
 
 
 def _state(process: int) -> str:
+    """What psutil calls it; one that is gone is a zombie, too."""
     try:
         return psutil.Process(process).status()
     except psutil.NoSuchProcess:
         return psutil.STATUS_ZOMBIE
-
-
-def _is_gone(process: int) -> bool:
-    return _state(process) == psutil.STATUS_ZOMBIE
 
 
 def _kill(process: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from graphkiln_backend.graph.error_text import plain_reason
 from graphkiln_backend.server.repository_control import RepositoryControl
-from graphkiln_backend.triton.instance_status import InstanceStatus, read_statuses
+from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.snapshot import read_snapshot
 
 _PASSED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}
 REFUSED = "REFUSED"
@@ -91,5 +92,5 @@ def with_refusals(states: Sequence[ModelState], refusals: Mapping[tuple[str, str
 
 def _slowest_instances(instances: Path) -> dict[tuple[str, str], InstanceStatus]:
     """By model and version."""
-    statuses = sorted(read_statuses(instances), key=lambda status: status.load_ms)
+    statuses = sorted(read_snapshot(instances).statuses.values(), key=lambda status: status.load_ms)
     return {(status.model, str(status.version)): status for status in statuses}

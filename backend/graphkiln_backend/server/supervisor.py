@@ -29,7 +29,7 @@ from graphkiln_backend.server.restarts import RestartBudget
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.unavailable import UnavailableListener
-from graphkiln_backend.triton.instance_status import read_statuses
+from graphkiln_backend.triton.snapshot import SnapshotReader
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -139,6 +139,7 @@ class Supervisor:
         self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
     ) -> int | Fault | None:
         watchdog = Watchdog(folder.instances, server.pid, self._limits, self._launch.readiness.endless)
+        instances = SnapshotReader(folder.instances)
         with ExitStack() as probes:
             probe: LivenessProbe | None = None
             memory = MemoryLimit(server.pid, self._launch.memory_limit())
@@ -147,10 +148,11 @@ class Supervisor:
                     self._launch.rollout.halt()
                     with Drain(server, folder, self._launch.flags, signals, self._limits.drain) as drain:
                         return drain.run(live=self._live_at is not None)
-                if fault := watchdog.look() or _silence(probe):
+                seen = instances.read()
+                if fault := watchdog.look(seen) or _silence(probe):
                     self._refuse_requests()
                     return fault
-                for _ in range(watchdog.end_endless_loading()):
+                for _ in range(watchdog.end_endless_loading(seen)):
                     self._budget.count(Cause.LOAD_DEADLINE)
                 if self._live_at:
                     self._launch.readiness.endless.clear()  # another load may be of other files
@@ -159,8 +161,7 @@ class Supervisor:
                     self._announce(folder)
                     probe = probes.enter_context(LivenessProbe(self._http)) if self._http else None
                 memory.follow(live=self._live_at is not None)
-                instances = [status.pid for status in read_statuses(folder.instances)]
-                signals.wait([server.pid, *instances], _WATCH_S if self._live_at else _POLL_S)
+                signals.wait([server.pid, *seen.ready], _WATCH_S if self._live_at else _POLL_S)
             return self._judge(code)
 
     def _announce(self, folder: RunFolder) -> None:

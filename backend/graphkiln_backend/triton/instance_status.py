@@ -16,13 +16,13 @@ import os
 import struct
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.triton.environment import instances_folder
 
 _BATCHES = struct.Struct("=dqq")
@@ -91,6 +91,21 @@ class Progress:
     def computing(self) -> bool:
         """Whether a batch is in flight."""
         return self.begun != self.ended
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads counters until nothing changes meanwhile, so that a batch never has the time of the one before.
+
+        Raises:
+            OSError: The file is gone.
+            struct.error: It was cut short.
+        """
+        with path.open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), _PROGRESS.size, 0)
+            while content[: _BATCHES.size] != (again := os.pread(file.fileno(), _PROGRESS.size, 0))[: _BATCHES.size]:
+                content = again
+        begun_at, begun, ended, heartbeat = _PROGRESS.unpack(again)
+        return cls(begun=begun, ended=ended, begun_at=begun_at, heartbeat=heartbeat)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,51 +219,6 @@ def report_loading(instance: str, model: str, version: int) -> AbstractContextMa
     """Tells the supervisor, if there is one, that an instance is being loaded, as long as the context lasts."""
     folder = instances_folder()
     return LoadingFile(folder, instance, model, version) if folder else nullcontext()
-
-
-def read_statuses(folder: Path) -> list[InstanceStatus]:
-    """All instances that are ready, by name."""
-    statuses = []
-    for path in sorted(folder.glob("*.*.json")):  # restarts.json is the supervisor's
-        with suppress(FileNotFoundError):  # removed between the listing and the reading: unloaded
-            statuses.append(decode(InstanceStatus, json.loads(path.read_bytes())))
-    return statuses
-
-
-def read_progress(folder: Path) -> dict[str, Progress]:
-    """How far the instances are, by `instance.pid`."""
-    found: dict[str, Progress] = {}
-    for path in sorted(folder.glob("*.counters")):
-        with suppress(FileNotFoundError):
-            found[path.stem] = _read_progress(path)
-    return found
-
-
-def read_loading(folder: Path) -> dict[str, Loading]:
-    """The instances that are being loaded, by `instance.pid`; one that died meanwhile is still among them."""
-    found: dict[str, Loading] = {}
-    for path in sorted(folder.glob("*.loading")):
-        with suppress(FileNotFoundError):
-            found[path.stem] = decode(Loading, json.loads(path.read_bytes()))
-    return found
-
-
-def read_faults(folder: Path) -> dict[str, str]:
-    """What differed, by `instance.pid`, of the instances that computed wrong outputs."""
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.fault")):
-        with suppress(FileNotFoundError):
-            found[path.stem] = path.read_text()
-    return found
-
-
-def _read_progress(path: Path) -> Progress:
-    """Reads until nothing changes meanwhile, so that a batch is never seen with the time of the one before."""
-    content = path.read_bytes()
-    while content[: _BATCHES.size] != (again := path.read_bytes())[: _BATCHES.size]:
-        content = again
-    begun_at, begun, ended, heartbeat = _PROGRESS.unpack(again)
-    return Progress(begun=begun, ended=ended, begun_at=begun_at, heartbeat=heartbeat)
 
 
 def _name(instance: str, pid: int) -> str:

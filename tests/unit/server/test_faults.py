@@ -13,9 +13,10 @@ import pytest
 from statuses import instance_status
 
 from graphkiln_backend.server import faults as module
-from graphkiln_backend.server.faults import Cause, TimeLimits, Watchdog, describe_exit, exit_code
+from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit, exit_code
 from graphkiln_backend.server.stubs import Stub
 from graphkiln_backend.triton.instance_status import Progress, StatusFile
+from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
 LIMITS = TimeLimits(compute=30, load=60)
 
@@ -33,15 +34,21 @@ def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     return Watchdog(tmp_path, os.getpid(), LIMITS)
 
 
-def progress(monkeypatch: pytest.MonkeyPatch, *, begun_s: float = 1.0, ended: int = 1, beat_s: float = 0.5) -> None:
-    now = time.monotonic()
-    value = Progress(begun=1, ended=ended, begun_at=now - begun_s, heartbeat=now - beat_s)
-    monkeypatch.setattr(module, "read_progress", lambda _: {f"m_0.{os.getpid()}": value})
+def look(watchdog: Watchdog, folder: Path) -> Fault | None:
+    return watchdog.look(read_snapshot(folder))
+
+
+def said(*, begun_s: float = 1.0, ended: int = 1, beat_s: float = 0.5, ready: bool = True) -> Snapshot:
+    """By one instance, which is this process."""
+    now, key = time.monotonic(), f"m_0.{os.getpid()}"
+    progress = Progress(begun=1, ended=ended, begun_at=now - begun_s, heartbeat=now - beat_s)
+    statuses = {key: instance_status(pid=os.getpid())} if ready else {}
+    return Snapshot(statuses=statuses, progress={key: progress})
 
 
 def test_nothing_is_wrong_with_an_instance_that_lives(tmp_path: Path, watchdog: Watchdog) -> None:
     with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
-        assert watchdog.look() is None
+        assert look(watchdog, tmp_path) is None
 
 
 def test_a_process_that_is_gone(tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]) -> None:
@@ -51,16 +58,16 @@ def test_a_process_that_is_gone(tmp_path: Path, watchdog: Watchdog, process: sub
         StatusFile(tmp_path, "a_0", instance_status(pid=os.getpid())),
         StatusFile(tmp_path, "m_0", instance_status(pid=process.pid)),
     ):
-        fault = watchdog.look()
+        fault = look(watchdog, tmp_path)
     assert fault is not None
     assert (fault.cause, fault.what) == (Cause.INSTANCE_DIED, "an instance of m version 3 died")
 
 
-def test_an_instance_that_is_just_being_unloaded(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = [[instance_status(pid=1 << 30)]]
-    monkeypatch.setattr(module, "read_statuses", lambda _: readings.pop() if readings else [])
-    assert watchdog.look() is None
-    assert readings == []
+def test_an_instance_that_is_just_being_unloaded(tmp_path: Path, watchdog: Watchdog) -> None:
+    with StatusFile(tmp_path, "m_0", instance_status(pid=1 << 30)):
+        seen = read_snapshot(tmp_path)
+    assert len(seen.statuses) == 1
+    assert watchdog.look(seen) is None
 
 
 @pytest.mark.parametrize("which", ["server", "instance"])
@@ -73,16 +80,16 @@ def test_a_stopped_process_is_given_a_moment(
     with StatusFile(tmp_path, "m_0", instance_status(pid=instance)):
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert watchdog.look() is None
+        assert look(watchdog, tmp_path) is None
         process.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, process.pid, os.WCONTINUED)
         time.sleep(0.3)
-        assert watchdog.look() is None, "it goes on"
+        assert look(watchdog, tmp_path) is None, "it goes on"
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert watchdog.look() is None
+        assert look(watchdog, tmp_path) is None
         time.sleep(0.3)
-        fault = watchdog.look()
+        fault = look(watchdog, tmp_path)
     assert fault is not None
     assert fault.cause is (Cause.SERVER_HUNG if which == "server" else Cause.INSTANCE_HUNG)
     assert fault.what.endswith("was stopped by a signal")
@@ -98,44 +105,31 @@ def test_a_stopped_process_is_given_a_moment(
         ({"begun_s": 31.0, "ended": 1}, None),
     ],
 )
-def test_limits(
-    tmp_path: Path,
-    watchdog: Watchdog,
-    monkeypatch: pytest.MonkeyPatch,
-    values: dict[str, float],
-    cause: Cause | None,
-) -> None:
-    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
-        progress(monkeypatch, **values)  # type: ignore[arg-type]
-        fault = watchdog.look()
+def test_limits(watchdog: Watchdog, values: dict[str, float], cause: Cause | None) -> None:
+    fault = watchdog.look(said(**values))  # type: ignore[arg-type]
     assert (fault.cause if fault else None) is cause
 
 
-def test_files_of_an_instance_that_is_not_ready_say_nothing(
-    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    progress(monkeypatch, beat_s=100.0)
-    assert watchdog.look() is None
+def test_files_of_an_instance_that_is_not_ready_say_nothing(watchdog: Watchdog) -> None:
+    assert watchdog.look(said(beat_s=100.0, ready=False)) is None
 
 
 def test_after_a_pause_of_its_own_it_lets_everybody_beat_first(
-    tmp_path: Path, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SILENT_S", 0.4)
-    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
-        time.sleep(0.3)
-        progress(monkeypatch, beat_s=50.0)
-        assert watchdog.look() is None
-        time.sleep(0.1)
-        assert watchdog.look() is None
-        time.sleep(0.15)
-        assert watchdog.look() is not None
+    time.sleep(0.3)
+    assert watchdog.look(said(beat_s=50.0)) is None
+    time.sleep(0.1)
+    assert watchdog.look(said(beat_s=50.0)) is None
+    time.sleep(0.15)
+    assert watchdog.look(said(beat_s=50.0)) is not None
 
 
 def test_wrong_outputs(tmp_path: Path, watchdog: Watchdog) -> None:
     with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())) as status:
         status.report_fault("y differs")
-        fault = watchdog.look()
+        fault = look(watchdog, tmp_path)
     assert fault is not None
     assert fault.cause is Cause.WRONG_OUTPUTS
     assert fault.what == "an instance of m version 3 serves no more (y differs)"
@@ -144,7 +138,24 @@ def test_wrong_outputs(tmp_path: Path, watchdog: Watchdog) -> None:
 def test_a_file_that_is_cut_short_is_no_fault(tmp_path: Path, watchdog: Watchdog) -> None:
     with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
         (tmp_path / "m_1.77.counters").write_bytes(b"cut")
-        assert watchdog.look() is None
+        assert look(watchdog, tmp_path) is None
+
+
+def test_a_file_that_is_cut_short_hides_no_fault(tmp_path: Path, watchdog: Watchdog) -> None:
+    (tmp_path / "a_0.77.json").write_bytes(b'{"pid": 7')
+    with StatusFile(tmp_path, "m_0", instance_status(pid=1 << 30)):
+        fault = look(watchdog, tmp_path)
+    assert fault is not None
+    assert fault.cause is Cause.INSTANCE_DIED
+
+
+def test_a_look_asks_for_the_state_of_each_process_once(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    state = module._state
+    monkeypatch.setattr(module, "_state", lambda process: (asked.append(process), state(process))[1])
+    assert watchdog.look(said()) is None
+    assert watchdog.end_endless_loading(said()) == 0
+    assert asked == [os.getpid(), os.getpid()], "an instance, and the server"
 
 
 class TestLoading:
@@ -154,16 +165,16 @@ class TestLoading:
 
     def test_it_may_take_its_time(self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]) -> None:
         self.load(tmp_path, process.pid, time.monotonic() - 50)
-        assert watchdog.end_endless_loading() == 0
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
         assert process.poll() is None
 
     def test_a_process_that_takes_too_long_is_ended_once(
         self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], logged: list[str]
     ) -> None:
         self.load(tmp_path, process.pid, time.monotonic() - 70)
-        assert watchdog.end_endless_loading() == 1
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
         assert process.wait(10) == -signal.SIGKILL
-        assert watchdog.end_endless_loading() == 0
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 
     def test_a_stub_that_hangs_before_it_has_said_anything_is_ended(
@@ -171,7 +182,7 @@ class TestLoading:
     ) -> None:
         stub = Stub(pid=process.pid, model="m", version="2", age_s=70.0)
         monkeypatch.setattr(module, "read_stubs", lambda _: [stub])
-        assert watchdog.end_endless_loading() == 1
+        assert watchdog.end_endless_loading(Snapshot()) == 1
         assert process.wait(10) == -signal.SIGKILL
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 
@@ -181,7 +192,7 @@ class TestLoading:
         endless = {"m version 2"}
         watchdog = Watchdog(tmp_path, os.getpid(), TimeLimits(load=60), endless)
         self.load(tmp_path, process.pid, time.monotonic())
-        assert watchdog.end_endless_loading() == 1
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
         assert process.wait(10) == -signal.SIGKILL
 
     def test_one_that_has_ended_meanwhile(
@@ -190,7 +201,7 @@ class TestLoading:
         process.kill()
         process.wait()
         self.load(tmp_path, process.pid, time.monotonic() - 70)
-        assert watchdog.end_endless_loading() == 0
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
 
 
 @pytest.mark.parametrize(

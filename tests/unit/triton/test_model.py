@@ -16,7 +16,7 @@ import fake_triton
 import numpy as np
 import pytest
 from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
-from statuses import read_counters
+from statuses import read_counters, read_statuses
 
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU, Device
@@ -33,8 +33,8 @@ from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.triton import model as module
 from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
-from graphkiln_backend.triton.instance_status import read_faults, read_loading, read_statuses
 from graphkiln_backend.triton.model import TritonPythonModel
+from graphkiln_backend.triton.snapshot import read_snapshot
 
 ARGS = {
     "model_config": json.dumps({"name": "m", "backend": "graphkiln", "max_batch_size": 8}),
@@ -248,21 +248,23 @@ class TestInitialize:
         build = deployment.build
 
         def watched(cache: object) -> ProvenSession:
-            seen.extend((loading.model, loading.version) for loading in read_loading(tmp_path / "instances").values())
+            seen.extend(
+                (loading.model, loading.version) for loading in read_snapshot(tmp_path / "instances").loading.values()
+            )
             return build(cache)
 
         deployment.build = watched
         model = TritonPythonModel()
         model.initialize(ARGS)
         assert seen == [("m", 3)]
-        assert read_loading(tmp_path / "instances") == {}
+        assert read_snapshot(tmp_path / "instances").loading == {}
         model.finalize()
 
     def test_a_load_that_fails_is_no_longer_listed(self, deployment: FakeDeployment, tmp_path: Path) -> None:
         deployment.error = RepositoryError("no graph")
         with pytest.raises(TritonModelException):
             TritonPythonModel().initialize(ARGS)
-        assert read_loading(tmp_path / "instances") == {}
+        assert read_snapshot(tmp_path / "instances").loading == {}
 
 
 class TestExecute:
@@ -344,7 +346,7 @@ class TestReplay:
         wait_for(lambda: metric("graphkiln_self_test_replays_total") > 1)
         assert metric("graphkiln_self_test_failures_total") == 0
         assert metric("graphkiln_self_test_timestamp_seconds") > 1.7e9
-        assert read_faults(tmp_path / "instances") == {}
+        assert read_snapshot(tmp_path / "instances").faults == {}
         (response,) = model.execute([request(1)])
         np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
 
@@ -358,7 +360,7 @@ class TestReplay:
         assert response.error.code == TritonError.UNAVAILABLE
         assert "y: relative L2 0.5" in response.error.message
         assert [answer.error.code for answer in model.execute([request(1), request(2)])] == [response.error.code] * 2
-        (fault,) = read_faults(tmp_path / "instances").values()
+        (fault,) = read_snapshot(tmp_path / "instances").faults.values()
         assert "y: relative L2 0.5" in fault
         assert any("refuses all requests" in line and fault in line for _, line in Logger.lines)
 
@@ -373,8 +375,8 @@ class TestReplay:
         deployment.session.run = fail  # type: ignore[method-assign]
         (response,) = model.execute([request(1)])
         assert response.error.code in {TritonError.INTERNAL, TritonError.UNAVAILABLE}
-        wait_for(lambda: bool(read_faults(tmp_path / "instances")))
-        (fault,) = read_faults(tmp_path / "instances").values()
+        wait_for(lambda: bool(read_snapshot(tmp_path / "instances").faults))
+        (fault,) = read_snapshot(tmp_path / "instances").faults.values()
         assert "the device is lost" in fault
 
     def test_a_fault_that_cannot_be_told_ends_the_instance(
