@@ -19,13 +19,12 @@ from pathlib import Path
 import psutil
 
 from graphkiln_backend.server.stubs import read_stubs
+from graphkiln_backend.server.suspension import SILENT_S, SuspensionDetector
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
 
 _log = logging.getLogger("graphkiln.server")
 
-_SILENT_S = 20.0
-"""An instance beats once a second, also while it computes; a busy machine delays that, but not by ten beats."""
 _STOPPED_S = 1.5
 """A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats."""
 _STUBS_EVERY_S = 1.0
@@ -89,7 +88,7 @@ class Watchdog:
         self._server = server
         self._limits = limits
         self._stopped_since: dict[int, float] = {}
-        self._looked_at = time.monotonic()
+        self._suspension = SuspensionDetector()
         self._trust_from = 0.0
         self._ended: set[int] = set()
         self._seen_ready: set[int] = set()
@@ -103,10 +102,8 @@ class Watchdog:
             instances: What they say now.
         """
         now = time.monotonic()
-        if now - self._looked_at > _SILENT_S / 2:
-            # This process was stopped itself, and perhaps the whole machine was: let everybody beat first.
-            self._trust_from = now + _SILENT_S / 2
-        self._looked_at = now
+        if self._suspension.has_resumed():
+            self._trust_from = now + SILENT_S / 2  # let everybody beat first
         states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
         return (
             self._dead(instances, states)
@@ -172,8 +169,8 @@ class Watchdog:
             status = instances.statuses.get(key)
             if not status:
                 continue
-            if now - progress.heartbeat > _SILENT_S:
-                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} has hung for {_SILENT_S:g} s")
+            if now - progress.heartbeat > SILENT_S:
+                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} has hung for {SILENT_S:g} s")
             if progress.computing and now - progress.begun_at > self._limits.compute:
                 what = f"{_name(status)} has computed one batch for {self._limits.compute:g} s (--compute-limit)"
                 return Fault(cause=Cause.COMPUTE_LIMIT, what=what)

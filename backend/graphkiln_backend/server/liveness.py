@@ -7,9 +7,9 @@ import time
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.suspension import SuspensionDetector
 
 _CONNECT_S = 0.5
-_PAUSED_S = 5.0
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
@@ -23,14 +23,13 @@ class LivenessProbe(Closeable):
     def __init__(self, address: ListenAddress) -> None:
         self._address = address
         self._connection: socket.socket | None = None
-        self._answered_at = self._called_at = time.monotonic()
+        self._answered_at = time.monotonic()
+        self._suspension = SuspensionDetector()
 
     def silent_s(self) -> float:
         """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
-        now = time.monotonic()
-        if now - self._called_at > _PAUSED_S:  # this process was stopped itself, and perhaps the whole machine was
-            self._answered_at = now
-        self._called_at = now
+        if self._suspension.has_resumed():
+            self._answered_at = time.monotonic()
         if self._connection is None:
             self._ask()
         else:

@@ -28,6 +28,7 @@ from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.restarts import RestartBudget
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import Interrupted, StopSignals
+from graphkiln_backend.server.suspension import SILENT_S
 from graphkiln_backend.server.unavailable import UnavailableListener
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
@@ -38,8 +39,6 @@ _WATCH_S = 0.5
 """How often the set of instances is read anew; the death of a known one is seen at once."""
 _RETRY_S = 2.0
 """How often a start is tried again for which there was no room."""
-_SILENT_S = 20.0
-"""A server that is asked whether it lives and does not respond for so long is restarted."""
 
 
 class Supervisor:
@@ -247,6 +246,6 @@ def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
 
 
 def _silence(probe: LivenessProbe | None) -> Fault | None:
-    if probe and probe.silent_s() > _SILENT_S:
-        return Fault(cause=Cause.SERVER_HUNG, what=f"tritonserver has not responded for {_SILENT_S:g} s")
+    if probe and probe.silent_s() > SILENT_S:
+        return Fault(cause=Cause.SERVER_HUNG, what=f"tritonserver has not responded for {SILENT_S:g} s")
     return None

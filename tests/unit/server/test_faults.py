@@ -13,6 +13,7 @@ import pytest
 from statuses import instance_status
 
 from graphkiln_backend.server import faults as module
+from graphkiln_backend.server import suspension
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit, exit_code
 from graphkiln_backend.server.stubs import Stub
 from graphkiln_backend.triton.instance_status import Progress, StatusFile
@@ -117,7 +118,8 @@ def test_files_of_an_instance_that_is_not_ready_say_nothing(watchdog: Watchdog) 
 def test_after_a_pause_of_its_own_it_lets_everybody_beat_first(
     watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SILENT_S", 0.4)
+    monkeypatch.setattr(module, "SILENT_S", 0.4)
+    monkeypatch.setattr(suspension, "_SUSPENDED_S", 0.2)
     time.sleep(0.3)
     assert watchdog.look(said(beat_s=50.0)) is None
     time.sleep(0.1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from running import free_ports
 
-from graphkiln_backend.server import liveness as module
+from graphkiln_backend.server import suspension as module
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.liveness import LivenessProbe
 
@@ -65,7 +65,7 @@ def test_a_port_that_nobody_listens_on_is_silent() -> None:
 
 
 def test_the_time_in_which_nobody_asked_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAUSED_S", 0.1)
+    monkeypatch.setattr(module, "_SUSPENDED_S", 0.1)
     (port,) = free_ports(1)
     with LivenessProbe(address(port)) as probe:
         time.sleep(0.3)
