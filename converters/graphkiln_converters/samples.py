@@ -12,6 +12,7 @@ from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.formats import SUFFIXES, image_files
 from graphkiln_converters.sources.base import InputSpec
@@ -162,7 +163,7 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
 
 def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
     try:
-        return read_npz(path)
+        return {name: as_text(array) for name, array in read_npz(path).items()}
     except ManifestError as error:
         hint = error.hint or "an .npz of arrays by name"
         raise ConversionError(f"cannot read {kind} from {path}: {error.message}", hint=hint) from error

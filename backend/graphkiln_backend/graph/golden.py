@@ -11,8 +11,11 @@ import numpy as np
 from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.text import is_text, pack_text, unpack_text
 
 _PREFIXES = ("input", "source", "graph")
+_BYTES, _LENGTHS = ".text", ".lengths"
+"""After the prefix of the two arrays that one array of text becomes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +43,10 @@ class GoldenSamples:
     def write(self, path: Path) -> None:
         """Writes the samples as a compressed .npz of plain arrays (no pickles)."""
         groups = zip(_PREFIXES, (self.inputs, self.source_outputs, self.graph_outputs), strict=True)
-        arrays = {f"{prefix}/{name}": array for prefix, group in groups for name, array in group.items()}
+        arrays: dict[str, AnyArray] = {}
+        for prefix, group in groups:
+            for name, array in group.items():
+                arrays |= _plain(prefix, name, array)
         np.savez_compressed(path, **arrays)
 
     @classmethod
@@ -52,11 +58,23 @@ class GoldenSamples:
         """
         groups: dict[str, dict[str, AnyArray]] = {prefix: {} for prefix in _PREFIXES}
         try:
-            for key, array in read_npz(path).items():
+            arrays = read_npz(path)
+            for key, array in arrays.items():
                 prefix, _, name = key.partition("/")
-                groups[prefix][name] = array
+                if prefix.endswith(_BYTES):
+                    prefix = prefix.removesuffix(_BYTES)
+                    groups[prefix][name] = unpack_text(array, arrays[f"{prefix}{_LENGTHS}/{name}"])
+                elif not prefix.endswith(_LENGTHS):
+                    groups[prefix][name] = array
         except ManifestError as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error.message}") from error
         except KeyError as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
         return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
+
+
+def _plain(prefix: str, name: str, array: AnyArray) -> dict[str, AnyArray]:
+    if not is_text(array):
+        return {f"{prefix}/{name}": array}
+    content, lengths = pack_text(array)
+    return {f"{prefix}{_BYTES}/{name}": content, f"{prefix}{_LENGTHS}/{name}": lengths}

@@ -12,6 +12,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.proof.decision import Decision, decide
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
 from graphkiln_backend.proof.ranks import scatter_scores, score_indices
@@ -168,6 +169,7 @@ def _decide_outputs(
 def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> OutputError:
     if output is None:
         return _fault(name, "is missing")
+    reference, output = as_text(reference), as_text(output)
     if output.shape != reference.shape or output.dtype != reference.dtype:
         return _fault(name, f"is {output.dtype}{list(output.shape)}, not {reference.dtype}{list(reference.shape)}")
     if not _is_float(reference):

@@ -263,6 +263,8 @@ def _add_warmup(config: ModelConfigProto) -> None:
     """Has Triton send itself a sample before it is ready: the first request is slow all the way through Triton."""
     if any(dim < 0 for tensor in config.input for dim in tensor.dims):
         return  # no size is known to suit the graph
+    if any(tensor.data_type == pb.DataType.TYPE_STRING for tensor in config.input):
+        return  # nor does every graph take empty text
     warmup = config.model_warmup.add(name="one sample", batch_size=1, count=3)
     for tensor in config.input:
         warmup.inputs[tensor.name].data_type = tensor.data_type

@@ -44,7 +44,7 @@ def infer(
         typer.echo(json.dumps({name: _to_json(array) for name, array in outputs.items()}, indent=2))
     elif not output_dir:
         for name, array in outputs.items():
-            typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{array}")
+            typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{_readable(array)}")
 
 
 def read_tensor(text: str) -> tuple[str, AnyArray]:
@@ -89,10 +89,14 @@ def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
 
 
 def _to_json(array: AnyArray) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": _readable(array).tolist()}
+
+
+def _readable(array: AnyArray) -> AnyArray:
+    """Text as text, other elements as they are."""
     import numpy as np
 
-    values = np.asarray(np.frompyfunc(_to_text, 1, 1)(array)) if array.dtype.kind in "OS" else array
-    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": values.tolist()}
+    return np.asarray(np.frompyfunc(_to_text, 1, 1)(array), np.object_) if array.dtype.kind in "OS" else array
 
 
 def _to_text(value: object) -> str:

@@ -53,6 +53,43 @@ def test_every_type_comes_back(tmp_path: Path, dtype: DType) -> None:
     np.testing.assert_array_equal(read, array)
 
 
+TEXTS = ["", "a", "größe", "a\0b", "ends with NUL\0", "\0", "long " * 40_000, "b'bytes'", "日本", "\n"]
+
+
+@pytest.mark.parametrize("shape", [(10,), (5, 2), (2, 5, 1)])
+def test_text_comes_back_whole(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    text = np.array(TEXTS, np.object_).reshape(shape)
+    coded = np.array([word.encode() for word in TEXTS], np.object_).reshape(shape)
+    GoldenSamples(inputs={"a/b": coded}, source_outputs={}, graph_outputs={"y": text}).write(tmp_path / "golden.npz")
+    read = GoldenSamples.read(tmp_path / "golden.npz")
+    for array in (read.inputs["a/b"], read.graph_outputs["y"]):
+        assert array.shape == shape
+        assert array.dtype == np.object_
+        assert array.ravel().tolist() == TEXTS
+
+
+def test_no_text_at_all_comes_back(tmp_path: Path) -> None:
+    empty = np.empty((0, 3), np.object_)
+    GoldenSamples(inputs={"x": empty}, source_outputs={}, graph_outputs={}).write(tmp_path / "golden.npz")
+    assert GoldenSamples.read(tmp_path / "golden.npz").inputs["x"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"input.text/x": np.zeros(3, np.uint8), "input.lengths/x": np.array([2, 2])},
+        {"input.text/x": np.zeros(3, np.uint8), "input.lengths/x": np.array([4, -1])},
+        {"input.text/x": np.zeros(3, np.uint8)},
+        {"input.text/x": np.full(2, 255, np.uint8), "input.lengths/x": np.array([1, 1])},
+        {"input.text/x": np.zeros(2), "input.lengths/x": np.array([1, 1])},
+    ],
+)
+def test_damaged_text(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+    np.savez(tmp_path / "golden.npz", **arrays)
+    with pytest.raises(ManifestError, match="cannot read golden samples"):
+        GoldenSamples.read(tmp_path / "golden.npz")
+
+
 def test_groups_text_and_empty_arrays_come_back(tmp_path: Path) -> None:
     GOLDEN.write(tmp_path / "golden.npz")
     read = GoldenSamples.read(tmp_path / "golden.npz")

@@ -10,6 +10,7 @@ import onnxruntime
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import SignatureError
+from graphkiln_backend.graph.text import as_text
 
 _ONNX_BF16 = 16
 """Source: `onnx.TensorProto.BFLOAT16`."""
@@ -25,16 +26,12 @@ def decode_text(name: str, array: AnyArray) -> AnyArray:
     Raises:
         SignatureError: An element is not UTF-8.
     """
-    if array.dtype.kind not in "OS":
-        return array
-    flat: list[bytes | str] = array.ravel().tolist()
     try:
-        words = [word.decode() if isinstance(word, bytes) else word for word in flat]
+        return as_text(array)
     except UnicodeDecodeError as error:
         raise SignatureError(
             f"input '{name}' holds text that cannot be read", expected="UTF-8", got=str(error)
         ) from error
-    return np.array(words, np.object_).reshape(array.shape)
 
 
 def run_ort_values(

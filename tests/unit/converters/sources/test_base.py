@@ -144,9 +144,11 @@ class TestSamples:
         assert feeds["image"].shape == (2, 3, 7, 1)
         assert feeds["tokens"].shape == (2, 9)
 
-    def test_text_cannot_be_synthesized(self) -> None:
-        with pytest.raises(ConversionError, match="no samples can be synthesized for the text input 'words'"):
-            synthetic_samples((InputSpec(name="words", dtype=DType.BYTES, shape=(1,)),), 1, {}, seed=0)
+    def test_text_is_drawn_from_the_words_of_the_input(self) -> None:
+        spec = InputSpec(name="words", dtype=DType.BYTES, shape=(2,), words=("red", "gr\u00fcn"))
+        drawn = synthetic_samples((spec,), 20, {}, seed=0)["words"]
+        assert drawn.shape == (20, 2)
+        assert set(drawn.ravel()) == {"red", "gr\u00fcn"}
 
     def test_no_samples(self) -> None:
         assert synthetic_samples((self.IMAGE,), 0, {}, seed=0)["image"].shape == (0, 3, 4, 5)

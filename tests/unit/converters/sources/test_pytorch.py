@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import pytorch
 from graphkiln_converters.sources.base import InputSpec
@@ -162,14 +161,3 @@ class TestShapes:
             pytorch._check_dynamic(exported, {"image": {0: (2, 8)}})
         assert "--dynamic" in caught.value.hint
         pytorch._check_dynamic(exported, {"image": {}})
-
-
-def test_a_text_input_cannot_be_synthesized() -> None:
-    text = TorchModel(
-        module=Sum(),
-        description="a test",
-        libraries=(),
-        inputs=(InputSpec(name="words", dtype=DType.BYTES, shape=(1,)),),
-    )
-    with pytest.raises(ConversionError, match="text input 'words'"):
-        text.export({})
