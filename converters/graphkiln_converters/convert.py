@@ -18,7 +18,13 @@ from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.opening import OpenModel, open_model
 from graphkiln_converters.precision import Rounding, check_lowers, loosened, lower_and_prove
 from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
-from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess, with_fitting_labels
+from graphkiln_converters.publishing import (
+    check_edges,
+    new_version,
+    notes_of,
+    remaining_preprocess,
+    with_fitting_labels,
+)
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.rewriting import rewrite
 from graphkiln_converters.sampling import Sampler, recorded_samples
@@ -50,6 +56,8 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         check_free(folder, recipe.version)
     _log.info("opening %s", recipe.source)
     with open_model(recipe) as opened, TemporaryDirectory() as temporary:
+        for note in notes_of(opened.source):
+            _log.warning("%s", note)
         _log.info("exporting the graph")
         graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
         model = with_fitting_labels(opened, recipe, graph)

@@ -19,7 +19,7 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ProvenGraph
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import RANDOM_WEIGHTS
+from graphkiln_converters.sources.base import RANDOM_WEIGHTS, NotedSource, SourceModel
 from graphkiln_converters.writer import NewVersion, SourceInfo
 
 _log = logging.getLogger("graphkiln.converters")
@@ -92,7 +92,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         output_errors=proof.errors,
         graph_bytes=_file_bytes(proven.graph.parent),
         seconds=round(seconds, 2),
-        notes=(*_notes(model), *proven.notes),
+        notes=(*notes_of(model.source), *proven.notes),
     )
     return NewVersion(
         graph=proven.graph,
@@ -105,9 +105,11 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
     )
 
 
-def _notes(model: OpenModel) -> tuple[str, ...]:
+def notes_of(source: SourceModel) -> tuple[str, ...]:
     """What the owner of the model should know of its source."""
-    if RANDOM_WEIGHTS not in model.source.description:
+    if isinstance(source, NotedSource):
+        return source.notes
+    if RANDOM_WEIGHTS not in source.description:
         return ()
     note = "the weights are random: the graph computes what its source does, which means nothing"
     return (f"{note} (--weights FILE or --pretrained)",)

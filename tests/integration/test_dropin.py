@@ -69,6 +69,24 @@ class TestData:
         dtype = DType.BF16 if name.endswith("bf16") else DType.BYTES
         assert ask(client, name, x=np.zeros((2, 0), dtype.numpy))["y"].shape == (2, 0)
 
+    @pytest.mark.parametrize("protocol", ["http", "grpc"])
+    def test_text_of_every_length_and_character_comes_back(self, zoo_server: Server, protocol: str) -> None:
+        feeds = {"x": np.arange(len(zoo.WORDS))[:, None], "text": np.array(zoo.WORDS, np.object_)[:, None]}
+        with Client(zoo_server.url if protocol == "http" else zoo_server.grpc_url) as client:
+            answer = client.model("words").infer(feeds)
+        for name in ("word", "same"):
+            assert [word.decode() for word in answer[name].ravel()] == list(zoo.WORDS)
+
+    def test_the_probabilities_of_a_map_are_served(self, client: Client) -> None:
+        answer = ask(client, "zipped", X=[[9.0, 0.0], [0.0, 9.0]])
+        assert [label.decode() for label in answer["label"].ravel()] == ["no", "né"]
+        assert answer["probability"].argmax(axis=1).tolist() == [0, 1]
+        np.testing.assert_allclose(answer["probability"].sum(axis=1), 1, rtol=1e-6)
+
+    def test_a_sequence_is_left_out(self, client: Client) -> None:
+        assert [tensor["name"] for tensor in client.model("parts").metadata["outputs"]] == ["y"]
+        np.testing.assert_array_equal(ask(client, "parts", x=[[1, 2, 3]])["y"], [[2, 4, 6]])
+
     def test_text_that_is_not_utf8_is_refused(self, client: Client) -> None:
         with pytest.raises(InvalidInput, match="expected UTF-8"):
             ask(client, "identity_bytes", x=np.array([[b"\xff\xfe"]], np.object_))

@@ -98,6 +98,57 @@ def with_sequence_output() -> onnx.ModelProto:
     return model(nodes, [value("x", ("batch", 3))], [sequence])
 
 
+WORDS = ("", "n\u00e9", "a\0b", "end\0", "x" * 70_000, "\u65e5\u672c")
+
+
+def words() -> onnx.ModelProto:
+    """`word` is the `x`-th of `WORDS`; a text that is none of them comes back as it was."""
+    keys: dict[str, Any] = {"keys_int64s": range(len(WORDS)), "values_strings": WORDS, "default_string": "?"}
+    nodes = [
+        helper.make_node("LabelEncoder", ["x"], ["word"], domain="ai.onnx.ml", **keys),
+        helper.make_node("Identity", ["text"], ["same"]),
+    ]
+    shape = ("batch", 1)
+    inputs = [value("x", shape, TensorProto.INT64), value("text", shape, TensorProto.STRING)]
+    outputs = [value("word", shape, TensorProto.STRING), value("same", shape, TensorProto.STRING)]
+    return with_ml(model(nodes, inputs, outputs))
+
+
+def zipped(labels: Sequence[str | int] = ("no", "n\u00e9", "yes"), *, text: bool = True) -> onnx.ModelProto:
+    """A linear classifier of two numbers as skl2onnx writes it: the probabilities end in one map for each row."""
+    linear: dict[str, Any] = {"classlabels_strings" if text else "classlabels_ints": labels}
+    linear |= {"coefficients": [1.0, 0.0, 0.0, 1.0, -1.0, -1.0], "intercepts": [0.0, 0.0, 0.0]}
+    keys: dict[str, Any] = {"classlabels_strings" if text else "classlabels_int64s": labels}
+    nodes = [
+        helper.make_node(
+            "LinearClassifier", ["X"], ["label", "p"], domain="ai.onnx.ml", post_transform="SOFTMAX", **linear
+        ),
+        helper.make_node("ZipMap", ["p"], ["probability"], domain="ai.onnx.ml", **keys),
+    ]
+    key = TensorProto.STRING if text else TensorProto.INT64
+    rows = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
+    outputs = [value("label", ("batch",), key), helper.make_value_info("probability", rows)]
+    return with_ml(model(nodes, [value("X", ("batch", 2))], outputs), only=True)
+
+
+def with_ml(proto: onnx.ModelProto, *, only: bool = False) -> onnx.ModelProto:
+    """The operators of classic machine learning, too; some exports import no others."""
+    if only:
+        del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return proto
+
+
+def with_tensor_and_sequence() -> onnx.ModelProto:
+    """`y` is `x + x`, `parts` a sequence of it."""
+    nodes = [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("SequenceConstruct", ["y"], ["parts"])]
+    shape = ("batch", 3)
+    parts = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
+    return model(nodes, [value("x", shape)], [value("y", shape), parts])
+
+
 def add(store: Path, name: str, proto: onnx.ModelProto, config: str | None = None, *, version: int = 1) -> Path:
     """Writes a model; returns its version folder."""
     folder = store / name / str(version)
@@ -132,6 +183,9 @@ def build(store: Path) -> Path:
         add(store, f"identity_{name.lower()}", identity(("batch", "n"), dtype))
     add(store, "bare", scale(("batch", 3)))
     add(store, "whole", scale((2, 3)))
+    add(store, "words", words())
+    add(store, "zipped", zipped())
+    add(store, "parts", with_tensor_and_sequence())
     add(store, "fixed", scale((2, 3)), "max_batch_size: 8")
     add(store, "scalar", scale(()))
     add(store, "batch_of_scalars", scale(("batch",)))

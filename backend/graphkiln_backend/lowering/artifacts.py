@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
@@ -18,10 +19,11 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.errors import CacheError, LoweringError
+from graphkiln_backend.graph.errors import CacheError, LoweringError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.repository.onnx_file import read_precision
+from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
+from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 from graphkiln_backend.repository.version import ModelVersion
 
 _log = logging.getLogger("graphkiln.lowering")
@@ -47,6 +49,16 @@ class Artifacts:
         self._content: dict[str, str] = {}
         self._stamp = version.stamp()
 
+    @cached_property
+    def replaced(self) -> tuple[ReplacedOutput, ...]:
+        """The outputs of the saved graph that are no tensors; what was converted has none."""
+        if self.version.manifest:
+            return ()
+        try:
+            return read_replaced_outputs(self.version.graph_path)
+        except RepositoryError:
+            return ()  # damaged, which the engine says when it loads it
+
     def prepare_graph(self, config: SessionConfig) -> Path:
         """The graph that a session runs: the saved one, or one that the passes lowered to its precision.
 
@@ -56,7 +68,7 @@ class Artifacts:
         """
         precision = self._lowered_precision(config)
         if precision is None:
-            return self.version.graph_path
+            return self._tensor_graph()
         name = f"{precision}-{_GRAPH}"
 
         def build(folder: Path) -> None:
@@ -123,6 +135,24 @@ class Artifacts:
         folder = self.version.graph_path.parent
         return f"{folder.parent.name}/{folder.name}"
 
+    def _tensor_graph(self) -> Path:
+        """The saved graph; where outputs of it are no tensors, a copy without them."""
+        if not self.replaced:
+            return self.version.graph_path
+
+        def build(folder: Path) -> None:
+            save_with_tensor_outputs(self.version.graph_path, folder / _GRAPH)
+            self.check_unchanged()
+
+        return self._cache.get("graph", self._model, self._saved_key(), build) / _GRAPH
+
+    def _saved_key(self) -> dict[str, str]:
+        """The graph that every session starts from, and its weights."""
+        self._content = self._content or _content(self.version)
+        if not self.replaced:
+            return self._content
+        return {**self._content, "outputs": "tensors", "graphkiln": version_of("graphkiln")}
+
     def _lowered_precision(self, config: SessionConfig) -> Precision | None:
         """The precision that the passes lower the graph to, or None where it runs as it was saved."""
         precision = config.precision
@@ -130,12 +160,12 @@ class Artifacts:
 
     def _graph_key(self, config: SessionConfig) -> dict[str, str]:
         """The graph, its weights, and how it is lowered."""
-        self._content = self._content or _content(self.version)
+        saved = self._saved_key()
         precision = self._lowered_precision(config)
         if precision is None:
-            return self._content
+            return saved
         libraries = {name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")}
-        return {**self._content, "precision": precision, "amp": _AMP, **libraries}
+        return {**saved, "precision": precision, "amp": _AMP, **libraries}
 
     def _lower(self, precision: Precision, target: Path) -> None:
         # Passes bring onnx_ir, onnxscript and sympy: over a second of imports, which most starts need not pay.
@@ -144,7 +174,7 @@ class Artifacts:
         from graphkiln_backend.passes.precision import LowerPrecision
 
         _log.info("lowering the graph to %s", precision)
-        model = load(self.version.graph_path)
+        model = load(self._tensor_graph())
         run_passes(model, [LowerPrecision(precision, _AMP)])
         save(model, target)
         self.check_unchanged()

@@ -104,6 +104,6 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
         placement=placement,
         self_test=self_test,
         warmup_s=time.monotonic() - begun,
-        notes=tuple(filter(None, (*notes, warmup_note))),
+        notes=tuple(filter(None, (*map(str, artifacts.replaced), *notes, warmup_note))),
         replay=again,
     )

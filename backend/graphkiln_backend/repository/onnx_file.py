@@ -15,7 +15,10 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
+from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
+_PROTOBUF_LIMIT = 1 << 30
+"""A message ends at 2 GiB."""
 _MOST_DIMENSIONS = 32
 """Of numpy's arrays."""
 _QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
@@ -31,12 +34,16 @@ _PRECISIONS: dict[int, Precision] = {
 def read_signature(path: Path) -> Signature:
     """Inputs and outputs of a graph, in its own order; inputs with a default in the graph are optional.
 
+    An output that is no tensor is told of as what is served in its place, see `tensor_outputs`.
+
     Raises:
-        RepositoryError: The file is damaged, an input or output is not a tensor, or weights in another file are missing
-            or lie outside the graph's folder.
+        RepositoryError: The file is damaged, an input or every output is not a tensor, or weights in another file are
+            missing or lie outside the graph's folder.
         ManifestError: An element type cannot be carried by Triton.
     """
-    graph = _load(path)
+    model = _load_model(path)
+    with_tensor_outputs(model)
+    graph = model.graph
     if not graph.output:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
     _check_external_data(graph, path)
@@ -73,9 +80,35 @@ def count_products(path: Path) -> int:
     return sum(node.op_type in PRODUCTS for node in _load(path).node)
 
 
+def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
+    """The outputs that are no tensors, and what becomes of them.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    return find_replaced(_load(path))
+
+
+def save_with_tensor_outputs(path: Path, target: Path) -> None:
+    """Writes a graph whose outputs are tensors, its weights inside or in a file beside it.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    model = _load_model(path)
+    onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
+    with_tensor_outputs(model)
+    external = model.ByteSize() > _PROTOBUF_LIMIT
+    onnx.save(model, target, save_as_external_data=external, location=f"{target.name}.data" if external else None)
+
+
 def _load(path: Path) -> onnx.GraphProto:
+    return _load_model(path).graph
+
+
+def _load_model(path: Path) -> onnx.ModelProto:
     try:
-        return onnx.load_model_from_string(read_bytes(path, GRAPH_LIMIT)).graph
+        return onnx.load_model_from_string(read_bytes(path, GRAPH_LIMIT))
     except UnusableFile as error:
         raise RepositoryError(f"{path} is not an ONNX graph: {error}") from error
     except (DecodeError, OSError, MemoryError) as error:
@@ -122,7 +155,7 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     if kind != "tensor_type":
         raise RepositoryError(
             f"{path}: '{value.name}' is a {kind or 'value without a type'}, and Triton carries tensors only",
-            hint="export without ZipMap (skl2onnx: options={'zipmap': False}), or cut the output off the graph",
+            hint="cut it off the graph, or let the graph make a tensor of it",
         )
     tensor = value.type.tensor_type
     if len(tensor.shape.dim) > _MOST_DIMENSIONS:

@@ -37,6 +37,7 @@ class InputSpec:
         dynamic: Axis of the sample -> smallest and largest size.
         high: Synthetic integers are drawn from 0 up to this, exclusive.
         mask: Whether it is an attention mask: ones where the other inputs hold tokens, then zeros.
+        words: Synthetic text is drawn from these.
     """
 
     name: str
@@ -45,6 +46,7 @@ class InputSpec:
     dynamic: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     high: int = 2
     mask: bool = False
+    words: tuple[str, ...] = ("", "text")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +142,16 @@ class FixedBatchSource(Protocol):
         ...
 
 
+@runtime_checkable
+class NotedSource(Protocol):
+    """A source model of which a person should know more."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line each, for the log and the manifest."""
+        ...
+
+
 _KINDS = {
     "torchvision": ("torchvision", "torchvision"),
     "timm": ("timm", "timm"),
@@ -201,9 +213,6 @@ def synthetic_samples(
         count: Number of samples.
         sizes: Input -> axis of the sample -> size, for dynamic axes.
         seed: Of the generator.
-
-    Raises:
-        ConversionError: An input takes text.
     """
     generator = np.random.default_rng(seed)
     feeds: dict[str, AnyArray] = {}
@@ -216,7 +225,7 @@ def synthetic_samples(
         elif spec.dtype.is_float:
             array = generator.standard_normal(shape).astype(spec.dtype.numpy)
         elif spec.dtype is DType.BYTES:
-            raise ConversionError(f"no samples can be synthesized for the text input '{spec.name}'")
+            array = generator.choice(np.array(spec.words, np.object_), shape)
         else:
             array = generator.integers(0, spec.high, shape).astype(spec.dtype.numpy)
         feeds[spec.name] = array

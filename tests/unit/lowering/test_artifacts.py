@@ -356,3 +356,26 @@ class TestSavedPrecision:
         bare.graph_path.write_bytes(b"\xff" * 20)
         with pytest.raises(RepositoryError):
             saved_precision(bare)
+
+
+class TestOutputsThatAreNoTensors:
+    def test_a_copy_without_them_serves_and_says_so(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        folder = zoo.add(tmp_path, "m", zoo.zipped())
+        before = sha256_of(folder / "model.onnx")
+        proven = lower_version(folder, ORT, cache)
+        outputs = proven.session.run({"X": np.array([[9, 0]], np.float32)})
+        assert outputs["probability"].shape == (1, 3)
+        assert "sequence of maps" in proven.notes[0]
+        proven.session.close()
+        assert sha256_of(folder / "model.onnx") == before
+
+    def test_beside_weights_of_their_own(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        folder = zoo.add_external(tmp_path, "m")
+        proto = onnx.load(folder / "model.onnx", load_external_data=False)
+        proto.graph.node.append(helper.make_node("SequenceConstruct", ["y"], ["parts"]))
+        proto.graph.output.append(helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None))
+        (folder / "model.onnx").write_bytes(proto.SerializeToString())
+        proven = lower_version(folder, ORT, cache)
+        found = proven.session.run({"x": np.zeros((1, 4), np.float32)})
+        np.testing.assert_array_equal(found["y"], [[0, 1, 2, 3]])
+        proven.session.close()

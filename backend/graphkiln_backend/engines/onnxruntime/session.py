@@ -34,6 +34,10 @@ _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+_LOCALE_HINT = (
+    "the graph changes the case of text by the rules of a locale that this machine lacks: "
+    "apt-get install locales && locale-gen en_US.UTF-8"
+)
 _ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -237,7 +241,8 @@ def _open(
     try:
         session = onnxruntime.InferenceSession(str(graph_path), options, providers=providers)
     except _ERRORS as error:
-        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),)) from error
+        hint = _LOCALE_HINT if "Failed to construct locale" in str(error) else ""
+        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
     requested, chosen = providers[0][0], session.get_providers()
     if chosen[0] != requested:
         raise LoweringError(
@@ -248,7 +253,7 @@ def _open(
 
 
 def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
-    """The session's inputs and outputs.
+    """The session's inputs and outputs; outputs that are no tensors can be requested by name, and are not told of.
 
     Raises:
         LoweringError: One of them is not a tensor that Triton can carry.
@@ -256,7 +261,7 @@ def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> 
     try:
         return Signature(
             inputs=tuple(_spec(node) for node in session.get_inputs()),
-            outputs=tuple(_spec(node) for node in session.get_outputs()),
+            outputs=tuple(_spec(node) for node in session.get_outputs() if node.type.startswith("tensor(")),
             optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
         )
     except ManifestError as error:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
+import zoo
 from odd_files import ODD
 from onnx import TensorProto, helper
 
@@ -15,6 +18,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.onnx_file import open_source
+from graphkiln_converters.sources.vocabulary import ODD_WORDS
 
 OPTIONS = SourceOptions()
 
@@ -109,3 +113,46 @@ def test_weights_outside_of_its_folder(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ConversionError, match=r"cannot be loaded: .*'\.\./\.\./etc/passwd', which leads out"):
         open_source(str(path), OPTIONS)
+
+
+def test_the_tensor_of_a_map_is_proven_beside_the_map(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(zoo.zipped().SerializeToString())
+    model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
+    outputs = model.run({"X": np.array([[9, 0], [0, 9]], "f4")})
+    assert outputs["label"].tolist() == ["no", "né"]
+    assert outputs["probability"].argmax(axis=1).tolist() == [0, 1]
+    assert "sequence of maps" in model.notes[0]
+    onnx.checker.check_model(onnx_ir.to_proto(model.export({})))
+    model.close()
+
+
+def test_a_sequence_is_left_out_of_the_export(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(zoo.with_tensor_and_sequence().SerializeToString())
+    model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
+    assert list(model.run({"x": np.ones((2, 3), "f4")})) == ["y"]
+    assert [value.name for value in model.export({}).graph.outputs] == ["y"]
+    assert "'parts' is left out" in model.notes[0]
+    model.close()
+
+
+def one_hot(path: Path, zeros: int) -> str:
+    """A graph that knows two colors."""
+    colors: dict[str, Any] = {"cats_strings": ["red", "grün"], "zeros": zeros}
+    node = helper.make_node("OneHotEncoder", ["color"], ["y"], domain="ai.onnx.ml", **colors)
+    color, found = zoo.value("color", ("batch",), TensorProto.STRING), zoo.value("y", ("batch", 2))
+    path.write_bytes(zoo.with_ml(zoo.model([node], [color], [found])).SerializeToString())
+    return str(path)
+
+
+def test_made_up_text_is_what_the_graph_knows_and_what_it_does_not(tmp_path: Path) -> None:
+    model = open_source(one_hot(tmp_path / "m.onnx", zeros=1), OPTIONS)
+    assert model.inputs[0].words == ("red", "grün", *ODD_WORDS)
+    model.close()
+
+
+def test_a_graph_that_fails_on_text_that_it_does_not_know_gets_none(tmp_path: Path) -> None:
+    model = open_source(one_hot(tmp_path / "m.onnx", zeros=0), OPTIONS)
+    assert model.inputs[0].words == ("red", "grün")
+    with pytest.raises(ConversionError, match=r"refuses the samples.*--samples FILE\.npz"):
+        model.run({"color": np.array(["blue"], np.object_)})
+    model.close()

@@ -1,0 +1,161 @@
+"""Outputs that are no tensors, which Triton cannot carry: the tensor that they were made from takes their place.
+
+Exports of scikit-learn, XGBoost and LightGBM end in a ZipMap, which turns the probabilities `[batch, classes]` into one
+map for each row. The probabilities themselves are served, under the name of the output. An output that was made in any
+other way is left out, as long as a tensor remains.
+
+Source: ONNX, "ai.onnx.ml.ZipMap".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from graphkiln_backend.graph.dtypes import AnyArray
+
+_MOST_NAMED = 10
+_IDENTITY_OPSET = 13
+"""Of a graph that has no operators of ONNX's own set so far."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplacedOutput:
+    """An output of a graph that is no tensor.
+
+    Attributes:
+        name: Its name.
+        kind: What it is, in words.
+        classes: The keys of its maps, in the order of the columns of the tensor that is served in its place; empty for
+            an output that is left out.
+    """
+
+    name: str
+    kind: str
+    classes: tuple[str | int, ...] = ()
+
+    def to_tensor(self, rows: object) -> AnyArray:
+        """What the output holds as the tensor that is served in its place: `[batch, classes]`, FP32.
+
+        Args:
+            rows: One mapping for each row, as ONNX Runtime returns them.
+
+        Raises:
+            TypeError: It holds something else.
+        """
+        if not isinstance(rows, list):
+            raise TypeError(f"'{self.name}' holds a {type(rows).__name__}, not one map for each row")
+        table = [[row[key] for key in self.classes] for row in rows]
+        return np.array(table, np.float32).reshape(len(rows), len(self.classes))
+
+    def __str__(self) -> str:
+        if not self.classes:
+            return f"output '{self.name}' is left out: it is a {self.kind}, and Triton carries tensors only"
+        shown = ", ".join(map(str, self.classes[:_MOST_NAMED])) + (", ..." if len(self.classes) > _MOST_NAMED else "")
+        return (
+            f"output '{self.name}' is a {self.kind}, and Triton carries tensors only: the tensor that it is made from "
+            f"is served, a column for each of {shown}"
+        )
+
+
+def find_replaced(graph: onnx.GraphProto) -> tuple[ReplacedOutput, ...]:
+    """The outputs of a graph that are no tensors; none of them where nothing would be left to serve."""
+    makers = {name: node for node in graph.node for name in node.output}
+    found = tuple(_replaced(value, makers.get(value.name)) for value in graph.output if _kind(value))
+    served = len(graph.output) - sum(not output.classes for output in found)
+    return found if served else ()
+
+
+def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
+    """Replaces the outputs of a graph that are no tensors, in place, and drops what only they needed.
+
+    Returns:
+        What was replaced or left out.
+    """
+    graph = model.graph
+    replaced = {output.name: output for output in find_replaced(graph)}
+    if any(output.classes for output in replaced.values()):
+        _import_identity(model)
+    for node in graph.node:
+        if node.op_type == "ZipMap" and replaced.keys() & set(node.output):
+            _pass_through(node)
+    outputs = [value for value in graph.output if value.name not in replaced or replaced[value.name].classes]
+    kept = [_tensor(replaced[value.name]) if value.name in replaced else value for value in outputs]
+    if replaced:
+        del graph.output[:]
+        graph.output.extend(kept)
+        _drop_unused(graph)
+    return tuple(replaced.values())
+
+
+def _kind(value: onnx.ValueInfoProto) -> str:
+    """What a value is that is no tensor, in words: `sequence of maps`; empty for a tensor, and where nobody knows."""
+    return "" if value.type.WhichOneof("value") in {None, "tensor_type"} else _words(value.type)
+
+
+def _words(kind: onnx.TypeProto) -> str:
+    name = kind.WhichOneof("value")
+    if name == "sequence_type":
+        return f"sequence of {_words(kind.sequence_type.elem_type)}s"
+    if name == "optional_type":
+        return f"optional {_words(kind.optional_type.elem_type)}"
+    return {"map_type": "map", "tensor_type": "tensor", "sparse_tensor_type": "sparse tensor"}.get(
+        str(name), "value without a type"
+    )
+
+
+def _replaced(value: onnx.ValueInfoProto, maker: onnx.NodeProto | None) -> ReplacedOutput:
+    classes = _classes(maker) if maker is not None and maker.op_type == "ZipMap" else ()
+    return ReplacedOutput(name=value.name, kind=_words(value.type), classes=classes)
+
+
+def _classes(zip_map: onnx.NodeProto) -> tuple[str | int, ...]:
+    attributes = {attribute.name: attribute for attribute in zip_map.attribute}
+    if "classlabels_strings" in attributes:
+        return tuple(label.decode("utf-8", "replace") for label in attributes["classlabels_strings"].strings)
+    return tuple(attributes["classlabels_int64s"].ints) if "classlabels_int64s" in attributes else ()
+
+
+def _import_identity(model: onnx.ModelProto) -> None:
+    if not any(opset.domain in {"", "ai.onnx"} for opset in model.opset_import):
+        model.opset_import.add(domain="", version=_IDENTITY_OPSET)
+
+
+def _pass_through(zip_map: onnx.NodeProto) -> None:
+    zip_map.op_type, zip_map.domain = "Identity", ""
+    del zip_map.attribute[:]
+
+
+def _tensor(output: ReplacedOutput) -> onnx.ValueInfoProto:
+    """ZipMap takes FP32 alone."""
+    return onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, [None, len(output.classes)])
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
+    """Nodes come before those that use what they compute."""
+    needed = {value.name for value in graph.output}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            needed.update(_read_by(node))
+            kept.append(node)
+    kept.reverse()
+    del graph.node[:]
+    graph.node.extend(kept)
+    names = needed | {name for node in graph.node for name in node.output}
+    told = [value for value in graph.value_info if value.name in names]
+    del graph.value_info[:]
+    graph.value_info.extend(told)
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, its subgraphs included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from _read_by(inner)
