@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from graphkiln_backend.graph.errors import ConversionError, ManifestError, RepositoryError
+from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.labels import check_count, labels_text
 from graphkiln_backend.graph.manifest import (
@@ -30,8 +30,14 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_backend.repository.config import complete, config_text, read_config
-from graphkiln_backend.repository.version import CONFIG_FILE, GOLDEN_FILE, GRAPH_FILE, LABELS_FILE
+from graphkiln_backend.repository.config import config_text
+from graphkiln_backend.repository.version import (
+    CONFIG_FILE,
+    GOLDEN_FILE,
+    GRAPH_FILE,
+    LABELS_FILE,
+)
+from graphkiln_converters.agreement import check_fits, check_newest_fits
 from graphkiln_converters.proving import ReferenceSamples, prove_graph
 from graphkiln_converters.version_number import check_free, claim
 
@@ -151,8 +157,11 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
             if requested is not None:
                 check_free(model_folder, requested)
             if not (model_folder / CONFIG_FILE).exists():
-                _write_new(model_folder / CONFIG_FILE, _config_text(model_folder.name, version), scratch)
-            _check_fits(model_folder / CONFIG_FILE, version.signature)
+                draft = scratch / CONFIG_FILE
+                draft.write_text(_config_text(model_folder.name, version), encoding="utf-8")
+                check_newest_fits(model_folder, draft)
+                _link_new(model_folder / CONFIG_FILE, draft)
+            check_fits(model_folder / CONFIG_FILE, version.signature)
             return _publish(folder, manifest, model_folder, requested)
     except OSError as error:
         raise ConversionError(
@@ -188,21 +197,6 @@ def _config_text(name: str, version: NewVersion) -> str:
         labels_file=None,
         ranking=version.source.ranking,
     )
-
-
-def _check_fits(config: Path, signature: Signature) -> None:
-    """Refuses a version that the model's configuration would keep from being served.
-
-    Raises:
-        ConversionError: The configuration is of another signature.
-    """
-    try:
-        complete(read_config(config), signature, labels_file=None)
-    except RepositoryError as error:
-        raise ConversionError(
-            f"{config} does not fit the new version: {error.message}",
-            hint="choose another --name, or remove what contradicts it from config.pbtxt",
-        ) from error
 
 
 def check_name(name: str) -> None:
@@ -261,12 +255,10 @@ def _write_labels(path: Path, version: NewVersion) -> Labels | None:
     return Labels(file=path.name, sha256=sha256_of(path), count=len(labels))
 
 
-def _write_new(path: Path, text: str, scratch: Path) -> None:
-    """Writes a file that nobody has written meanwhile: what is there stays, and nobody sees a part of it."""
-    temporary = scratch / path.name
-    temporary.write_text(text, encoding="utf-8")
+def _link_new(path: Path, draft: Path) -> None:
+    """Puts a file where nobody has put one meanwhile: what is there stays, and nobody sees a part of it."""
     with suppress(FileExistsError):
-        path.hardlink_to(temporary)
+        path.hardlink_to(draft)
 
 
 def _provenance(source: SourceInfo) -> Provenance:

@@ -6,19 +6,23 @@ its place. After a restart the server shows what it showed before: what was adde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_guard import guard_batch
-from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.config import ModelConfigProto, complete, read_config
 from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, complete_config
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
-from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
 from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.quarantine import Quarantine
+
+_log = logging.getLogger("graphkiln.server")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +66,7 @@ class ManagedStores:
     _backends: frozenset[str] = frozenset()
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
+    _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def open(self, mirror: Mirror, backends: frozenset[str], graph_folder: GraphFolder | None) -> bool:
         """Fills the mirror for a server that is about to start.
@@ -89,24 +94,36 @@ class ManagedStores:
     def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ServedModel:
         """What to show of a model: the versions of its policy among those that are not kept away.
 
-        Versions from whose graph no configuration can be completed are kept away from then on.
+        Versions from whose graph no configuration can be completed are kept away from then on, and as long as they are
+        beside newer ones, those with another signature.
 
         Args:
             stored: The model.
             versions: Those that come into question.
         """
-        while candidates := [] if stored.problem else self._candidates(stored, versions):
+        disagreeing: set[int] = set()
+        while candidates := [] if stored.problem else self._candidates(stored, set(versions) - disagreeing):
             blamed = candidates[-1]
             try:
                 written = read_config(stored.folder / CONFIG_FILE)
                 selected = tuple(select_versions(written, candidates))
                 blamed = selected[-1] if selected else blamed
                 config = self._complete(stored, selected) if selected else None
+                if others := self._find_disagreeing(stored, selected[:-1], config):
+                    disagreeing |= others
+                    continue
             except (GraphkilnError, OSError) as error:
                 self.quarantine.add(stored, blamed, str(error))
                 continue
             return ServedModel(stored=stored, versions=selected, config=config)
         return ServedModel(stored=stored)
+
+    def disagree(self, stored: StoredModel, version: int, reason: str) -> None:
+        """Keeps in mind that a version has another signature than those it would stand beside, and says so once."""
+        known = self._disagreeing.setdefault(stored.name, {})
+        if known.get(version) != reason:
+            _log.error("%s version %d is not served: %s", stored.name, version, reason)
+        known[version] = reason
 
     def present(self, mirror: Mirror, model: ServedModel) -> None:
         """Shows a model in the mirror; one without a version as a placeholder that fails with the reason.
@@ -134,6 +151,8 @@ class ManagedStores:
         found: dict[tuple[str, str], str] = {}
         for name, model in self.served.items():
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
+            others = self._disagreeing.get(name, {})
+            reasons |= {version: reason for version, reason in others.items() if version not in model.versions}
             found |= {(name, str(version)): reason for version, reason in reasons.items()}
         return found
 
@@ -147,5 +166,34 @@ class ManagedStores:
         guard_batch(config)
         return config
 
-    def _candidates(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> list[int]:
+    def _find_disagreeing(
+        self, stored: StoredModel, versions: Sequence[int], config: ModelConfigProto | None
+    ) -> set[int]:
+        """The versions whose graphs do not fit a configuration, which is that of the newest one."""
+        found: set[int] = set()
+        if config is None or self._graph_folder is None:
+            return found
+        for version in versions:
+            if problem := _misfit(stored.folder / str(version), config, self._graph_folder):
+                reason = RepositoryError(f"newer versions have another signature: {problem}", hint=HINT)
+                self.disagree(stored, version, str(reason))
+                found.add(version)
+        return found
+
+    def _candidates(self, stored: StoredModel, versions: Collection[int]) -> list[int]:
         return [version for version in self.quarantine.admissible(stored) if version in versions]
+
+
+def _misfit(version: Path, config: ModelConfigProto, graph_folder: GraphFolder) -> str:
+    """How the graph of a version contradicts a configuration; empty where it does not, or cannot be read."""
+    fitted = ModelConfigProto()
+    fitted.CopyFrom(config)
+    try:
+        signature = read_version_signature(graph_folder(version), config.default_model_filename)
+    except (GraphkilnError, OSError):  # its loading says so
+        return ""
+    try:
+        complete(fitted, signature, labels_file=None)
+    except RepositoryError as error:
+        return error.message
+    return ""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.agreement import HINT, find_disagreement
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
@@ -115,11 +117,35 @@ class Poller:
 
     def _admissible(self, stored: StoredModel, served: ServedModel | None) -> ServedModel:
         """What may be served of a folder: versions that fail to prove themselves give way to older ones."""
+        disagreeing: set[int] = set()
         while True:
-            planned = self.stores.plan(stored, stored.versions)
+            planned = self.stores.plan(stored, [version for version in stored.versions if version not in disagreeing])
+            if version := self._find_disagreeing(planned, served):
+                disagreeing.add(version)
+                continue
             failed = next((v for v in planned.versions if not self._is_good(planned, v, served)), None)
             if failed is None:
                 return planned
+
+    def _find_disagreeing(self, planned: ServedModel, served: ServedModel | None) -> int:
+        """The number of a new version with another signature than those that serve and stay in the store; 0 for none.
+
+        Another configuration for the versions that serve is what somebody asked for.
+        """
+        if served is None or None in (served.config, planned.config) or not planned.versions:
+            return 0
+        newest, stored = planned.versions[-1], planned.stored
+        stay = set(served.versions) & set(stored.versions)
+        if not stay or (newest in stay and served.stored.versions.get(newest) == stored.versions.get(newest)):
+            return 0
+        problem = find_disagreement(planned.config, served.config)
+        if problem:
+            serving = ", ".join(map(str, served.versions))
+            reason = RepositoryError(
+                f"its signature is not that of version {serving}, which serves: {problem}", hint=HINT
+            )
+            self.stores.disagree(stored, newest, str(reason))
+        return newest if problem else 0
 
     def _is_good(self, planned: ServedModel, version: int, served: ServedModel | None) -> bool:
         if planned.config is None or (served and _serves(served, planned.stored, version)):

@@ -131,7 +131,7 @@ class TestWholeOrNotAtAll:
             "copyfile": "shutil.copyfile",
             "golden": "graphkiln_backend.graph.golden.GoldenSamples.write",
             "manifest": "graphkiln_backend.graph.manifest.Manifest.write",
-            "config": "graphkiln_converters.writer._write_new",
+            "config": "graphkiln_converters.writer._link_new",
         }[at]
         monkeypatch.setattr(target, full)
         with pytest.raises(ConversionError, match=r"cannot write .*: No space left on device") as caught:
@@ -203,6 +203,16 @@ class TestOneAfterAnother:
             write_version(replace(version, signature=wider, source=source), folder, 2)
         assert "choose another --name" in caught.value.hint
         assert not (folder / "2").exists()
+
+    def test_so_it_is_of_other_sizes_than_the_version_before_it(self, version: NewVersion, folder: Path) -> None:
+        write_version(version, folder, 1)
+        (folder / "config.pbtxt").unlink()
+        (spec,) = version.signature.outputs
+        wider = replace(version.signature, outputs=(replace(spec, shape=("batch", 5)),))
+        with pytest.raises(ConversionError, match=r"version 1 of '.*' has another signature") as caught:
+            write_version(replace(version, signature=wider, source=replace(INFO, labels=())), folder, 2)
+        assert "choose another --name" in caught.value.hint
+        assert not (folder / "config.pbtxt").exists()
 
     def test_the_recipe_names_the_number_that_it_got(self, version: NewVersion, folder: Path) -> None:
         conversion = Conversion(

@@ -142,3 +142,22 @@ def test_other_files_are_another_model(fake_store: StoreOfFakes) -> None:
     assert stores.plan(scan_stores(stores.stores)["m"], [1]).shows(old)
     fake_store.add("m", 1, "others")
     assert not stores.plan(scan_stores(stores.stores)["m"], [1]).shows(old)
+
+
+def test_of_versions_side_by_side_the_older_one_with_another_signature_is_refused(
+    tmp_path: Path, mirror: Mirror, logged: list[str]
+) -> None:
+    folder = zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 4)), ALL)
+    for version in (2, 3):
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)), version=version)
+    (folder.parent / "config.pbtxt").write_text(ALL)
+    stores = ManagedStores([tmp_path / "store"])
+    stores.open(mirror, BACKENDS, as_is)
+    assert versions(mirror, "m") == ["2", "3"]
+    assert "m version 1 is not served: newer versions have another signature" in logged[-1]
+    assert "--name" in logged[-1]
+    assert list(stores.refusals()) == [("m", "1")]
+    for version in (2, 3):
+        shutil.rmtree(tmp_path / "store" / "m" / str(version))
+    found = scan_stores(stores.stores)["m"]
+    assert stores.plan(found, found.versions).versions == (1,)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zoo
 from fake_repository import FakeTriton, StoreOfFakes
 
-from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
@@ -37,9 +38,13 @@ class Setup:
         return Verdict("it is bad" if graph == "bad" else "")
 
     def settle(self) -> None:
-        """Polls until nothing changes any more."""
-        while self.poller.poll():
-            pass
+        settle(self.poller)
+
+
+def settle(poller: Poller) -> None:
+    """Polls until nothing changes any more."""
+    while poller.poll():
+        pass
 
 
 @pytest.fixture
@@ -176,3 +181,64 @@ def test_a_model_in_two_stores_keeps_serving(setup: Setup, tmp_path: Path) -> No
     second.add("m", 5)
     setup.settle()
     assert setup.triton.serving("m") == [1]
+
+
+class TestAnotherSignature:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Path:
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
+        return tmp_path / "store"
+
+    @pytest.fixture
+    def poller(self, store: Path, tmp_path: Path) -> Poller:
+        mirror, stores = Mirror(tmp_path / "overlay"), ManagedStores([store])
+        stores.open(mirror, frozenset({BACKEND, DROP_IN_BACKEND}), lambda folder: folder)
+        triton = FakeTriton(mirror.path)
+        triton.start()
+        poller = Poller(stores, mirror, triton, lambda *_: Verdict(""), 5.0)
+        settle(poller)
+        return poller
+
+    def test_a_version_with_it_is_refused_with_the_way_out(
+        self, poller: Poller, store: Path, logged: list[str]
+    ) -> None:
+        zoo.add(store, "m", zoo.scale(("batch", 4)), version=2)
+        settle(poller)
+        settle(poller)
+        refused = [line for line in logged if "version 2 is not served" in line]
+        assert len(refused) == 1
+        assert "not that of version 1, which serves: output 'y' is FP32 [4], not FP32 [3]" in refused[0]
+        assert "--name" in refused[0]
+        assert poller.stores.served["m"].versions == (1,)
+        assert "signature" in poller.stores.refusals()["m", "2"]
+
+    def test_the_next_version_is_not_kept_away(self, poller: Poller, store: Path) -> None:
+        zoo.add(store, "m", zoo.scale(("batch", 4)), version=2)
+        settle(poller)
+        zoo.add(store, "m", zoo.scale(("batch", 3), 5), version=3)
+        settle(poller)
+        assert poller.stores.served["m"].versions == (3,)
+
+    def test_it_is_served_when_the_others_are_gone(self, poller: Poller, store: Path) -> None:
+        zoo.add(store, "m", zoo.scale(("batch", 4)), version=2)
+        settle(poller)
+        shutil.rmtree(store / "m" / "1")
+        settle(poller)
+        assert poller.stores.served["m"].versions == (2,)
+        assert poller.stores.refusals() == {}
+
+    def test_files_in_place_are_no_way_around(self, poller: Poller, store: Path) -> None:
+        served = poller.stores.served["m"]
+        shutil.rmtree(store / "m" / "1")
+        zoo.add(store, "m", zoo.scale(("batch", 4)))
+        settle(poller)
+        assert poller.stores.served["m"] is served
+
+    def test_a_configuration_that_somebody_writes_for_what_serves_is_taken(self, poller: Poller, store: Path) -> None:
+        (store / "m" / "config.pbtxt").write_text("max_batch_size: 0")
+        text = 'input { name: "x" dims: [-1, 3] } output { name: "y" dims: [-1, 3] }'
+        (store / "m" / "config.pbtxt").write_text(text.replace("-1", "2") + " max_batch_size: 0")
+        settle(poller)
+        config = poller.stores.served["m"].config
+        assert config is not None
+        assert config.input[0].dims == [2, 3]
