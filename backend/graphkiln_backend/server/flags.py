@@ -198,11 +198,12 @@ def check_free(service: str, address: ListenAddress) -> None:
                 ) from error
             raise ServerSetupError(
                 f"port {address.port} ({address.protocol}) is in use",
-                hint=f"stop the program that holds it, or choose another: --{service}-port={_free_port()}",
+                hint=f"stop the program that holds it, or choose another: --{service}-port={free_port()}",
             ) from error
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody holds at the moment."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((DEFAULT_HOST, 0))
         return int(listener.getsockname()[1])

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from graphkiln_backend.server.cgroups import memory_groups
+
 _LEAST_BYTES = 2 << 30
 """tritonserver starts with 0.8 GB of address space that counts."""
 _SHARE = 2
@@ -28,11 +30,6 @@ _LOADING_BYTES = 4 << 30
 """Room for the threads that come between two looks while models load: 500 of them."""
 _UNLIMITED_STACK = 8 << 20
 """Of a thread where the user has set no limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less."""
-_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Limit and use of a container's memory. Source: the kernel's cgroup-v2.rst and cgroup-v1/memory.rst."""
 
 
 class MemoryLimit:
@@ -82,11 +79,4 @@ def default_limit() -> int:
 
 def free_memory() -> int:
     """Bytes that a new program could take, of the machine and of the container."""
-    free = [_free_of_group(Path(limit), Path(used)) for limit, used in _GROUPS]
-    return min([psutil.virtual_memory().available, *(size for size in free if size is not None)])
-
-
-def _free_of_group(limit: Path, used: Path) -> int | None:
-    with suppress(OSError, ValueError):  # no such group, or `max`
-        return max(int(limit.read_text()) - int(used.read_text()), 0)
-    return None
+    return min([psutil.virtual_memory().available, *(group.free_bytes for group in memory_groups())])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags
+from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -168,7 +168,7 @@ def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFla
 def _moved_http(flags: TritonFlags) -> dict[str, str]:
     metrics = flags.listen_address("metrics")
     kept = {"metrics-address": metrics.host} if metrics else {}
-    return {"http-address": DEFAULT_HOST, "http-port": str(_free_port()), **kept}
+    return {"http-address": DEFAULT_HOST, "http-port": str(free_port()), **kept}
 
 
 def _require_client_certificates(context: ssl.SSLContext, authorities: Path) -> None:
@@ -194,11 +194,6 @@ def _listen(address: ListenAddress) -> socket.socket:
         return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ServerSetupError(f"cannot listen on {address.host}:{address.port} (HTTPS): {error.strerror}") from error
-
-
-def _free_port() -> int:
-    with socket.create_server((DEFAULT_HOST, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _close_pipe(child: subprocess.Popen[bytes]) -> None:

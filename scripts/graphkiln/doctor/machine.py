@@ -14,12 +14,8 @@ from graphkiln.doctor.finding import Finding, Level, Request, format_size
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
 _NOTABLE = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
 """Instruction sets, by the kernel's names, that decide how fast a precision is."""
-_UNLIMITED_BYTES = 1 << 60
-"""What cgroup v1 says where there is no limit is near 2^63."""
 _LITTLE_MEMORY_BYTES = 1 << 30
 _CONTAINER_FILES = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}
 _OLDEST_TIME_S = 1_704_067_200
@@ -35,7 +31,10 @@ def check_processor(_: Request) -> Iterator[Finding]:
 
 def check_memory(_: Request) -> Iterator[Finding]:
     """The memory."""
-    yield find_memory(_MEMINFO.read_text(), memory_limit(_CGROUPS, _OWN_CGROUP))
+    from graphkiln_backend.server.cgroups import memory_groups
+
+    limit_bytes = min((group.limit_bytes for group in memory_groups()), default=None)
+    yield find_memory(_MEMINFO.read_text(), limit_bytes)
 
 
 def check_system(_: Request) -> Iterator[Finding]:
@@ -84,37 +83,6 @@ def find_memory(meminfo: str, limit_bytes: int | None) -> Finding:
         hint="an instance takes hundreds of megabytes: end other programs or raise the limit" if little else "",
         facts={"total_bytes": total, "available_bytes": available, "limit_bytes": limit_bytes},
     )
-
-
-def memory_limit(cgroups: Path, own: Path) -> int | None:
-    """The smallest memory limit of this process's cgroups in bytes, or None where there is none.
-
-    Args:
-        cgroups: Where they are mounted.
-        own: The kernel's file that names those of this process.
-    """
-    limits = []
-    for line in own.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, name = cgroups, "memory.max"
-        elif controllers == "memory":
-            root, name = cgroups / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place.is_relative_to(root):
-                limits.append(_read_limit(place / name))
-    return min((limit for limit in limits if limit), default=None)
-
-
-def _read_limit(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() and int(text) < _UNLIMITED_BYTES else None
 
 
 def container(root: Path, environment: Mapping[str, str]) -> str:

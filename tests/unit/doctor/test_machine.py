@@ -18,7 +18,6 @@ from graphkiln.doctor.machine import (
     find_memory,
     find_processor,
     find_system,
-    memory_limit,
 )
 
 CPUINFO = "processor\t: 0\nmodel name\t: Xeon\nflags\t\t: fpu avx2 avx512f amx_bf16 sse\n"
@@ -51,32 +50,6 @@ def test_a_limit_counts_where_it_is_less(limit: int, level: Level) -> None:
     assert found.level is level
     assert ("limited" in found.message) == (limit < 8 * GB)
     assert bool(found.hint) == (level is Level.WARNING)
-
-
-class TestCgroups:
-    def own(self, tmp_path: Path, text: str) -> Path:
-        path = tmp_path / "own"
-        path.write_text(text)
-        return path
-
-    def test_the_smallest_limit_on_the_way_counts(self, tmp_path: Path) -> None:
-        deep = tmp_path / "cgroup" / "a" / "b"
-        deep.mkdir(parents=True)
-        (deep / "memory.max").write_text("max\n")
-        (deep.parent / "memory.max").write_text("1000\n")
-        (tmp_path / "cgroup" / "memory.max").write_text("2000\n")
-        assert memory_limit(tmp_path / "cgroup", self.own(tmp_path, "0::/a/b\n")) == 1000
-
-    def test_the_first_version(self, tmp_path: Path) -> None:
-        folder = tmp_path / "cgroup" / "memory" / "a"
-        folder.mkdir(parents=True)
-        (folder / "memory.limit_in_bytes").write_text("500\n")
-        (folder.parent / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-        own = self.own(tmp_path, "5:memory:/a\n4:cpu,cpuacct:/a\n")
-        assert memory_limit(tmp_path / "cgroup", own) == 500
-
-    def test_none(self, tmp_path: Path) -> None:
-        assert memory_limit(tmp_path / "none", self.own(tmp_path, "0::/\n")) is None
 
 
 def test_containers(tmp_path: Path) -> None:

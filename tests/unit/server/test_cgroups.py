@@ -1,0 +1,49 @@
+"""Memory limits of control groups, of both versions of the kernel's interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphkiln_backend.server.cgroups import MemoryGroup, memory_groups
+
+
+def read(folder: Path, text: str) -> list[MemoryGroup]:
+    own = folder / "own"
+    own.write_text(text)
+    return memory_groups(folder / "cgroup", own)
+
+
+def test_the_limits_on_the_way_count(tmp_path: Path) -> None:
+    deep = tmp_path / "cgroup" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "memory.max").write_text("max\n")
+    (deep / "memory.current").write_text("10\n")
+    (deep.parent / "memory.max").write_text("1000\n")
+    (deep.parent / "memory.current").write_text("700\n")
+    (tmp_path / "cgroup" / "memory.max").write_text("2000\n")
+    (tmp_path / "cgroup" / "memory.current").write_text("2100\n")
+    groups = read(tmp_path, "0::/a/b\n")
+    assert [(group.limit_bytes, group.free_bytes) for group in groups] == [(1000, 300), (2000, 0)]
+
+
+def test_the_first_version(tmp_path: Path) -> None:
+    folder = tmp_path / "cgroup" / "memory" / "a"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("500\n")
+    (folder / "memory.usage_in_bytes").write_text("100\n")
+    (folder.parent / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    expected = [MemoryGroup(limit_bytes=500, used_bytes=100)]
+    assert read(tmp_path, "5:memory:/a\n4:cpu,cpuacct:/a\n") == expected
+    assert read(tmp_path, "5:hugetlb,memory:/a\n") == expected
+
+
+def test_a_container_that_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup" / "memory"
+    root.mkdir(parents=True)
+    (root / "memory.limit_in_bytes").write_text("500\n")
+    assert read(tmp_path, "5:memory:/docker/0123\n") == [MemoryGroup(limit_bytes=500, used_bytes=0)]
+
+
+def test_none(tmp_path: Path) -> None:
+    assert read(tmp_path, "0::/\n") == []
+    assert memory_groups(tmp_path / "cgroup", tmp_path / "missing") == []
