@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import signal
-import tempfile
 from importlib.metadata import version as version_of
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +17,7 @@ from tempfile import TemporaryDirectory
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_backend.lowering.parentage import end_with_parent
+from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
 from graphkiln_backend.repository.version import has_own_graph
 
@@ -73,36 +69,24 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
     Raises:
         ConversionError: The saved graph cannot be converted, or its outputs changed.
     """
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_convert_and_send_failure, args=(sender, graph, target), daemon=True)
-    try:
-        process.start()
-        sender.close()
-        failure: tuple[str, str] | None = receiver.recv()
-    except EOFError as error:
-        raise ConversionError(
-            f"the conversion of {graph.saved} was ended from outside", hint="is there enough memory? try again"
-        ) from error
-    finally:
-        receiver.close()
-        if process.pid is not None:  # it was started
-            process.kill()
-            process.join()
+    with worker(_convert_and_send_failure, graph, target) as (receiver, _):
+        try:
+            failure: tuple[str, str] | None = receiver.recv()
+        except EOFError as error:
+            raise ConversionError(
+                f"the conversion of {graph.saved} was ended from outside", hint="is there enough memory? try again"
+            ) from error
     if failure:
         message, hint = failure
         raise ConversionError(message, hint=hint)
 
 
 def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: Path) -> None:
-    """Sends None, or message and hint of what failed: errors with fields of their own cannot be pickled."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
+    """Sends None, or message and hint of what failed."""
     failure = None
     try:
-        with TemporaryDirectory(dir=target) as scratch:
-            # Goes with the unfinished entry when this process is killed. Libraries look for the variable.
-            tempfile.tempdir = os.environ["TMPDIR"] = scratch
+        with TemporaryDirectory(dir=target) as scratch:  # goes with the unfinished entry when this process is killed
+            keep_temporary_files_in(scratch)
             convert_here(graph, target)
     except GraphkilnError as error:
         failure = error.message, error.hint

@@ -6,7 +6,12 @@ import ctypes
 import os
 import signal
 import sys
-from multiprocessing import parent_process
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
@@ -19,3 +24,40 @@ def end_with_parent() -> None:
     parent = parent_process()
     if parent and os.getppid() != parent.pid:  # it ended before the line above
         os._exit(1)
+
+
+@contextmanager
+def worker(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Connection, BaseProcess]]:
+    """Runs `work(sender, *arguments)` in a process of its own, which ends with the block, however that ends.
+
+    Args:
+        work: A function of a module; sends what comes of it. Errors with fields of their own cannot be pickled.
+        *arguments: What can be pickled.
+
+    Yields:
+        Where what it sends arrives (EOFError when it has ended), and the process.
+    """
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_begin, args=(work, sender, arguments), daemon=True)
+    try:
+        process.start()
+        sender.close()
+        yield receiver, process
+    finally:
+        sender.close()
+        receiver.close()
+        if process.pid is not None:  # it was started
+            process.kill()
+            process.join()
+
+
+def _begin(work: Callable[..., None], sender: Connection, arguments: tuple[object, ...]) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    work(sender, *arguments)
+
+
+def keep_temporary_files_in(folder: str) -> None:
+    """Lets this process and its libraries, which look for the variable, make temporary files in a folder."""
+    tempfile.tempdir = os.environ["TMPDIR"] = folder

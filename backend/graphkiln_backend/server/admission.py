@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +25,7 @@ from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.parentage import end_with_parent
+from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository.config import read_config
@@ -86,19 +84,11 @@ def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool
     Raises:
         AdmissionStopped: `stopped` said so.
     """
-    context = get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    with TemporaryDirectory(prefix="admission-", dir=candidate.temporary) as scratch:
-        process = context.Process(target=_prove, args=(sender, candidate, scratch), daemon=True)
-        try:
-            process.start()
-            sender.close()
-            return _wait(receiver, process, deadline_s, stopped)
-        finally:
-            receiver.close()
-            if process.pid is not None:  # it was started
-                process.kill()
-                process.join()
+    with (
+        TemporaryDirectory(prefix="admission-", dir=candidate.temporary) as scratch,
+        worker(_prove, candidate, scratch) as (receiver, process),
+    ):
+        return _wait(receiver, process, deadline_s, stopped)
 
 
 def _wait(receiver: Connection, process: BaseProcess, deadline_s: float, stopped: Callable[[], bool]) -> Verdict:
@@ -120,12 +110,10 @@ def _ending(code: int) -> str:
 
 
 def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
-    """Sends reason and words. Errors with fields of their own cannot be pickled."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which ends this process
+    """Sends reason and words."""
     with suppress(OSError):
         os.nice(_NICENESS)
-    tempfile.tempdir = os.environ["TMPDIR"] = scratch  # libraries look for the variable
+    keep_temporary_files_in(scratch)
     sender.send(_outcome(candidate))
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 import pytest
+
+from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
 
 PROGRAM = """
 import sys, time
@@ -60,3 +66,35 @@ def test_without_it_a_worker_goes_on(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert not has_ended(worker)
     worker.kill()
+
+
+def test_a_worker_sends_what_comes_of_its_work() -> None:
+    with worker(Connection.send, ("reason", "words")) as (receiver, process):
+        assert receiver.recv() == ("reason", "words")
+    assert receiver.closed
+    assert not process.is_alive()
+
+
+def test_a_worker_that_ends_without_a_word_is_noticed() -> None:
+    with worker(Connection.close) as (receiver, _), pytest.raises(EOFError):
+        receiver.recv()
+
+
+def test_a_worker_ends_with_its_block() -> None:
+    with worker(Connection.send, bytes(1 << 22)) as (receiver, process):
+        assert receiver.poll(30), "it is sending, and nobody receives: that never ends"
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_what_cannot_be_started_leaves_nothing_open() -> None:
+    before = psutil.Process().num_fds()
+    with pytest.raises(Exception, match="pickle"), worker(lambda _: None):
+        pass
+    assert psutil.Process().num_fds() <= before
+
+
+def test_libraries_find_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    keep_temporary_files_in(str(tmp_path))
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
