@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.connection import Connection
 from graphkiln_client.model_info import ModelInfo
 from graphkiln_client.shared_memory import RegionPool
@@ -18,11 +20,44 @@ from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse,
 
 _PROCESS = uuid.uuid4().hex[:16]
 _counter = itertools.count(1)
+_MOST = (1 << 31) - 1
+"""Elements of a dimension."""
 
 
 def new_request_id() -> str:
     """32 hexadecimal digits: the first half differs between processes, the second between requests."""
     return f"{_PROCESS}{next(_counter):016x}"
+
+
+def _to_arrays(inputs: Mapping[str, Any]) -> dict[str, AnyArray]:
+    """What a request can carry.
+
+    Raises:
+        InvalidInput: numpy makes no array of an input, or one of a shape that ends a server: Triton (24.10) multiplies
+            dimensions in 64 bits and aborts where that overflows, also where one of them is 0.
+    """
+    arrays: dict[str, AnyArray] = {}
+    for name, given in inputs.items():
+        try:
+            array = arrays[name] = np.asarray(given)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise InvalidInput(
+                f"input '{name}' is no array: {str(error)[:200]}",
+                hint="give a numpy array, or nested lists of one depth",
+            ) from error
+        if _is_absurd(array):
+            raise InvalidInput(
+                f"input '{name}' cannot be sent: its shape is {list(array.shape)}, and servers multiply dimensions",
+                hint=f"a dimension is {_MOST} at most; all of an empty array together, too",
+            )
+    return arrays
+
+
+def _is_absurd(array: AnyArray) -> bool:
+    """Whether no server could hold an array of that shape, if it held anything."""
+    if array.size:
+        return max(array.shape, default=0) > _MOST
+    return math.prod(filter(None, array.shape)) > _MOST
 
 
 class Inference:
@@ -61,7 +96,7 @@ class Inference:
         request = InferRequest(
             model=self._info.name,
             version=self._info.version,
-            inputs={name: np.asarray(array) for name, array in inputs.items()},
+            inputs=_to_arrays(inputs),
             outputs=outputs,
             request_id=request_id,
             contract=contract,
@@ -79,8 +114,7 @@ class Inference:
         Raises:
             ClientError: The inputs cannot be sent.
         """
-        arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        request = InferRequest(model=self._info.name, version=self._info.version, inputs=arrays)
+        request = InferRequest(model=self._info.name, version=self._info.version, inputs=_to_arrays(inputs))
         if self._regions is None:
             return await self._connection.prepare(request)
         regions = self._regions

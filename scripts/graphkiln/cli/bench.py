@@ -56,7 +56,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--input",
-            help="'random', an image, or NAME=FILE.npy; may be repeated.",
+            help="'random', an image, or as for infer; may be repeated.",
             metavar="FILE",
             show_default=_RANDOM,
         ),
@@ -187,13 +187,13 @@ def _parse_concurrency(text: str) -> list[int]:
 
 
 def _read_feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArray]:
-    from graphkiln.cli.infer import read_tensor
+    from graphkiln.cli.tensor_input import parse_inputs, to_feeds
 
     if inputs == [_RANDOM]:
         return _random_feeds(model, batch_size)
-    if len(inputs) == 1 and "=" not in inputs[0]:
+    if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
         return _image_feeds(model, Path(inputs[0]))
-    return dict(read_tensor(text) for text in inputs)
+    return to_feeds(parse_inputs(inputs), model)
 
 
 def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
-from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit
+from graphkiln.cli.lowering_report import plan_document, session_document, settings_in_words
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 if TYPE_CHECKING:
+    from graphkiln_backend.cache.store import ArtifactCache
     from graphkiln_backend.graph.precision import Precision
+    from graphkiln_backend.lowering.deployment import Deployment
     from graphkiln_backend.lowering.proven_session import ProvenSession
     from graphkiln_backend.lowering.settings import Settings
 
@@ -22,6 +26,7 @@ def explain(
     cache: Cache = "",
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
+    as_json: AsJson = False,
 ) -> None:
     """Show how a model is lowered on this machine.
 
@@ -29,6 +34,9 @@ def explain(
     """
     with limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(path, set_, artifacts)
+        if as_json:
+            typer.echo(json.dumps(_document(deployment, artifacts, plan_only=plan_only), indent=2))
+            return
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())
         if not plan_only:
@@ -37,22 +45,21 @@ def explain(
                 _show_result(proven)
 
 
+def _document(deployment: Deployment, artifacts: ArtifactCache, *, plan_only: bool) -> dict[str, Any]:
+    document = plan_document(deployment.settings, deployment.saved, deployment.plan)
+    if plan_only:
+        return document
+    proven = deployment.build(artifacts)
+    with proven.session:
+        return {**document, "session": session_document(proven)}
+
+
 def _show_settings(settings: Settings, saved: Precision) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("setting", "value", "requested by")
-    rows = {
-        "engine": settings.engine or "the default",
-        "precision": settings.precision or f"as saved ({saved})",
-        "layout": settings.layout or "the engine's",
-        "conv_search": settings.conv_search or "the engine's",
-        "threads": str(settings.threads or "cores / instances"),
-        "streams": str(settings.streams or 1),
-        "self_test": "on" if settings.self_test else "off",
-        "fallback": ", ".join(map(str, settings.fallback)) or "none",
-    }
-    for name, value in rows.items():
+    for name, value in settings_in_words(settings, saved).items():
         table.add_row(name, value, settings.origins.get(name, "-"))
     Console().print(table, highlight=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,14 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln_backend.graph.errors import InvalidInput, ManifestError
-from graphkiln_backend.graph.files import GIB, read_bytes, read_stream
+from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
-
-_STDIN = "-"
-_LIMIT = 4 * GIB
 
 
 @with_connection()
@@ -26,7 +21,11 @@ def infer(
     model: Annotated[str, typer.Option(help="Model name.")],
     input_: Annotated[
         list[str],
-        typer.Option("--input", help="A tensor from an .npy file, or from standard input (-).", metavar="NAME=FILE"),
+        typer.Option(
+            "--input",
+            help="A tensor: an .npy file, - for standard input, or JSON such as 'x=[[1, 2]]'; FILE.npz for all.",
+            metavar="NAME=VALUE",
+        ),
     ],
     output: Annotated[list[str] | None, typer.Option(help="Only this output; may be repeated.", metavar="NAME")] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to DIR/NAME.npy.", metavar="DIR")] = None,
@@ -35,9 +34,12 @@ def infer(
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
     """Send tensors to a model, and print or write its outputs."""
-    feeds = dict(read_tensor(text) for text in input_)
+    from graphkiln.cli.tensor_input import parse_inputs, to_feeds
+
+    given = parse_inputs(input_)
     with connection.connect() as client:
-        outputs = client.model(model, version).infer(feeds, output or ())
+        opened = client.model(model, version)
+        outputs = opened.infer(to_feeds(given, opened), output or ())
     if output_dir:
         _write(outputs, output_dir)
     if as_json:
@@ -45,33 +47,6 @@ def infer(
     elif not output_dir:
         for name, array in outputs.items():
             typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{_readable(array)}")
-
-
-def read_tensor(text: str) -> tuple[str, AnyArray]:
-    """Reads the tensor of NAME=FILE.
-
-    Returns:
-        The name and the array.
-
-    Raises:
-        InvalidInput: The text is not NAME=FILE, or the file is not an .npy file of numbers or texts.
-    """
-    from graphkiln_backend.graph.arrays import parse_npy
-
-    name, equals, file = text.partition("=")
-    if not (name and equals and file):
-        raise InvalidInput(f"--input {text}: expected NAME=FILE", hint="for example --input INPUT_0=image.npy")
-    try:
-        is_stdin = file == _STDIN
-        content = read_stream(sys.stdin.buffer, _LIMIT) if is_stdin else read_bytes(file, _LIMIT)
-        return name, parse_npy(content)
-    except OSError as error:
-        raise InvalidInput(f"cannot read {file}: {error.strerror or error}") from error
-    except ManifestError as error:
-        raise InvalidInput(
-            f"{file} is not an .npy file of numbers or texts: {error.message}",
-            hint=error.hint or "write one with numpy.save",
-        ) from error
 
 
 def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import typer
 
 from graphkiln.cli.console import say
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
-from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit
+from graphkiln.cli.lowering_report import session_document
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 
-def lower(path: ModelPath, set_: Set = None, cache: Cache = "", compute_limit: ComputeLimit = COMPUTE_LIMIT_S) -> None:
+def lower(
+    path: ModelPath,
+    set_: Set = None,
+    cache: Cache = "",
+    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
+    as_json: AsJson = False,
+) -> None:
     """Lower a model as the server will, into the artifact cache.
 
     The session is proven as it is before serving.
@@ -22,6 +30,9 @@ def lower(path: ModelPath, set_: Set = None, cache: Cache = "", compute_limit: C
         proven = read_deployment(path, set_, artifacts).build(artifacts)
         with proven.session:
             seconds = time.monotonic() - begun
+            if as_json:
+                typer.echo(json.dumps({**session_document(proven), "seconds": round(seconds, 2)}, indent=2))
+                return
             for line in (*proven.fallbacks, *proven.notes):
                 say(line)
             typer.echo(f"{proven.config}: {proven.placement}")

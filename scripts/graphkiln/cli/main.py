@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -38,6 +39,12 @@ class _VerbGroup(TyperGroup):
         super().__init__(**{**options, "rich_markup_mode": None})
 
 
+def _show_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"graphkiln {metadata.version('graphkiln')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="graphkiln",
     cls=_VerbGroup,
@@ -45,6 +52,17 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _graphkiln(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Has no docstring of its own to show: the application's help stands above."""
+
+
 # Unknown flags are tritonserver's; its own list decides which of them exist.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command(cls=RecipeCommand)(convert)

@@ -8,7 +8,7 @@ import typer
 
 from graphkiln_backend.engines.compute_limit import DEFAULT_COMPUTE_LIMIT_S
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Cache = Annotated[
     str,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -124,3 +125,14 @@ class TestMistakes:
         assert isinstance(result.exception, LoweringError)
         assert "1. onnxruntime on cpu" in result.stdout
         assert "onnxruntime on cpu: " in result.exception.attempts[0]
+
+
+def test_all_of_it_as_json(model: Path) -> None:
+    planned = json.loads(explain(model, "--plan-only", "--json", "--set", "threads=1").stdout)
+    assert planned["settings"]["threads"] == {"value": "1", "origin": "--set"}
+    assert planned["settings"]["engine"] == {"value": "the default", "origin": None}
+    assert [config["engine"] for config in planned["candidates"]] == ["onnxruntime"]
+    assert "session" not in planned
+    built = json.loads(explain(model, "--json").stdout)["session"]
+    assert built["placement"]["products"] == {"fp32": 5}
+    assert built["self_test"]["verdict"].endswith("PASS")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import FakeClient, RunVerb
 
-from graphkiln.cli.infer import read_tensor
-from graphkiln_backend.graph.errors import InvalidInput, ServerError
+from graphkiln_backend.graph.errors import ServerError
 
 
 @pytest.fixture
@@ -20,55 +17,6 @@ def sample(tmp_path: Path) -> Path:
     path = tmp_path / "sample.npy"
     np.save(path, np.arange(4, dtype=np.float32).reshape(1, 2, 2))
     return path
-
-
-class TestReadTensor:
-    def test_name_and_array(self, sample: Path) -> None:
-        name, array = read_tensor(f"X={sample}")
-        assert name == "X"
-        np.testing.assert_array_equal(array, np.arange(4, dtype=np.float32).reshape(1, 2, 2))
-
-    def test_a_path_may_hold_an_equals_sign(self, tmp_path: Path) -> None:
-        np.save(tmp_path / "a=b.npy", np.zeros(2))
-        assert read_tensor(f"X={tmp_path / 'a=b.npy'}")[0] == "X"
-
-    def test_a_dash_is_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        file = io.BytesIO()
-        np.save(file, np.array([b"ab", b"c"]))
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.getvalue())))
-        assert read_tensor("X=-")[1].tolist() == [b"ab", b"c"]
-
-    @pytest.mark.parametrize("text", ["", "X", "X=", "=file.npy", "="])
-    def test_what_is_not_name_and_file_says_how_it_is_written(self, text: str) -> None:
-        with pytest.raises(InvalidInput, match=r"expected NAME=FILE.*for example --input INPUT_0=image\.npy"):
-            read_tensor(text)
-
-    def test_a_missing_file_and_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match="No such file"):
-            read_tensor(f"X={tmp_path / 'none.npy'}")
-        with pytest.raises(InvalidInput, match="Is a directory"):
-            read_tensor(f"X={tmp_path}")
-
-    @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x93NUMPY\x01\x00v\x00"])
-    def test_a_damaged_file_is_no_npy_file(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "x.npy").write_bytes(content)
-        with pytest.raises(InvalidInput, match=r"is not an \.npy file of numbers or texts.*numpy\.save"):
-            read_tensor(f"X={tmp_path / 'x.npy'}")
-
-    def test_a_file_that_is_cut_short(self, sample: Path) -> None:
-        sample.write_bytes(sample.read_bytes()[:-3])
-        with pytest.raises(InvalidInput, match=r"is not an \.npy file"):
-            read_tensor(f"X={sample}")
-
-    def test_pickled_objects_are_refused(self, tmp_path: Path) -> None:
-        np.save(tmp_path / "x.npy", np.array([{}], object), allow_pickle=True)
-        with pytest.raises(InvalidInput, match=r"is not an \.npy file of numbers or texts"):
-            read_tensor(f"X={tmp_path / 'x.npy'}")
-
-    def test_an_archive_of_several_arrays(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "x.npz", a=np.zeros(1))
-        with pytest.raises(InvalidInput, match=r"holds several arrays.*one \.npy file for each input"):
-            read_tensor(f"X={tmp_path / 'x.npz'}")
 
 
 class TestOutputs:
@@ -147,3 +95,18 @@ def test_an_error_of_the_server_is_one_line(run: RunVerb, client: FakeClient, sa
     assert finished.code == 1
     assert finished.err == "graphkiln: X: expected [-1,1,2,2]\n"
     assert client.open == 0
+
+
+class TestLiterals:
+    def test_are_sent_as_what_the_model_declares(self, run: RunVerb, client: FakeClient) -> None:
+        assert run("infer", "--model", "m", "--input", "X=[[1, 2], [3, 4.5]]").code == 0
+        (feeds,) = client.fake_model.fed
+        assert (feeds["X"].dtype, feeds["X"].tolist()) == (np.float32, [[[1.0, 2.0], [3.0, 4.5]]])
+
+    def test_a_mistake_sends_nothing(self, run: RunVerb, client: FakeClient) -> None:
+        finished = run("infer", "--model", "m", "--input", "X=[[1, 2]]")
+        assert finished.code == 2
+        assert finished.err == (
+            "graphkiln: input 'X' has the shape [1, 2], the model expects [-1, 2, 2] (-1: any size)\n"
+        )
+        assert client.fake_model.fed == []

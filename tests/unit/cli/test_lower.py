@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -83,3 +84,10 @@ def test_a_graph_that_computes_without_end_is_given_up(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["lower", str(model), "--cache=off", "--compute-limit=0.3"])
     assert isinstance(result.exception, ExecutionError)
     assert "--compute-limit" in str(result.exception)
+
+
+def test_the_same_as_json(model: Path, tmp_path: Path) -> None:
+    arguments = ["lower", str(model), f"--cache={tmp_path / 'cache'}", "--json"]
+    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert (document["engine"], document["placement"]["precision"]) == ("onnxruntime", "fp32")
+    assert document["seconds"] > 0

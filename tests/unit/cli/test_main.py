@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from commands import RunVerb
@@ -156,3 +157,8 @@ class TestWhatTheMachineSays:
             command.main()
         assert caught.value.code == 1
         assert capsys.readouterr().err == line
+
+
+def test_the_version(run: RunVerb) -> None:
+    finished = run("--version")
+    assert (finished.code, finished.out) == (0, f"graphkiln {metadata.version('graphkiln')}\n")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from fake_transport import FakeTransport, echo
 
-from graphkiln_backend.graph.errors import Overloaded
+from graphkiln_backend.graph.errors import InvalidInput, Overloaded
 from graphkiln_client.connection import Connection
 from graphkiln_client.inference import Inference, new_request_id
 from graphkiln_client.model_info import ModelInfo
@@ -64,3 +65,28 @@ def test_a_prepared_request_is_sent_without_metadata_or_retries() -> None:
     with pytest.raises(Overloaded):
         run(send())
     assert [request.name for request in transport.requests] == ["server_metadata", "infer", "infer"]
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 4294967297), (2**60, 0), (0, 2**31, 1), (0, 2**16, 2**16), (2**20, 2**20, 2**20, 0)]
+)
+def test_a_shape_that_would_end_a_server_is_not_sent(shape: tuple[int, ...]) -> None:
+    transport = FakeTransport({"infer": echo})
+    empty = np.zeros(shape, np.float32)
+    with pytest.raises(InvalidInput, match=r"input 'X' cannot be sent: its shape is \["):
+        run(inference(transport).infer({"X": empty}, {}, "id"))
+    with pytest.raises(InvalidInput, match="cannot be sent"):
+        run(inference(transport).prepare({"X": empty}))
+    assert transport.inferred() == []
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0, 2**20), (2, 3)])
+def test_other_shapes_are(shape: tuple[int, ...]) -> None:
+    transport = FakeTransport({"infer": echo})
+    assert run(inference(transport).infer({"X": np.zeros(shape)}, {}, "id")).outputs["X"].shape == shape
+
+
+def test_what_numpy_makes_no_array_of() -> None:
+    ragged: Any = [[1, 2], [3]]
+    with pytest.raises(InvalidInput, match="input 'X' is no array"):
+        run(inference(FakeTransport({"infer": echo})).infer({"X": ragged}, {}, "id"))
