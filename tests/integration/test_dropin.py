@@ -216,7 +216,7 @@ BROKEN = {
     "name": (zoo.scale(("batch", 3)), 'input { name: "z" dims: [3] }', "input 'z' is not in the graph", "x FP32"),
     "unbatchable": (zoo.scale(()), "max_batch_size: 4", "has no batch dimension", "max_batch_size: 0"),
     "batch_input": (zoo.scale(("batch", 3)), 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }',
-                    "requests batch_input", "compute it in the graph"),
+                    "source_input 'x' is not among the inputs", "name it in `input`"),
     "accelerator": (zoo.scale(("batch", 3)),
                     'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
                     "the instance runs on the CPU", "GPU"),

@@ -27,8 +27,15 @@ QUEUE = """
       default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 300000 max_queue_size: 3 }
     }
 """
-
-
+FLAT = """
+    input { name: "x" dims: [-1] allow_ragged_batch: true }
+    batch_input {
+      kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ends_in" data_type: TYPE_INT32 source_input: "x"
+    }
+    output [{ name: "y" dims: [-1] }, { name: "ends" dims: [1] }, { name: "total" dims: [1] }]
+    batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "y" source_input: "x" }
+    dynamic_batching { max_queue_delay_microseconds: 500000 }
+"""
 RANKED = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
 
 
@@ -54,6 +61,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ragged = 'input { name: "x" dims: [-1] allow_ragged_batch: true }'
     ragged += " dynamic_batching { max_queue_delay_microseconds: 500000 }"
     zoo.add(store, "ragged", zoo.identity(("batch", "n")), f"max_batch_size: 4 {ragged} {ONE_INSTANCE}")
+    zoo.add(store, "flat", zoo.flat(), f"max_batch_size: 4 {FLAT} {ONE_INSTANCE}")
     flags = ("--cache-config=local,size=1048576", "--rate-limit=execution_count")
     with Serving(tmp_path_factory.mktemp("log"), "--model-store", store, *flags) as running:
         running.wait_ready()
@@ -102,6 +110,21 @@ def test_requests_of_ragged_lengths_share_a_batch_and_are_not_mixed_up(client: C
     for x, y in zip(sent, answers, strict=True):
         np.testing.assert_array_equal(x, y)
     features.wait_until(lambda: statistics(features, "ragged")["execution_count"] == 1, timeout_s=10)
+
+
+def test_ragged_requests_are_one_row_and_are_told_apart(client: Client, features: Server) -> None:
+    """As in Triton's C++ backend: `total` is the batch's, `ends` where each request ends, `y` its own elements."""
+    lengths = (3, 5, 1)
+    sent = [np.arange(length, dtype=np.float32)[np.newaxis] for length in lengths]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda x: client.model("flat").infer({"x": x}), sent))
+    for x, answer in zip(sent, answers, strict=True):
+        np.testing.assert_array_equal(answer["y"], x * 2)
+    if statistics(features, "flat")["execution_count"] == 1:  # a busy machine may have made two batches
+        assert {answer["total"].item() for answer in answers} == {3 + 10}
+        ends = sorted(answer["ends"].item() for answer in answers)
+        assert ends[-1] == sum(lengths)
+        assert sorted(np.diff([0, *ends])) == sorted(lengths)
 
 
 def test_the_users_own_warm_up_is_run(client: Client, features: Server) -> None:

@@ -77,6 +77,22 @@ def good_and_fragile() -> onnx.ModelProto:
     return model(nodes, [value("x", shape, TensorProto.INT64)], outputs, constants)
 
 
+def flat() -> onnx.ModelProto:
+    """Of a ragged batch: `y = x * 2` of all elements, `ends` of each request, and their `total`, to each request."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["y"]),
+        helper.make_node("Unsqueeze", ["ends_in", "one"], ["ends"]),
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=1),
+        helper.make_node("Shape", ["ends"], ["shape"]),
+        helper.make_node("Expand", ["sum", "shape"], ["total"]),
+    ]
+    inputs = [value("x", ("all",)), value("ends_in", ("requests",), TensorProto.INT32)]
+    outputs = [
+        value("y", ("all",)), value("ends", ("requests", 1), TensorProto.INT32), value("total", ("requests", 1))
+    ]  # fmt: skip
+    return model(nodes, inputs, outputs, {"one": np.array([1])})
+
+
 def unnamed() -> onnx.ModelProto:
     """`y` is `x` and then `z`, joined; their dimensions vary without a name, each by itself."""
     unknown: Any = [None]

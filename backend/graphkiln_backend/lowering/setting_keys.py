@@ -17,6 +17,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.repository.sequence_tensors import TEXT_ID_PARAMETER
 
 LAYOUTS = ("nchw", "nhwc")
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")
@@ -39,7 +40,10 @@ CUDA_OPTIONS = CUDA_KEYS[1:]
 """Handed to the CUDA provider as they are; the first of the keys is a setting of ours, `conv_search`."""
 TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
 """Read by Triton's Python backend itself."""
-KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, "xrt", CONTRACTS, PREPROCESS, RANKING)
+UNREAD_KEYS = ("execute_delay_ms",)
+"""Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
+PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TEXT_ID_PARAMETER)
+KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
 """All keys of `parameters`, beside those with `SESSION_PREFIX`."""
 
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}

@@ -19,6 +19,13 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.repository.batch_tensors import check_batch_tensors, read_batch_tensors
+from graphkiln_backend.repository.sequence_tensors import (
+    SequenceTensors,
+    check_sequence_tensors,
+    read_sequence_tensors,
+    refuse_text_id,
+)
 
 BACKEND = "graphkiln"
 DROP_IN_BACKEND = "onnxruntime"
@@ -120,12 +127,10 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
     Raises:
         RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
     """
-    _refuse_unsupported(config)
     if config.max_batch_size == 0 and signature.batchable and _omits_batch(config, signature):
         config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batched = config.max_batch_size > 0
-    if batched:
-        _check_batch(config, signature)
+    signature = _check_provided(config, signature)
     optional = {spec.name for spec in signature.optional_inputs}
     for tensor in config.input:
         tensor.optional |= tensor.name in optional
@@ -150,6 +155,7 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
         RepositoryError: The configuration contradicts the graph.
     """
     message = json_format.ParseDict(config, pb.ModelConfig(), ignore_unknown_fields=True)
+    refuse_text_id(message)
     complete(message, signature, labels_file=labels_file)
     completed = json_format.MessageToDict(message, preserving_proto_field_name=True)
     for field in _COMPLETED_FIELDS:
@@ -157,19 +163,19 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
             config[field] = completed[field]
 
 
-def _refuse_unsupported(config: ModelConfigProto) -> None:
-    """Refuses keys that Triton hands to no Python backend: ignored, they would change the outputs."""
-    requested = {
-        "batch_input": config.batch_input,
-        "batch_output": config.batch_output,
-        "sequence_batching.state": config.sequence_batching.state,
-    }
-    for key, value in requested.items():
-        if value:
-            raise RepositoryError(
-                f"config.pbtxt of '{config.name}' requests {key}, which graphkiln does not offer",
-                hint="Triton hands it to no Python backend: compute it in the graph, or send it as an input",
-            )
+def _check_provided(config: ModelConfigProto, signature: Signature) -> Signature:
+    """Checks the tensors that the server provides for each request; returns the signature of the requests themselves.
+
+    States are outputs for those that name them.
+    """
+    check_sequence_tensors(config, signature)
+    tensors = read_batch_tensors(config).of_graph(signature)
+    if tensors:
+        check_batch_tensors(config, signature, tensors)
+    if config.max_batch_size > 0:
+        _check_batch(config, tensors.of_rows(signature), may_be_fixed=not tensors)
+    sequence = read_sequence_tensors(config) or SequenceTensors()
+    return sequence.of_requests(tensors.of_requests(signature), {tensor.name for tensor in config.output})
 
 
 def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
@@ -186,14 +192,14 @@ def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
     )
 
 
-def _check_batch(config: ModelConfigProto, signature: Signature) -> None:
+def _check_batch(config: ModelConfigProto, signature: Signature, *, may_be_fixed: bool) -> None:
     for spec in (*signature.inputs, *signature.outputs):
         if not spec.shape:
             raise RepositoryError(
                 f"max_batch_size is {config.max_batch_size}, but tensor {spec} has no batch dimension",
                 hint="set max_batch_size: 0, or convert the model with a dynamic batch",
             )
-    if not signature.batchable and signature.fixed_batch is None:
+    if not signature.batchable and not (may_be_fixed and signature.fixed_batch is not None):
         shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
         raise RepositoryError(
             f"max_batch_size is {config.max_batch_size}, but the graph has no common batch dimension: {shapes}",

@@ -16,6 +16,7 @@ from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_guard import guard_batch
 from graphkiln_backend.repository.config import ModelConfigProto, complete, read_config
 from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, complete_config
+from graphkiln_backend.repository.sequence_tensors import withhold_text_id
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
 from graphkiln_backend.repository.version_policy import select_versions
@@ -164,6 +165,7 @@ class ManagedStores:
         except OtherBackend:
             return None
         guard_batch(config)
+        withhold_text_id(config)
         return config
 
     def _find_disagreeing(

@@ -103,6 +103,7 @@ class Executor:
         self.fixed_batch_size = session.signature.fixed_batch if batching else None
         self._session = session
         self._batching = batching
+        self._counting = batching
         signature = session.signature
         self._signature = signature.with_varying_batch() if self.fixed_batch_size else signature
         inputs = (*self._signature.inputs, *self._signature.optional_inputs)
@@ -200,7 +201,7 @@ class Executor:
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
 
     def _run(self, feeds: Feeds, outputs: tuple[str, ...]) -> Outputs:
-        if self._batching:
+        if self._counting:
             self.batch_sizes.append(len(next(iter(feeds.values()))))  # batch_size(feeds), without the call
         begun = time.monotonic()
         try:

@@ -19,6 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import PARAMETER
@@ -31,9 +32,11 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors
 from graphkiln_backend.repository.config import complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
+from graphkiln_backend.repository.sequence_tensors import read_sequence_tensors
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
 from graphkiln_backend.triton.executor import Executor
@@ -42,9 +45,11 @@ from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
+from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import to_response
+from graphkiln_backend.triton.sequences import SequenceExecutor
 
 _log = logging.getLogger("graphkiln.triton")
 
@@ -90,20 +95,20 @@ class TritonPythonModel:
         self._cache = open_cache()
         try:
             device = _device(args)
-            config = ModelConfig.from_json(args["model_config"], has_gpu=device.is_gpu)
+            document = parse_json(args["model_config"])
+            config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
+            tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
             deployment = _read_deployment(args, config, device, self._cache)
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()
             raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
         self._session = proven.session
-        executor = Executor(
-            self._session,
-            batching=config.max_batch_size > 0,
-            input_ranks=config.input_ranks,
-            contract=deployment.version.contract.digest if PARAMETER in config.parameters else "",
-        )
-        self._executor: Executor | Refusal = executor
+        contract = deployment.version.contract.digest if PARAMETER in config.parameters else ""
+        executor = _build_executor(self._session, config, tensors, contract)
+        self._executor: Executor | SequenceExecutor | Refusal = executor
+        if sequence:
+            self._executor = SequenceExecutor(executor, sequence)
         _protect(self._session.signature, batching=config.max_batch_size > 0)
         status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(args["model_name"], deployment, proven, executor.fixed_batch_size)
@@ -169,6 +174,12 @@ def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, 
     deployment = Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
     check_published(parse_json(args["model_config"]), model, int(args["model_version"]), deployment.version)
     return deployment
+
+
+def _build_executor(session: Session, config: ModelConfig, tensors: BatchTensors, contract: str) -> Executor:
+    if tensors := tensors.of_graph(session.signature):
+        return RaggedExecutor(session, tensors, input_ranks=config.input_ranks, contract=contract)
+    return Executor(session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks, contract=contract)
 
 
 def _protect(signature: Signature, *, batching: bool) -> None:

@@ -40,6 +40,31 @@ class InputTensor(Protocol):
         ...
 
 
+class ArrayTensor:
+    """An array in the place of a request's tensor.
+
+    Args:
+        name: The input's name.
+        array: What it holds; of any type, bf16 among them.
+    """
+
+    def __init__(self, name: str, array: AnyArray) -> None:
+        self._name = name
+        self._array = array
+
+    def name(self) -> str:
+        """The input's name."""
+        return self._name
+
+    def as_numpy(self) -> AnyArray:
+        """The array."""
+        return self._array
+
+    def to_dlpack(self) -> object:
+        """A DLPack capsule of a bf16 array."""
+        return to_dlpack(self._array)
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -82,7 +107,7 @@ def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
         tensor: A tensor of a request, in the CPU's memory.
         dtype: Its element type, or None where the graph has no such input.
     """
-    if dtype is not DType.BF16:
+    if dtype is not DType.BF16 or isinstance(tensor, ArrayTensor):
         return tensor.as_numpy()
     return from_dlpack(tensor.to_dlpack())
 

@@ -252,16 +252,66 @@ class TestContradictions:
             completed('input { name: "a" }', pair)
 
     @pytest.mark.parametrize(
-        ("text", "key"),
+        ("text", "message"),
         [
-            ('batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "batch_input"),
-            ('batch_output { target_name: "y" source_input: "x" }', "batch_output"),
-            ('sequence_batching { state { input_name: "a" output_name: "b" } }', "sequence_batching.state"),
+            (
+                'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }',
+                "source_input 'x' is not among",
+            ),
+            ('output { name: "y" dims: [2] } batch_output { target_name: "y" source_input: "x" }', "source_input 'x'"),
+            ('sequence_batching { state { input_name: "a" output_name: "b" } }', "state 'a' has no data_type"),
+            ("sequence_batching { iterative_sequence: true }", "requests iterative_sequence"),
         ],
     )
-    def test_keys_that_reach_no_python_backend(self, text: str, key: str) -> None:
-        with pytest.raises(RepositoryError, match=rf"config.pbtxt of 'm' requests {key}, which graphkiln does not"):
-            completed(text, ROWS)
+    def test_tensors_that_the_server_cannot_provide(self, text: str, message: str) -> None:
+        with pytest.raises(RepositoryError, match=message):
+            completed(f"max_batch_size: 4 {text}", ROWS)
+
+
+class TestProvidedTensors:
+    """Control inputs, states and batch inputs are in the graph, and in no request."""
+
+    SEQUENCE = """
+        max_batch_size: 4 sequence_batching {
+          control_input { name: "go" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
+          state { input_name: "in" output_name: "out" data_type: TYPE_FP32 dims: [1] }
+        }
+    """
+    STATEFUL = Signature(
+        inputs=(spec("x", "batch", 3), spec("go", "batch", 1), spec("in", "batch", 1)),
+        outputs=(spec("out", "batch", 1), spec("y", "batch", 3)),
+    )
+    RAGGED = """
+        max_batch_size: 4 input { name: "x" dims: [-1] allow_ragged_batch: true }
+        batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" data_type: TYPE_FP32 source_input: "x" }
+        output { name: "y" dims: [-1] }
+        batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "y" source_input: "x" }
+    """
+    FLAT = Signature(inputs=(spec("x", "total"), spec("n", "rows")), outputs=(spec("y", "total"),))
+
+    def test_of_sequences(self) -> None:
+        config = completed(self.SEQUENCE, self.STATEFUL)
+        assert [tensor.name for tensor in config.input] == ["x"]
+        assert [tensor.name for tensor in config.output] == ["y"]
+        assert not config.HasField("dynamic_batching")
+
+    def test_a_state_is_an_output_where_it_is_named(self) -> None:
+        config = completed(self.SEQUENCE + 'output { name: "out" } output { name: "y" }', self.STATEFUL)
+        assert [dims(tensor) for tensor in config.output] == [[1], [3]]
+
+    def test_of_ragged_batches(self) -> None:
+        config = completed(self.RAGGED, self.FLAT)
+        assert [(tensor.name, dims(tensor)) for tensor in config.input] == [("x", [-1])]
+        assert config.input[0].data_type == config.output[0].data_type == pb.DataType.TYPE_FP32
+
+    def test_a_ragged_input_without_dims_has_one_per_row(self) -> None:
+        config = completed(self.RAGGED.replace('"x" dims: [-1]', '"x"'), self.FLAT)
+        assert dims(config.input[0]) == [-1]
+
+    def test_rows_beside_ragged_inputs_need_a_batch(self) -> None:
+        flat = Signature(inputs=(*self.FLAT.inputs, spec("z", 5)), outputs=self.FLAT.outputs)
+        with pytest.raises(RepositoryError, match="no common batch dimension"):
+            completed(self.RAGGED + 'input { name: "z" dims: [5] }', flat)
 
 
 class TestDictionary:

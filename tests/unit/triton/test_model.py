@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import fake_triton
 import numpy as np
@@ -33,7 +33,10 @@ from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.triton import model as module
 from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
+from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.model import TritonPythonModel
+from graphkiln_backend.triton.ragged import RaggedExecutor
+from graphkiln_backend.triton.sequences import SequenceExecutor
 from graphkiln_backend.triton.snapshot import read_snapshot
 
 ARGS = {
@@ -265,6 +268,36 @@ class TestInitialize:
         with pytest.raises(TritonModelException):
             TritonPythonModel().initialize(ARGS)
         assert read_snapshot(tmp_path / "instances").loading == {}
+
+
+@pytest.mark.usefixtures("deployment")
+class TestExecutors:
+    """The configuration decides what stands between Triton and the session."""
+
+    SEQUENCE: ClassVar = {"state": [{"input_name": "x", "output_name": "y", "data_type": "TYPE_FP32", "dims": ["2"]}]}
+    RAGGED: ClassVar = [{"name": "x", "dims": ["-1"], "allow_ragged_batch": True}]
+
+    def served(self, **fields: object) -> TritonPythonModel:
+        model = TritonPythonModel()
+        model.initialize({**ARGS, "model_config": json.dumps({**json.loads(ARGS["model_config"]), **fields})})
+        model.finalize()
+        return model
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [({}, Executor), ({"sequence_batching": SEQUENCE}, SequenceExecutor), ({"input": RAGGED}, Executor)],
+    )
+    def test_of_sequences_and_rows(self, fields: dict[str, object], expected: type) -> None:
+        assert type(self.served(**fields)._executor) is expected
+
+    def test_of_ragged_batches(self, deployment: FakeDeployment) -> None:
+        flat = TensorSpec(name="x", dtype=DType.FP32, shape=("total",))
+        deployment.session.signature = Signature(inputs=(flat,), outputs=(flat,))
+        assert type(self.served(input=self.RAGGED)._executor) is RaggedExecutor
+
+    def test_what_cannot_be_read_is_an_error_with_the_cause(self) -> None:
+        with pytest.raises(TritonModelException, match="state 'x' has no data_type"):
+            self.served(sequence_batching={"state": [{"input_name": "x"}]})
 
 
 class TestExecute:

@@ -1,0 +1,174 @@
+"""Batches of requests of different lengths: ragged inputs in one row, and inputs that say where each request begins.
+
+What Triton's C++ backends compute for `allow_ragged_batch`, `batch_input` and `batch_output`, and its Python stub does
+not.
+
+Source: Triton backend utilities, `BackendInputCollector::ProcessBatchInput`, `BackendOutputResponder::ProcessTensor`
+and `ProcessBatchOutput`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.repository.batch_tensors import BatchInput, BatchInputKind, BatchOutput, BatchTensors
+from graphkiln_backend.triton.batching import Feeds, batch_size, group_by_shape
+from graphkiln_backend.triton.executor import Executor, InferenceRequest, Outputs, Result
+
+
+class RaggedExecutor(Executor):
+    """Executes requests of different lengths as one batch; see `Executor`.
+
+    Args:
+        session: What computes.
+        tensors: Those that are no rows.
+        input_ranks: As for `Executor`.
+        contract: As for `Executor`.
+    """
+
+    def __init__(
+        self, session: Session, tensors: BatchTensors, *, input_ranks: Mapping[str, int], contract: str = ""
+    ) -> None:
+        rows = {name: rank for name, rank in input_ranks.items() if name not in tensors.ragged}
+        super().__init__(session, batching=True, input_ranks=rows, contract=contract)
+        self._tensors = tensors
+        self._counting = False  # of elements: rows are counted here
+        self._graph = session.signature
+        self._signature = tensors.of_requests(session.signature)
+        ragged = tensors.ragged.items()
+        self._guarded += [(name, rank + 1) for name, rank in ragged if input_ranks.get(name) == rank + 1]
+
+    def execute(self, request: InferenceRequest) -> Result:
+        """Executes a single request: a batch of one."""
+        try:
+            return self._run_requests([self._read(request)], [self._requested_outputs(request)])[0]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            return self._as_result(error)
+
+    def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
+        """Requests whose other inputs are of like shapes."""
+        indices = list(feeds)
+        ragged = self._tensors.ragged
+        rows = [
+            {name: array.reshape(-1) if name in ragged else array for name, array in request.items()}
+            for request in feeds.values()
+        ]
+        return [[indices[position] for position in group] for group in group_by_shape(rows)]
+
+    def _execute_group(self, requests: list[InferenceRequest], feeds: list[Feeds]) -> list[Result]:
+        if len(requests) == 1:
+            return [self.execute(requests[0])]
+        requested = [self._requested_outputs(request) for request in requests]
+        try:
+            return [*self._run_requests(feeds, requested)]
+        except Exception:  # noqa: BLE001 - the request at fault gets it once more, alone
+            return [self.execute(request) for request in requests]
+
+    def _run_requests(self, feeds: Sequence[Feeds], requested: Sequence[tuple[str, ...]]) -> list[Outputs]:
+        batch = form_batch(feeds, self._tensors)
+        self._graph.check(batch)
+        union = tuple(name for name in self._output_names if any(name in names for names in requested))
+        self.batch_sizes.append(sum(map(batch_size, feeds)))
+        parts = share_out(self._run(batch, union), feeds, self._tensors)
+        return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
+
+
+def form_batch(requests: Sequence[Feeds], tensors: BatchTensors) -> dict[str, AnyArray]:
+    """The inputs of the graph for a batch.
+
+    Args:
+        requests: Inputs of each request, the batch first; their names are equal.
+        tensors: Those that are no rows.
+    """
+    batch: dict[str, AnyArray] = {}
+    for name in requests[0]:
+        arrays = [feeds[name] for feeds in requests]
+        if name in tensors.ragged:
+            arrays = [array.reshape(-1) for array in arrays]
+        batch[name] = np.concatenate(arrays)
+    for batch_input in tensors.inputs:
+        array = _describe(batch_input, [feeds[batch_input.source].shape for feeds in requests])
+        batch |= dict.fromkeys(batch_input.targets, array)
+    return batch
+
+
+def _describe(batch_input: BatchInput, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
+    """What a `batch_input` holds.
+
+    Args:
+        batch_input: Which one.
+        shapes: Of its source in each request, the batch first.
+    """
+    dtype = batch_input.dtype.numpy
+    counts = [math.prod(shape) for shape in shapes]
+    match batch_input.kind:
+        case BatchInputKind.ELEMENT_COUNT:
+            return np.array(counts).astype(dtype)
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT:
+            return np.cumsum(counts).astype(dtype)
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+            return np.cumsum([0, *counts]).astype(dtype)
+        case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+            return np.zeros(max(counts), dtype)
+    items = np.array([shape[1:] for shape in shapes for _ in range(shape[0])]).astype(dtype)
+    items = items.reshape(-1, len(shapes[0]) - 1)
+    return items if batch_input.kind is BatchInputKind.ITEM_SHAPE else items.reshape(-1)
+
+
+def share_out(outputs: Feeds, requests: Sequence[Feeds], tensors: BatchTensors) -> list[Outputs]:
+    """The outputs of each request.
+
+    Args:
+        outputs: Of the batch, by name.
+        requests: Inputs of each request.
+        tensors: Those that are no rows.
+
+    Raises:
+        ExecutionError: An output has not as many elements as the requests together.
+    """
+    parts: list[Outputs] = [{} for _ in requests]
+    for name, array in outputs.items():
+        if name in tensors.outputs:
+            shared = _scatter(name, array, tensors.outputs[name], requests)
+        else:
+            shared = _split_rows(name, array, [batch_size(feeds) for feeds in requests])
+        for part, own in zip(parts, shared, strict=True):
+            part[name] = own
+    return parts
+
+
+def _scatter(name: str, array: AnyArray, output: BatchOutput, requests: Sequence[Feeds]) -> list[AnyArray]:
+    shapes = [_fill(output.shape, feeds[output.source].shape) for feeds in requests]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    if array.size != ends[-1]:
+        raise _mixed(name, array, f"{ends[-1]} elements")
+    parts = np.split(array.reshape(-1), ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _fill(shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with the sizes of the source where its own are -1."""
+    if len(shape) > len(source):
+        raise ExecutionError(f"a batch_output of shape {list(shape)} has more dimensions than its input {list(source)}")
+    return tuple(source[axis] if size == -1 else size for axis, size in enumerate(shape))
+
+
+def _split_rows(name: str, array: AnyArray, sizes: Sequence[int]) -> list[AnyArray]:
+    """Rows of each request. More rows than the batch has are dropped, as Triton's C++ backends do."""
+    ends = np.cumsum(sizes)
+    if not array.ndim or len(array) < ends[-1]:
+        raise _mixed(name, array, f"a batch of {ends[-1]} rows")
+    return [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _mixed(name: str, array: AnyArray, expected: str) -> ExecutionError:
+    return ExecutionError(
+        f"output '{name}' has the shape {list(array.shape)} for {expected}",
+        hint="write a batch_output for it, or serve the graph with max_batch_size: 0",
+    )

@@ -1,0 +1,171 @@
+"""Batches of requests of different lengths, and what tells the graph where each begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from fake_triton import InferenceRequest
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ExecutionError, SignatureError
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.repository.batch_tensors import BatchInput, BatchInputKind, BatchOutput, BatchTensors
+from graphkiln_backend.triton.executor import Result
+from graphkiln_backend.triton.ragged import RaggedExecutor, form_batch, share_out
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def spec(name: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name=name, dtype=DType.FP32, shape=shape)
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def describe(kind: BatchInputKind, dtype: DType = DType.INT32) -> BatchInput:
+    return BatchInput(kind=kind, targets=("n",), dtype=dtype, source="x")
+
+
+COUNT = describe(BatchInputKind.ELEMENT_COUNT, DType.FP32)
+TENSORS = BatchTensors(ragged={"x": 2}, inputs=(COUNT,), outputs={"y": BatchOutput(source="x", shape=(-1, -1))})
+
+
+class FakeSession:
+    """`y = 2 x`, and each request's number of elements; fails where an element is 13."""
+
+    signature = Signature(
+        inputs=(spec("x", "total"), spec("n", "rows"), spec("bias", "rows", 2)),
+        outputs=(spec("y", "total"), spec("count", "rows", 1)),
+    )
+
+    def __init__(self) -> None:
+        self.feeds: list[Arrays] = []
+
+    def run(self, feeds: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        self.feeds.append(feeds)
+        if (feeds["x"] == 13).any():
+            raise ExecutionError("thirteen")
+        computed = {"y": feeds["x"] * 2, "count": feeds["n"][:, None]}
+        return {name: computed[name] for name in outputs}
+
+
+def request(length: int, *outputs: str, guarded: bool = False, feeds: Arrays | None = None) -> InferenceRequest:
+    x = array(1, length)
+    x, bias = (x[:, None], array(1, 1, 2)) if guarded else (x, array(1, 2))
+    return InferenceRequest({"x": x, "bias": bias, **(feeds or {})}, outputs or ("y", "count"))
+
+
+def executor(session: FakeSession, *, guarded: bool = False) -> RaggedExecutor:
+    return RaggedExecutor(session, TENSORS, input_ranks={"x": 2 + guarded, "bias": 2 + guarded})
+
+
+def check(result: Result, length: int) -> None:
+    assert isinstance(result, dict), result
+    np.testing.assert_array_equal(result["y"], array(1, length) * 2)
+    np.testing.assert_array_equal(result["count"], [[length]])
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+class TestExecutor:
+    def test_one_request_is_a_batch_of_one(self, guarded: bool) -> None:
+        session = FakeSession()
+        check(executor(session, guarded=guarded).execute(request(3, guarded=guarded)), 3)
+        assert session.feeds[0]["x"].shape == (3,)
+
+    def test_requests_of_different_lengths_share_a_run(self, guarded: bool) -> None:
+        session = FakeSession()
+        served = executor(session, guarded=guarded)
+        lengths = (3, 5, 0, 1)
+        results = served.execute_batch([request(length, guarded=guarded) for length in lengths])
+        for result, length in zip(results, lengths, strict=True):
+            check(result, length)
+        assert len(session.feeds) == 1
+        assert list(served.batch_sizes) == [4]
+
+    def test_a_request_that_fails_fails_alone(self, guarded: bool) -> None:
+        results = executor(FakeSession(), guarded=guarded).execute_batch(
+            [request(3, guarded=guarded), request(14, guarded=guarded), request(2, guarded=guarded)]
+        )
+        check(results[0], 3)
+        assert isinstance(results[1], ExecutionError)
+        check(results[2], 2)
+
+
+def test_only_requested_outputs_are_computed() -> None:
+    results = executor(FakeSession()).execute_batch([request(3, "y"), request(2, "count")])
+    assert [list(result) for result in results if isinstance(result, dict)] == [["y"], ["count"]]
+
+
+@pytest.mark.parametrize(
+    "feeds",
+    [{"x": array(1, 3).astype(np.int32)}, {"x": array(3)}, {"x": array(2, 3)}, {"bias": array(1, 3)}],
+    ids=["dtype", "rank", "rows", "other input"],
+)
+def test_a_request_that_does_not_fit_is_an_error(feeds: Arrays) -> None:
+    good, bad = executor(FakeSession()).execute_batch([request(3), request(3, feeds=feeds)])
+    check(good, 3)
+    assert isinstance(bad, SignatureError)
+
+
+def test_a_description_that_does_not_fit_the_graph_is_an_error() -> None:
+    session = FakeSession()
+    session.signature = Signature(inputs=(*FakeSession.signature.inputs[:2],), outputs=FakeSession.signature.outputs)
+    tensors = BatchTensors(ragged={"x": 2}, inputs=(describe(BatchInputKind.ELEMENT_COUNT),), outputs={})
+    result = RaggedExecutor(session, tensors, input_ranks={"x": 2}).execute(InferenceRequest({"x": array(1, 2)}))
+    assert isinstance(result, SignatureError)
+    assert "wrong dtype of input 'n'" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (BatchInputKind.ELEMENT_COUNT, [6, 4]),
+        (BatchInputKind.ACCUMULATED_ELEMENT_COUNT, [6, 10]),
+        (BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, [0, 6, 10]),
+        (BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE, [0, 0, 0, 0, 0, 0]),
+        (BatchInputKind.ITEM_SHAPE, [[3, 1], [3, 1], [2, 2]]),
+        (BatchInputKind.ITEM_SHAPE_FLATTEN, [3, 1, 3, 1, 2, 2]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [DType.INT32, DType.FP32])
+def test_every_kind_of_batch_input(kind: BatchInputKind, expected: list[object], dtype: DType) -> None:
+    """The requests of Triton's own documentation: one of two rows of [3, 1], one of a row of [2, 2]."""
+    tensors = BatchTensors(ragged={"x": 3}, inputs=(describe(kind, dtype),))
+    batch = form_batch([{"x": array(2, 3, 1)}, {"x": array(1, 2, 2)}], tensors)
+    assert batch["n"].dtype == dtype.numpy
+    np.testing.assert_array_equal(batch["n"], expected)
+    np.testing.assert_array_equal(batch["x"], [0, 1, 2, 3, 4, 5, 0, 1, 2, 3])
+
+
+class TestSharingOut:
+    REQUESTS: Sequence[Arrays] = ({"x": array(2, 3)}, {"x": array(1, 1)})
+
+    def test_scattered_by_the_shape_of_the_input(self) -> None:
+        first, second = share_out({"y": array(7)}, self.REQUESTS, TENSORS)
+        np.testing.assert_array_equal(first["y"], [[0, 1, 2], [3, 4, 5]])
+        np.testing.assert_array_equal(second["y"], [[6]])
+
+    def test_sizes_that_are_written_stay(self) -> None:
+        tensors = BatchTensors(outputs={"y": BatchOutput(source="x", shape=(-1, 4))})
+        parts = share_out({"y": array(3, 4)}, self.REQUESTS, tensors)
+        assert [part["y"].shape for part in parts] == [(2, 4), (1, 4)]
+
+    def test_rows_that_nobody_sent_are_dropped(self) -> None:
+        parts = share_out({"count": array(4, 1)}, self.REQUESTS, TENSORS)
+        assert [part["count"].tolist() for part in parts] == [[[0], [1]], [[2]]]
+
+    @pytest.mark.parametrize(
+        "outputs", [{"y": array(6)}, {"y": array(8)}, {"count": array(2, 1)}, {"count": np.float32(1)}]
+    )
+    def test_elements_that_do_not_add_up_are_an_error(self, outputs: Arrays) -> None:
+        with pytest.raises(ExecutionError, match="write a batch_output for it"):
+            share_out(outputs, self.REQUESTS, TENSORS)
+
+    def test_an_output_of_more_dimensions_than_its_input_is_an_error(self) -> None:
+        tensors = BatchTensors(outputs={"y": BatchOutput(source="x", shape=(-1, -1, -1))})
+        with pytest.raises(ExecutionError, match="more dimensions"):
+            share_out({"y": array(7)}, self.REQUESTS, tensors)
