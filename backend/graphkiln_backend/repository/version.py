@@ -13,6 +13,7 @@ from graphkiln_backend.graph.labels import check_count, read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.repository.importers import find_foreign_graph
 from graphkiln_backend.repository.onnx_file import read_signature
 
@@ -73,6 +74,10 @@ def has_own_graph(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
+_NAMED = 20
+"""Models in a hint."""
+
+
 def newest_version(model: Path) -> Path:
     """The version folder of a model with the highest number.
 
@@ -80,8 +85,16 @@ def newest_version(model: Path) -> Path:
         RepositoryError: There is none.
     """
     if not model.is_dir():
-        raise RepositoryError(f"there is no folder {model}", hint="name a model: model_repository/NAME")
+        near = [path.name for path in model.parent.iterdir() if path.is_dir()] if model.parent.is_dir() else []
+        hint = did_you_mean(
+            model.name, near, prefix=f"{model.parent}/", otherwise="name a model: model_repository/NAME"
+        )
+        raise RepositoryError(f"there is no folder {model}", hint=hint)
     versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
+    models = sorted(path.parent.name for path in model.glob("*/[0-9]*") if path.is_dir())
+    if models and not versions:
+        names = ", ".join(dict.fromkeys(models[:_NAMED]))
+        raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
     if not versions:
         raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
     return max(versions, key=lambda path: int(path.name))

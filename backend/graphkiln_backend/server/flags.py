@@ -58,7 +58,7 @@ class TritonFlags:
     Attributes:
         arguments: As typed, in order, without the model stores.
         values: Flag -> its last value.
-        stores: Model stores given by tritonserver's own flag names.
+        stores: Model stores given by tritonserver's own flag names, or as paths alone.
         backends: A backend directory given by the user, or None.
         repeated_values: Flag -> all its values, of flags that may be given several times.
         default_host: Where services listen whose address the user did not give.
@@ -76,12 +76,13 @@ class TritonFlags:
         """Reads an argument list.
 
         Args:
-            arguments: `--flag=value`, `--flag value` or `--flag`.
+            arguments: `--flag=value`, `--flag value` or `--flag`; a path is a model store.
             known: tritonserver's flags -> whether they take a value.
             host: Where services listen whose address the arguments do not give.
 
         Raises:
-            ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is not a flag.
+            ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is neither a
+                flag nor a path.
         """
         kept: list[str] = []
         values: dict[str, str] = {}
@@ -90,6 +91,9 @@ class TritonFlags:
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
+            if not argument.startswith("-") and Path(argument).exists():
+                stores.append(Path(argument))
+                continue
             name, equals, value = argument.removeprefix("--").partition("=")
             _check_known(argument, name, known)
             words = [argument]

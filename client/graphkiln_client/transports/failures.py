@@ -9,6 +9,8 @@ from graphkiln_client.transports.endpoint import Endpoint
 _NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
 """With TLS 1.3 all that a client sees of it is a connection that is closed."""
 
+WHAT_IS_SERVED = "graphkiln models, or client.models(), lists what is served"
+
 
 def deadline_exceeded(endpoint: Endpoint, deadline: Deadline, status: str | None = None) -> DeadlineExceeded:
     """The time for the whole call is over."""
@@ -41,7 +43,7 @@ def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -
 
 def not_http(endpoint: Endpoint, error: Exception) -> ProtocolError:
     """What the server sent is not HTTP."""
-    return ProtocolError(f"{endpoint} does not speak HTTP: {error!r}")
+    return ProtocolError(f"{endpoint} does not speak HTTP: {error!r}", hint="is it the gRPC port? grpc://HOST:PORT")
 
 
 def _hint(endpoint: Endpoint, otherwise: str) -> str:

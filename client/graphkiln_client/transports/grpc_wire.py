@@ -25,6 +25,7 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
+from graphkiln_client.transports.failures import WHAT_IS_SERVED
 from graphkiln_client.transports.grpc_codec import decode_response, encode_request
 from graphkiln_client.transports.limits import DOCUMENT_LIMIT, too_large
 
@@ -153,7 +154,9 @@ def grpc_error(code: grpc.StatusCode, details: str, request_id: str | None) -> C
     message = f"the server returned {code.name}: {without_traceback(details)}"
     if needs_admin_key(details):
         return Unauthorized(message, status=code.name, body=details, request_id=request_id, hint=HOW_TO_GIVE_IT)
-    return _BY_STATUS.get(code, ServerError)(message, status=code.name, body=details, request_id=request_id)
+    kind = _BY_STATUS.get(code, ServerError)
+    hint = WHAT_IS_SERVED if kind is ModelNotFound else ""
+    return kind(message, status=code.name, body=details, request_id=request_id, hint=hint)
 
 
 _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {

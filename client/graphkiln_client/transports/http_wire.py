@@ -26,6 +26,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.endpoint import Compression, Endpoint
+from graphkiln_client.transports.failures import WHAT_IS_SERVED
 from graphkiln_client.transports.http_codec import decode_response, encode_request, json_object, parse_json
 from graphkiln_client.transports.limits import DOCUMENT_LIMIT, INFER_LIMIT, infer_limit, inflate
 
@@ -260,7 +261,7 @@ def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
         body=body[:_SHOWN_BODY],
         request_id=request_id,
         retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
-        hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else "",
+        hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else WHAT_IS_SERVED if kind is ModelNotFound else "",
     )
 
 

@@ -18,7 +18,7 @@ _OPERATORS_SHOWN = 8
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Version folder, or model folder (its newest version).")],
+    path: Annotated[Path, typer.Argument(help="Version folder, model folder (its newest version), or FILE.onnx.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show what a version is.
@@ -28,12 +28,27 @@ def inspect(
     from graphkiln_backend.passes.census import census
     from graphkiln_backend.repository.version import read_version
 
-    version = read_version(version_folder(path))
+    version = _bare_graph(path) or read_version(version_folder(path))
     found = census(version.graph_path)
     if as_json:
         typer.echo(json.dumps(_document(version, found), indent=2))
     else:
         _show(version, found)
+
+
+def _bare_graph(path: Path) -> ModelVersion | None:
+    """The graph of a file that lies in no version folder; None for any other path.
+
+    Raises:
+        RepositoryError: The file is no graph.
+    """
+    from graphkiln_backend.repository.onnx_file import read_signature
+    from graphkiln_backend.repository.version import ModelVersion
+
+    if not path.is_file() or path.absolute().parent.name.isdecimal():
+        return None
+    read_signature(path)  # whatever it is, no other library is to open it first
+    return ModelVersion(graph_path=path, manifest=None, golden=None)
 
 
 def _document(version: ModelVersion, found: Census) -> dict[str, Any]:

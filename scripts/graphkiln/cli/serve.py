@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.model_stores import open_stores
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
@@ -29,7 +30,7 @@ def serve(
     model_store: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Folder of models; may be given several times.",
+            help="Folder of models, or of one model; may be given several times.",
             envvar="GRAPHKILN_MODEL_STORE",
             show_default="./model_repository",
         ),
@@ -105,6 +106,9 @@ def serve(
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
 
+    A model store may also be named without its option, as may a model of one:
+    `graphkiln serve STORE/NAME` serves nothing else.
+
     Every other flag goes to tritonserver untouched, for example --http-port=9000,
     --model-control-mode=poll or --log-verbose=1.
     """
@@ -121,36 +125,36 @@ def serve(
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags, host)
-    stores = [*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]
-    _check_stores(stores)
-    overrides = _overrides(set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores)
-    settings = cache_settings(cache, parse_size(cache_size)).checked()
-    remove_leftovers()
-    settings.remove_unfinished()
-    flags.check_ports()
-    key = _admin_key(admin_key_file)
-    access = Access.plan(flags, key)
-    access.warn_if_open(flags)
-    tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
-    inner = behind_tls(flags, tls) if tls else flags
-    supervisor = Supervisor(
-        Launch(
-            installation=installation,
-            stores=stores,
-            flags=inner,
-            overrides=overrides,
-            cache=settings,
-            load_deadline_s=load_deadline,
-            replay_interval_s=replay_interval,
-            replace_onnxruntime=replace_onnxruntime,
-            access=access,
-            memory_bytes=parse_size(server_memory) if server_memory else 0,
-        ),
-        on_live=lambda states: _print_states(states, flags, secure=bool(tls)),
-        limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
-    )
-    with PublishedKey(key, flags), open_terminator(tls, flags, inner):
-        code = supervisor.run()
+    with open_stores([*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]) as stores:
+        enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
+        overrides = _overrides(set_ or [], enabled, stores)
+        settings = cache_settings(cache, parse_size(cache_size)).checked()
+        remove_leftovers()
+        settings.remove_unfinished()
+        flags.check_ports()
+        key = _admin_key(admin_key_file)
+        access = Access.plan(flags, key)
+        access.warn_if_open(flags)
+        tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
+        inner = behind_tls(flags, tls) if tls else flags
+        supervisor = Supervisor(
+            Launch(
+                installation=installation,
+                stores=stores,
+                flags=inner,
+                overrides=overrides,
+                cache=settings,
+                load_deadline_s=load_deadline,
+                replay_interval_s=replay_interval,
+                replace_onnxruntime=replace_onnxruntime,
+                access=access,
+                memory_bytes=parse_size(server_memory) if server_memory else 0,
+            ),
+            on_live=lambda states: _print_states(states, flags, secure=bool(tls)),
+            limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
+        )
+        with PublishedKey(key, flags), open_terminator(tls, flags, inner):
+            code = supervisor.run()
     if code:
         reason = supervisor.last_words or f"tritonserver ended with code {code}"
         typer.echo(f"graphkiln: {reason}; see the cause above", err=True)
@@ -162,15 +166,6 @@ def _admin_key(file: str) -> AdminKey | None:
     from graphkiln_backend.server.admin_key import AdminKey
 
     return None if file == "off" else AdminKey.obtain(Path(file) if file else None)
-
-
-def _check_stores(stores: list[Path]) -> None:
-    for store in stores:
-        if not store.is_dir():
-            raise ServerSetupError(
-                f"model store '{store}' is {'not a folder' if store.exists() else 'missing'}",
-                hint="name a folder of models: --model-store DIR",
-            )
 
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:

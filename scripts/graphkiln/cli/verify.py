@@ -55,11 +55,13 @@ def verify(
 
 
 def version_folder(path: Path) -> Path:
-    """A version folder, or the newest one of a model's folder.
+    """A version folder, or the newest one of a model's folder; of a version's graph, the folder that it lies in.
 
     Raises:
         RepositoryError: There is none.
     """
     from graphkiln_backend.repository.version import newest_version
 
+    if path.is_file() and path.absolute().parent.name.isdecimal():
+        path = path.absolute().parent
     return path if path.is_dir() and path.name.isdecimal() else newest_version(path)

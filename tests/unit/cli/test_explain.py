@@ -117,7 +117,7 @@ class TestMistakes:
     def test_a_store_is_no_model(self, model: Path) -> None:
         result = explain(model.parent)
         assert isinstance(result.exception, RepositoryError)
-        assert "has no version folder" in str(result.exception)
+        assert "is a model store, not a model (name one of its models: digits)" in str(result.exception)
 
     def test_an_engine_that_fails_and_no_fallback(self, tmp_path: Path) -> None:
         folder = zoo.add(tmp_path / "store", "newer", zoo.scale(("batch", 3), opset=99))

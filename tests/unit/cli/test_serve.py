@@ -85,6 +85,19 @@ class TestLaunch:
         assert run("serve", "--model-store", store, f"--model-repository={tmp_path / 'other'}", *ports).code == 0
         assert launched(supervisor).stores == [store, tmp_path / "other"]
 
+    @pytest.mark.parametrize("option", [[], ["--model-store"]])
+    def test_one_model_of_a_store(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str], option: list[str]
+    ) -> None:
+        (store / "digits" / "1").mkdir()
+        assert (
+            run("serve", *option, store / "digits", *ports, "--log-verbose", "1", "--set", "digits.threads=1").code == 0
+        )
+        (chosen,) = launched(supervisor).stores
+        assert chosen != store
+        assert not chosen.exists()
+        assert list(launched(supervisor).overrides) == ["digits"]
+
     def test_the_store_of_the_working_directory_is_the_default(
         self,
         run: RunVerb,

@@ -26,7 +26,7 @@ CAUSE = OSError("no route")
         (failures.untrusted(ENDPOINT, CAUSE), ConnectionFailed, "check its certificate"),
         (failures.tls_failed(ENDPOINT, CAUSE), ConnectionFailed, "is it an http:// server?"),
         (failures.unreachable(ENDPOINT, CAUSE), ConnectionFailed, "is the server running? graphkiln health --url URL"),
-        (failures.not_http(ENDPOINT, CAUSE), ProtocolError, ""),
+        (failures.not_http(ENDPOINT, CAUSE), ProtocolError, "is it the gRPC port? grpc://HOST:PORT"),
     ],
 )
 def test_what_happened_and_what_to_do(error: ClientError, kind: type[ClientError], hint: str) -> None:

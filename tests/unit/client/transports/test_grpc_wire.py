@@ -176,7 +176,8 @@ class TestErrors:
         error = grpc_error(code, "because", "7")
         assert type(error) is self.KINDS.get(code, ServerError)
         assert (error.status, error.body, error.request_id) == (code.name, "because", "7")
-        assert str(error) == f"the server returned {code.name}: because"
+        assert error.message == f"the server returned {code.name}: because"
+        assert ("lists what is served" in error.hint) is (code is grpc.StatusCode.NOT_FOUND)
 
 
 @settings(max_examples=300, deadline=None)

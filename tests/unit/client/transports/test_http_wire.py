@@ -203,7 +203,8 @@ class TestErrors:
         error = http_error(response(b'{"error": "because"}', status), "7")
         assert type(error) is kind
         assert (error.status, error.request_id) == (status, "7")
-        assert str(error) == f"the server returned {status}: because"
+        assert error.message == f"the server returned {status}: because"
+        assert ("lists what is served" in error.hint) is (kind is ModelNotFound)
 
     @pytest.mark.parametrize(
         ("body", "reason"),

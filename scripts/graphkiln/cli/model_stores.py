@@ -1,0 +1,80 @@
+"""The model stores of `serve`: folders of models, and single models that are named as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.owned_folder import OwnedFolder
+
+_GRAPH_SUFFIX = ".onnx"
+
+
+@contextmanager
+def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """The model stores that are meant: a folder of models, or a store with nothing but the models that are named.
+
+    Args:
+        paths: Folders of models; folders of one model, of a version of it, or its graph's file.
+
+    Raises:
+        ServerSetupError: A path is none of these.
+    """
+    models = {path: model for path in paths if (model := _model_of(path))}
+    stores = [path for path in paths if path not in models]
+    for store in stores:
+        _check_store(store)
+    if not models:
+        yield stores
+        return
+    with OwnedFolder() as temporary:
+        chosen = temporary.path / "store"
+        chosen.mkdir()
+        for model in dict.fromkeys(models.values()):
+            link = chosen / model.name
+            if link.is_symlink():
+                raise ServerSetupError(f"two models are named {model.name}: {link.readlink()} and {model}")
+            link.symlink_to(model)
+        yield [*stores, chosen]
+
+
+def _model_of(path: Path) -> Path | None:
+    """The folder of the one model that a path names; None for a store, and for what is neither."""
+    path = path.absolute()
+    if path.is_file() and path.suffix == _GRAPH_SUFFIX:
+        path = path.parent
+    for folder in (path, path.parent):
+        if (folder == path or path.name.isdecimal()) and folder.is_dir() and _is_model(folder):
+            return folder
+    return None
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether a folder holds versions; a store of models whose names are numbers does not."""
+    return (folder / CONFIG_FILE).is_file() or any(
+        path.name.isdecimal() and path.is_dir() and not _holds_versions(path) for path in folder.iterdir()
+    )
+
+
+def _holds_versions(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or any(path.name.isdecimal() and path.is_dir() for path in folder.iterdir())
+
+
+def _check_store(store: Path) -> None:
+    if store.is_dir():
+        return
+    if store.suffix == _GRAPH_SUFFIX and store.is_file():
+        raise ServerSetupError(
+            f"{store} is a graph, not a model store",
+            hint=f"graphkiln convert {store} --model-store models proves it; or copy it to "
+            f"models/{store.stem}/1/model.onnx; then serve models",
+        )
+    near = [path.name for path in store.parent.iterdir() if path.is_dir()] if store.parent.is_dir() else []
+    hint = did_you_mean(store.name, near, prefix=f"{store.parent}/", otherwise="name a folder of models")
+    raise ServerSetupError(
+        f"model store '{store}' is {'not a folder' if store.exists() else 'missing'}", hint=f"{hint}: --model-store DIR"
+    )
