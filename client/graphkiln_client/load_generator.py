@@ -118,10 +118,15 @@ def open_loop(send: Send, rate: float, seconds: float, *, warmup_s: float, at_st
                 due = next(arrivals, None)
             if due is None:
                 return
-            if stop.wait(max(due - time.perf_counter(), 0)) or stop.is_set():
-                unsent.append(due)
-                return
-            trace.record(send, due)
+            is_early = due > time.perf_counter()
+            stop.wait(max(due - time.perf_counter(), 0))
+            if stop.is_set():
+                if due > time.perf_counter():
+                    return  # not due any more
+                if not is_early:
+                    unsent.append(due)
+                    return
+            trace.record(send, due)  # also just after the end: a caller was free when it was due, before
 
     period = _run(work, _MAX_CALLERS, stop, seconds=seconds, warmup_s=warmup_s, at_start=at_start)
     left = np.array([due for due in (*unsent, *arrivals) if period.begin <= due < period.end])
