@@ -151,8 +151,7 @@ class Supervisor:
                 if fault := watchdog.look(seen) or _silence(probe):
                     self._refuse_requests()
                     return fault
-                for _ in range(watchdog.end_endless_loading(seen)):
-                    self._budget.count(Cause.LOAD_DEADLINE)
+                self._count_endless(watchdog.end_endless_loading(seen), folder)
                 if self._live_at:
                     self._launch.readiness.endless.clear()  # another load may be of other files
                 self._reaper.reap()
@@ -162,6 +161,17 @@ class Supervisor:
                 memory.follow(live=self._live_at is not None)
                 signals.wait([server.pid, *seen.ready], _WATCH_S if self._live_at else _POLL_S)
             return self._judge(code)
+
+    def _count_endless(self, number: int, folder: RunFolder) -> None:
+        """Counts loads that were ended, and tells the instances, which publish it."""
+        if not number:
+            return
+        for _ in range(number):
+            self._budget.count(Cause.LOAD_DEADLINE)
+        try:
+            self._budget.write(folder.instances)
+        except OSError as error:  # a full disk: no reason to end a service
+            _log.warning("the metric of restarts is not up to date: %s", error)
 
     def _announce(self, folder: RunFolder) -> None:
         self._live_at = time.monotonic()

@@ -570,7 +570,15 @@ class TestHanging:
     def test_a_model_that_loads_without_end_is_ended_and_the_server_is_not(
         self, setup: Setup, logged: list[str]
     ) -> None:
-        assert setup.run(on_live=stop, loading=True, on_sigterm=0, limits=TimeLimits(load=0.5)) == 0
+        counted: list[str] = []
+
+        def read_and_stop(_: int) -> None:
+            folder = Path(setup.starts[0]["environment"]["GRAPHKILN_RUN_FOLDER"])
+            counted.append((folder / "restarts.json").read_text())
+            stop(1)
+
+        assert setup.run(on_live=read_and_stop, loading=True, on_sigterm=0, limits=TimeLimits(load=0.5)) == 0
+        assert counted == ['{"load_deadline": 1}'], "at once, not at the next start"
         assert len(setup.starts) == 1
         assert logged[0] == (
             "loading endless version 1 did not finish within 0.5 s (--load-deadline): its process is ended"
