@@ -142,6 +142,8 @@ class Watchdog:
             self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in stubs}
         files = instances.loading.values()
         loading = self._stubs | {file.pid: (f"{file.model} version {file.version}", file.since) for file in files}
+        self._seen_ready &= loading.keys() | instances.ready  # another process will get the number of one that is gone
+        self._ended &= loading.keys()
         return {
             process: what
             for process, what in loading.items()

@@ -16,7 +16,7 @@ from graphkiln_backend.server import faults as module
 from graphkiln_backend.server import suspension
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit, exit_code
 from graphkiln_backend.server.stubs import Stub
-from graphkiln_backend.triton.instance_status import Progress, StatusFile
+from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
 LIMITS = TimeLimits(compute=30, load=60)
@@ -196,6 +196,20 @@ class TestLoading:
         self.load(tmp_path, process.pid, time.monotonic())
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
         assert process.wait(10) == -signal.SIGKILL
+
+    @pytest.mark.parametrize("before", ["ready", "ended"])
+    def test_a_process_with_the_number_of_one_that_is_gone(
+        self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], before: str
+    ) -> None:
+        since = time.monotonic() - 70
+        if before == "ready":
+            watchdog.end_endless_loading(Snapshot(ready=frozenset({process.pid})))
+        else:
+            loading = Loading(pid=process.pid, model="n", version=1, since=since)
+            watchdog.end_endless_loading(Snapshot(loading={"n_0.1": loading}))
+        watchdog.end_endless_loading(Snapshot())
+        self.load(tmp_path, process.pid, since)
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
 
     def test_one_that_has_ended_meanwhile(
         self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]
