@@ -196,15 +196,17 @@ def _refuse_unsupported(config: Any) -> None:
     requested = {
         "iterative_sequence": getattr(batching, "iterative_sequence", False),
         "use_growable_memory": any(getattr(state, "use_growable_memory", False) for state in batching.state),
+        "response_cache": config.response_cache.enable,
     }
     reasons = {
         "iterative_sequence": "a saved graph computes each request once and schedules none again",
         "use_growable_memory": "states are kept in the memory of the instance, not in CUDA's",
+        "response_cache": "a cached response knows nothing of the sequence that asks",
     }
     for key, value in requested.items():
         if value:
             raise RepositoryError(
-                f"config.pbtxt of '{config.name}' requests {key}, which graphkiln does not offer: {reasons[key]}",
+                f"config.pbtxt of '{config.name}' requests {key} for sequences, which is not offered: {reasons[key]}",
                 hint=f"leave {key} out",
             )
 

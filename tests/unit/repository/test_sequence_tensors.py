@@ -119,6 +119,7 @@ class TestChecks:
             (STATE.replace('"OUT"', '"NONE"'), "state output 'NONE' is not in the graph"),
             (STATE + STATE, "names 'IN' twice"),
             ("iterative_sequence: true", "requests iterative_sequence"),
+            ("} response_cache { enable: true", "requests response_cache for sequences"),
         ],
     )
     def test_what_does_not_fit_is_refused(self, text: str, message: str) -> None:
