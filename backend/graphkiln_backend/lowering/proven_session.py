@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.warmup import warm_up
+
+_log = logging.getLogger("graphkiln.lowering")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +86,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
 
 
 def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
+    _log.info("proving %s", config)
     version = artifacts.version
     check_signature(version, session.signature)
     placement = read_placement(session, version.golden)

@@ -91,7 +91,7 @@ def newest_version(model: Path) -> Path:
         )
         raise RepositoryError(f"there is no folder {model}", hint=hint)
     versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
-    models = sorted(path.parent.name for path in model.glob("*/[0-9]*") if path.is_dir())
+    models = sorted(path.parent.name for path in model.glob("*/[0-9]*") if path.name.isdecimal() and path.is_dir())
     if models and not versions:
         names = ", ".join(dict.fromkeys(models[:_NAMED]))
         raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")

@@ -12,7 +12,7 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import psutil
 
@@ -21,6 +21,7 @@ from graphkiln_backend.server.drain import Drain
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.liveness import LivenessProbe
+from graphkiln_backend.server.load_progress import LoadProgress, load_progress
 from graphkiln_backend.server.memory_limit import MemoryLimit
 from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
 from graphkiln_backend.server.processes import Guard, Reaper, kill_group
@@ -47,6 +48,7 @@ class Supervisor:
     Args:
         launch: What to start.
         on_live: Called with the state of every model, each time that a server has started.
+        on_loading: Called with how far the models are, again and again until then.
         limits: How long things may take.
 
     Attributes:
@@ -54,10 +56,16 @@ class Supervisor:
     """
 
     def __init__(
-        self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], limits: TimeLimits | None = None
+        self,
+        launch: Launch,
+        *,
+        on_live: Callable[[list[ModelState]], None],
+        on_loading: Callable[[list[LoadProgress]], None] = lambda _: None,
+        limits: TimeLimits | None = None,
     ) -> None:
         self._launch = launch
         self._on_live = on_live
+        self._on_loading = on_loading
         self._limits = limits or TimeLimits()
         self._http = launch.flags.listen_address("http")
         self._unavailable = ExitStack()
@@ -158,6 +166,9 @@ class Supervisor:
                 if self._live_at is None and self._is_listening(server):
                     self._announce(folder)
                     probe = probes.enter_context(LivenessProbe(self._http)) if self._http else None
+                if self._live_at is None:
+                    with suppress(OSError):  # nobody reads standard error any more: no reason to end a service
+                        self._on_loading(load_progress(seen))
                 memory.follow(live=self._live_at is not None)
                 signals.wait([server.pid, *seen.ready], _WATCH_S if self._live_at else _POLL_S)
             return self._judge(code)

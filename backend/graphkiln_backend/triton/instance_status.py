@@ -11,13 +11,15 @@ An instance is a process of its own. Its files in the supervisor's folder are na
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 import struct
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +34,9 @@ _ENDED, _ENDED_AT = struct.Struct("=q"), 16
 _HEARTBEAT = struct.Struct("=d")
 _PROGRESS = struct.Struct("=dqqd")
 _BEAT_EVERY_S = 1.0
+_MOST_CHARACTERS = 80
+"""Of what an instance says that it does."""
+_lowering_log = logging.getLogger("graphkiln.lowering")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,12 +122,14 @@ class Loading:
         model: Model name.
         version: Model version.
         since: When loading began, in CLOCK_MONOTONIC seconds.
+        activity: What it does, in words for people.
     """
 
     pid: int
     model: str
     version: int
     since: float
+    activity: str = "lowering"
 
 
 class BatchCounters:
@@ -207,12 +214,35 @@ class LoadingFile(Closeable):
 
     def __init__(self, folder: Path, instance: str, model: str, version: int) -> None:
         self._path = folder / f"{_name(instance, os.getpid())}.loading"
-        loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
-        write_whole(self._path, json.dumps(encode(loading)).encode())
+        self._loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
+        self._write()
+        self._events = _LoweringEvents(self._show)
+        _lowering_log.addHandler(self._events)
 
     def close(self) -> None:
         """Removes the file: the instance is ready, or will never be."""
+        _lowering_log.removeHandler(self._events)
         self._path.unlink(missing_ok=True)
+
+    def _show(self, activity: str) -> None:
+        self._loading = replace(self._loading, activity=activity)
+        with suppress(OSError):  # a person reads it: no reason not to load
+            self._write()
+
+    def _write(self) -> None:
+        write_whole(self._path, json.dumps(encode(self._loading)).encode())
+
+
+class _LoweringEvents(logging.Handler):
+    """Tells what lowering logs: it knows what it does."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO:
+            self._tell(record.getMessage()[:_MOST_CHARACTERS])
 
 
 def report_loading(instance: str, model: str, version: int) -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.load_display import LoadDisplay
 from graphkiln.cli.model_stores import open_stores
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
@@ -137,6 +138,7 @@ def serve(
         access.warn_if_open(flags)
         tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
         inner = behind_tls(flags, tls) if tls else flags
+        display = LoadDisplay()
         supervisor = Supervisor(
             Launch(
                 installation=installation,
@@ -150,10 +152,11 @@ def serve(
                 access=access,
                 memory_bytes=parse_size(server_memory) if server_memory else 0,
             ),
-            on_live=lambda states: _print_states(states, flags, secure=bool(tls)),
+            on_live=lambda states: _print_states(states, flags, display, secure=bool(tls)),
+            on_loading=display.show,
             limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
         )
-        with PublishedKey(key, flags), open_terminator(tls, flags, inner):
+        with PublishedKey(key, flags), open_terminator(tls, flags, inner), display:
             code = supervisor.run()
     if code:
         reason = supervisor.last_words or f"tritonserver ended with code {code}"
@@ -197,7 +200,7 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
         )
 
 
-def _print_states(states: list[ModelState], flags: TritonFlags, *, secure: bool) -> None:
+def _print_states(states: list[ModelState], flags: TritonFlags, display: LoadDisplay, *, secure: bool) -> None:
     """Prints a table of what is served, and where."""
     from textwrap import shorten
 
@@ -205,6 +208,7 @@ def _print_states(states: list[ModelState], flags: TritonFlags, *, secure: bool)
     from rich.markup import escape
     from rich.table import Table
 
+    display.close()
     console = Console()
     console.width = min(console.width, _TABLE_COLUMNS)
     table = Table("model", "version", "state", "engine, or why not", "precision", "time", collapse_padding=True)

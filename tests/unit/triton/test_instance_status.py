@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -192,3 +193,18 @@ def test_without_a_supervisor_loading_is_not_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("GRAPHKILN_RUN_FOLDER", raising=False)
     with report_loading("m_0", "m", 1):
         pass
+
+
+def test_a_loading_instance_says_what_it_does(tmp_path: Path) -> None:
+    log = logging.getLogger("graphkiln.lowering")
+    with LoadingFile(tmp_path, "m_0", "m", 1):
+        (loading,) = read_snapshot(tmp_path).loading.values()
+        assert loading.activity == "lowering"
+        log.setLevel(logging.INFO)
+        log.info("proving %s", "onnxruntime on cpu")
+        log.warning("something else")
+        (loading,) = read_snapshot(tmp_path).loading.values()
+        assert loading.activity == "proving onnxruntime on cpu"
+    log.info("later")
+    log.setLevel(logging.NOTSET)
+    assert list(tmp_path.iterdir()) == []
