@@ -70,7 +70,8 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
 
 def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
-    recorded = recorded_samples(recipe, model.inputs, [str(value.name) for value in graph.graph.outputs])
+    names = [str(value.name) for value in graph.graph.outputs]
+    recorded = recorded_samples(recipe, model.inputs, names, whole=bool(model.whole))
     _log.info("rewriting the graph")
     rewritten = rewrite(graph, recipe, model.preprocess)
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
@@ -87,7 +88,7 @@ def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Pat
         return replace(fp32, precision=rounding.precision, notes=notes)
     _log.info("lowering to %s", recipe.precision)
     calibration = sampler.calibration(recipe) if recipe.precision is Precision.INT8 else {}
-    return lower_and_prove(fp32, recipe, samples, calibration)
+    return lower_and_prove(replace(fp32, notes=notes), recipe, samples, calibration)
 
 
 def _prove(

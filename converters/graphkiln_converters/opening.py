@@ -11,7 +11,7 @@ from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, open_source
+from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, WholeSource, open_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,11 @@ class OpenModel(Closeable):
     preprocess: Preprocess | None
     labels: tuple[str, ...]
 
+    @property
+    def whole(self) -> str:
+        """Why its requests cannot be batched, or empty where they can."""
+        return self.source.whole if isinstance(self.source, WholeSource) else ""
+
     def close(self) -> None:
         """Frees what the source holds."""
         self.source.close()
@@ -47,7 +52,7 @@ def open_model(recipe: Recipe) -> OpenModel:
     try:
         return OpenModel(
             source=source,
-            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes),
+            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=_is_whole(source)),
             preprocess=_preprocess(recipe, source),
             labels=_labels(recipe, source),
         )
@@ -64,8 +69,12 @@ def _open_source(recipe: Recipe) -> SourceModel:
         out_indices=recipe.out_indices,
         shapes=recipe.shapes,
         allow_code=recipe.allow_code,
+        free_batch=recipe.batch == "free",
     )
     source = open_source(recipe.source, options)
+    if recipe.batch == "fixed" and not isinstance(source, WholeSource):
+        source.close()
+        raise ConversionError("--batch fixed is for graphs that were saved with one: FILE.onnx", hint="leave it out")
     if not recipe.gradient:
         return source
     from graphkiln_converters.gradient import add_gradient
@@ -74,32 +83,37 @@ def _open_source(recipe: Recipe) -> SourceModel:
 
 
 def with_dynamic_axes(
-    inputs: Sequence[InputSpec], requested: Mapping[str, Mapping[int, tuple[int, int]]]
+    inputs: Sequence[InputSpec], requested: Mapping[str, Mapping[int, tuple[int, int]]], *, whole: bool = False
 ) -> tuple[InputSpec, ...]:
     """Lets further dimensions of inputs vary.
 
     Args:
         inputs: The inputs as the source knows them.
         requested: Input -> axis with the batch as 0 -> smallest and largest size.
+        whole: Whether there is no batch, and axis 0 is one as others are.
 
     Raises:
         ConversionError: There is no such input or axis, or a range is empty.
     """
-    specs = {spec.name: spec for spec in inputs}
+    specs, batch_axes = {spec.name: spec for spec in inputs}, 0 if whole else 1
     for name, axes in requested.items():
         if name not in specs:
             raise ConversionError(f"--dynamic: there is no input '{name}'", hint=f"inputs: {', '.join(specs)}")
         sizes = specs[name].shape
         for axis, (least, most) in axes.items():
-            if not 1 <= axis <= len(sizes) or not 0 < least <= most:
+            if not batch_axes <= axis < len(sizes) + batch_axes or not 0 < least <= most:
                 raise ConversionError(
                     f"--dynamic: {name}:{axis}={least}..{most} does not fit {name} [batch, "
                     f"{', '.join(map(str, sizes))}]",
                     hint="axis 0 is the batch and varies always",
                 )
-        of_sample = {axis - 1: ends for axis, ends in axes.items()}
+        of_sample = {axis - batch_axes: ends for axis, ends in axes.items()}
         specs[name] = replace(specs[name], dynamic={**specs[name].dynamic, **of_sample})
     return tuple(specs.values())
+
+
+def _is_whole(source: SourceModel) -> bool:
+    return isinstance(source, WholeSource) and bool(source.whole)
 
 
 def _preprocess(recipe: Recipe, source: SourceModel) -> Preprocess | None:

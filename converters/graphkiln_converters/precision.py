@@ -105,7 +105,7 @@ def lower_and_prove(
     target = fp32.graph.parent / recipe.precision / fp32.graph.name
     target.parent.mkdir()
     if recipe.precision is Precision.INT8:
-        lowered = quantize_graph(fp32.graph, recipe, calibration, target)
+        lowered = quantize_graph(fp32.graph, recipe, calibration, target, whole=samples[0].whole)
     elif recipe.search_keep:
         lowered = _lower_with_search(fp32, recipe, samples, target)
     else:
@@ -117,7 +117,7 @@ def lower_and_prove(
         proof=proof,
         rewritten=fp32.rewritten.then(lowered.rewritten),
         verification=(*fp32.verification, *proof.verification),
-        notes=lowered.notes,
+        notes=(*fp32.notes, *lowered.notes),
         precision=recipe.precision,
     )
 
@@ -183,7 +183,9 @@ def _lower_with_search(
     return replace(lowered, notes=(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}", *lowered.notes))
 
 
-def quantize_graph(fp32: Path, recipe: Recipe, calibration: Arrays, target: Path) -> LoweredGraph:
+def quantize_graph(
+    fp32: Path, recipe: Recipe, calibration: Arrays, target: Path, *, whole: bool = False
+) -> LoweredGraph:
     """Writes an int8 graph.
 
     Args:
@@ -191,6 +193,7 @@ def quantize_graph(fp32: Path, recipe: Recipe, calibration: Arrays, target: Path
         recipe: How to calibrate, and what stays fp32.
         calibration: Feeds, `[samples, ...]` by name.
         target: Where to write.
+        whole: Whether the graph has no batch: each of the feeds is a whole input.
 
     Raises:
         ConversionError: Nothing became integer.
@@ -205,7 +208,9 @@ def quantize_graph(fp32: Path, recipe: Recipe, calibration: Arrays, target: Path
     keep = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
     if not recipe.quantize_ends:
         keep += [products[0], products[-1]]
-    settings = Quantization(method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep))
+    settings = Quantization(
+        method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep), whole=whole
+    )
     coverage = quantize(named, calibration, settings, target)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")

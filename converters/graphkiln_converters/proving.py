@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from graphkiln_converters.sources.base import EXPORT_BATCH
 
 _PROOF_BATCH_SIZES = (1, 3)
 """Both differ from that: a batch that was baked in cannot pass."""
+_FREED_BATCH_SIZES = (1, 3, 5)
+"""Of a graph that was saved with a batch, which was made to vary."""
 _GOLDEN_SAMPLES = 4
 
 
@@ -41,6 +43,7 @@ class ReferenceSamples:
             length.
         ranking: Which of the outputs are a ranking, or None.
         targets: The right classes, `[samples]`, or None where they are not known.
+        whole: Whether the arrays are one sample of a graph without a batch.
     """
 
     feeds: Arrays
@@ -49,6 +52,7 @@ class ReferenceSamples:
     gradient_noise: float = 0.0
     ranking: Ranking | None = None
     targets: Targets | None = None
+    whole: bool = False
 
     def at(self, edge: Edge) -> ReferenceSamples:
         """The same samples for a graph whose inputs and outputs were changed."""
@@ -100,10 +104,10 @@ class ProvenGraph:
     precision: Precision = Precision.FP32
 
 
-def other_batch_sizes(saved: int) -> tuple[int, int]:
-    """Two batch sizes to prove a graph with that differ from the one it was saved with."""
-    first, second = _PROOF_BATCH_SIZES
-    return (EXPORT_BATCH if saved == first else first, EXPORT_BATCH if saved == second else second)
+def other_batch_sizes(saved: int) -> tuple[int, ...]:
+    """Batch sizes to prove a graph with that differ from the one it was saved with; two at least."""
+    sizes = _PROOF_BATCH_SIZES if saved == EXPORT_BATCH else _FREED_BATCH_SIZES
+    return tuple(size for size in sizes if size != saved)
 
 
 def prove_graph(
@@ -111,7 +115,7 @@ def prove_graph(
     samples: Sequence[ReferenceSamples],
     limits: Limits,
     noise: float | None = None,
-    batch_sizes: tuple[int, int] = _PROOF_BATCH_SIZES,
+    batch_sizes: tuple[int, ...] = _PROOF_BATCH_SIZES,
 ) -> Proof:
     """Proves a graph on all samples, in batches of each size.
 
@@ -120,7 +124,7 @@ def prove_graph(
         samples: What to feed and what to expect.
         limits: Row of the policy.
         noise: Largest difference that fp32 itself makes, for a graph of a lower precision.
-        batch_sizes: Two sizes that differ from the one that the graph was saved or exported with.
+        batch_sizes: Sizes that differ from the one that the graph was saved or exported with; a whole sample has none.
 
     Raises:
         VerificationError: An output is outside its limits, or the graph does not run.
@@ -130,9 +134,8 @@ def prove_graph(
     largest = 0.0
     with OnnxRuntimeEngine().build_reference(graph) as session:
         for sample in samples:
-            for size in batch_sizes:
-                outputs = _run(session, sample.feeds, size)
-                verdicts += _verdicts(sample, outputs, limits, noise, batch_sizes)
+            for outputs in _computed(session, sample, batch_sizes):
+                verdicts += _verdicts(sample, outputs, limits, noise, () if sample.whole else batch_sizes)
                 largest = max(largest, _largest_difference(sample.outputs, outputs))
                 for error in compare(sample.outputs, outputs):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
@@ -145,14 +148,36 @@ def prove_graph(
         )
 
 
+def _computed(
+    session: Session, sample: ReferenceSamples, batch_sizes: tuple[int, ...]
+) -> Iterator[dict[str, AnyArray]]:
+    """What a graph computes from samples, in batches of each size; or from a whole one."""
+    if sample.whole:
+        yield _run(session.run, sample.feeds)
+    for size in () if sample.whole else batch_sizes:
+        yield _run(session.run, sample.feeds, size)
+
+
 def _verdicts(
-    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, int]
+    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
 ) -> list[Verification]:
     """Of the outputs, and of the gradients, which have a row of their own."""
     expected, expected_gradients = _split(sample.outputs, sample.gradients)
     found, found_gradients = _split(outputs, sample.gradients)
     ranking, targets = sample.ranking, sample.targets
-    verdicts = [prove(expected, found, limits, batch_sizes=batch_sizes, noise=noise, targets=targets, ranking=ranking)]
+    count = 1 if sample.whole else None
+    verdicts = [
+        prove(
+            expected,
+            found,
+            limits,
+            batch_sizes=batch_sizes,
+            noise=noise,
+            targets=targets,
+            ranking=ranking,
+            samples=count,
+        )
+    ]
     if sample.gradients:
         row = gradient_limits(limits, sample.gradient_noise)
         verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
@@ -193,17 +218,22 @@ def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]
     return tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts))
 
 
-def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
+def _run(run: Callable[[Arrays], dict[str, AnyArray]], feeds: Arrays, size: int = 0) -> dict[str, AnyArray]:
+    """Runs a graph in batches of a size; with 0, on whole inputs."""
     try:
-        return run_in_batches(session.run, feeds, size)
+        return run_in_batches(run, feeds, size) if size else run(feeds)
     except (SignatureError, ExecutionError, ConversionError) as error:
-        shapes = ", ".join(f"{name} {[size, *array.shape[1:]]}" for name, array in feeds.items())
+        dims = {name: [size, *array.shape[1:]] if size else list(array.shape) for name, array in feeds.items()}
+        shapes = ", ".join(f"{name} {shape}" for name, shape in dims.items())
         raise VerificationError(
             "the outputs changed", report=f"the graph does not run with {shapes}: {error}"
         ) from error
 
 
 def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:
+    if sample.whole:
+        outputs = session.run(sample.feeds)
+        return GoldenSamples(inputs=sample.feeds, source_outputs=sample.outputs, graph_outputs=outputs, whole=True)
     feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sample.feeds.items()}
     return GoldenSamples(
         inputs=feeds,

@@ -101,7 +101,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         verification=proven.verification,
         golden=proof.golden,
         conversion=conversion,
-        max_batch_size=recipe.max_batch_size,
+        max_batch_size=0 if proof.golden.whole else recipe.max_batch_size,
     )
 
 

@@ -109,6 +109,9 @@ class Recipe(BaseModel):
         default=None, description="How an image becomes the input."
     )
     labels: Annotated[Path | None, Flag(panel=_EDGE)] = Field(default=None, description="Class names, one a line.")
+    batch: Annotated[Literal["free", "fixed"], Flag(panel=_EDGE)] = Field(
+        default="free", description="free: let a fixed batch vary; fixed: leave it (FILE.onnx)."
+    )
     max_batch_size: Annotated[int, Flag(panel=_EDGE)] = Field(
         default=32, ge=1, le=_MOST, description="Largest batch that Triton forms."
     )

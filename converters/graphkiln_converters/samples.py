@@ -72,6 +72,7 @@ def read_samples(
         return _images(path, inputs, preprocess, most)
     arrays = _read_arrays(path, "samples")
     names = _names_in(arrays, path, inputs)
+    arrays = {name: _with_samples(arrays[name], spec) for name, spec in zip(names, inputs.values(), strict=True)}
     for name in names:
         if not arrays[name].ndim:
             raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
@@ -81,6 +82,11 @@ def read_samples(
     chosen = _spread(count, most)
     specs = zip(names, inputs.values(), strict=True)
     return {name: _as_input(np.ascontiguousarray(arrays[name][chosen]), spec) for name, spec in specs}
+
+
+def _with_samples(array: AnyArray, spec: InputSpec) -> AnyArray:
+    """One sample may come without an axis for the samples."""
+    return array[None] if array.ndim == len(spec.shape) else array
 
 
 def _as_input(array: AnyArray, spec: InputSpec) -> AnyArray:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.edge import Arrays, Edge
@@ -29,6 +30,8 @@ from graphkiln_converters.sources.base import GradientSource, InputSpec, synthet
 _SYNTHETIC_SAMPLES = 6
 _MOST_READ = 256
 _REFERENCE_BATCH = 4
+_WHOLE_SAMPLES = 3
+_MOST_WHOLE = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +59,29 @@ class Sampler:
         Raises:
             ConversionError: The user's samples cannot be read, or the source mixes the rows of a batch.
         """
+        if self.model.whole:
+            return self._whole_samples(recipe)
         usual, *ends = sizes_to_try(self.model.inputs)
         own = recipe.samples
         feeds = self._read(own) if own else self._usual_feeds(usual)
         targets = read_targets(own, self.model.labels, _MOST_READ) if own else None
         further = [self._synthetic_feeds(sizes, SEED + number) for number, sizes in enumerate(ends, 1)]
         return [self._referenced(feeds, targets), *(self._referenced(synthetic) for synthetic in further)]
+
+    def _whole_samples(self, recipe: Recipe) -> list[ReferenceSamples]:
+        """As `samples`, each of whole tensors."""
+        own = read_samples(recipe.samples, self.inputs, None, _MOST_WHOLE) if recipe.samples else {}
+        feeds = [_one(own, i) for i in range(_rows(own))]
+        for number, sizes in enumerate(sizes_to_try(self.model.inputs)):
+            count = 1 if number else 0 if own else _WHOLE_SAMPLES
+            made = synthetic_samples(self.model.inputs, count, sizes, seed=SEED + number)
+            feeds += [self.edge.to_graph_feeds(_one(made, i)) for i in range(count)]
+        return [self._whole_reference(each) for each in feeds]
+
+    def _whole_reference(self, feeds: Arrays) -> ReferenceSamples:
+        edge = self.edge
+        outputs = edge.to_graph_outputs(edge.keep(self.model.source.run(edge.to_source_feeds(feeds))))
+        return ReferenceSamples(feeds=feeds, outputs=outputs, ranking=edge.ranking, whole=True)
 
     def calibration(self, recipe: Recipe) -> Arrays:
         """Feeds to calibrate an int8 graph on; others than those of the proof.
@@ -113,13 +133,25 @@ class Sampler:
         )
 
 
-def recorded_samples(recipe: Recipe, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> list[ReferenceSamples]:
+def _one(arrays: Arrays, number: int) -> dict[str, AnyArray]:
+    """A whole sample; one of a scalar is an array, too."""
+    return {name: np.asarray(array[number]) for name, array in arrays.items()}
+
+
+def _rows(arrays: Arrays) -> int:
+    return len(next(iter(arrays.values()), ()))
+
+
+def recorded_samples(
+    recipe: Recipe, inputs: Sequence[InputSpec], outputs: Sequence[str], *, whole: bool = False
+) -> list[ReferenceSamples]:
     """Inputs and outputs of the source that were recorded where it ran, by the source's names; none without a file.
 
     Args:
         recipe: Names the file.
         inputs: The source's inputs.
         outputs: Names of the source's outputs.
+        whole: Whether each sample is one of whole tensors.
 
     Raises:
         ConversionError: The file cannot be read or does not fit, or the graph will take other inputs than the source.
@@ -132,4 +164,6 @@ def recorded_samples(recipe: Recipe, inputs: Sequence[InputSpec], outputs: Seque
             hint="leave out --gradient and --input, or prove with --samples",
         )
     feeds, recorded = read_reference(recipe.reference, inputs, outputs)
-    return [ReferenceSamples(feeds=feeds, outputs=recorded)]
+    if not whole:
+        return [ReferenceSamples(feeds=feeds, outputs=recorded)]
+    return [ReferenceSamples(feeds=_one(feeds, i), outputs=_one(recorded, i), whole=True) for i in range(_rows(feeds))]

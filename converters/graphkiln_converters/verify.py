@@ -133,36 +133,56 @@ def _replay_golden(
         (golden.source_outputs, _named(from_source, f"{title}, source model")),
         (golden.graph_outputs, _named(REPLAY[row], f"{title}, saved graph")),
     )
-    return [_replay(session, golden.inputs, trusted, limits, ranking) for trusted, limits in references]
+    return [_replay(session, golden, trusted, limits, ranking) for trusted, limits in references]
 
 
-def _replay(session: Session, feeds: Arrays, trusted: Arrays, limits: Limits, ranking: Ranking | None) -> Verification:
+def _replay(
+    session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, ranking: Ranking | None
+) -> Verification:
     """The worst verdict of all batch sizes."""
+    if golden.whole:
+        return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), ranking=ranking, samples=1)
     verdicts = [
         prove(trusted, found, limits, batch_sizes=_BATCH_SIZES, ranking=ranking)
-        for found in (run_in_batches(session.run, feeds, size) for size in _BATCH_SIZES)
+        for found in (run_in_batches(session.run, golden.inputs, size) for size in _BATCH_SIZES)
     ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
 
 def _compare_samples(version: ModelVersion, session: Session, path: Path, limits: Limits) -> Verification:
-    """The verdict on a user's samples, beside the reference engine."""
+    """The verdict on a user's samples, beside the reference engine; the worst one of whole samples."""
     preprocess = version.manifest.preprocess if version.manifest else None
-    feeds = read_samples(path, _specs(session.signature), preprocess, _MOST_READ)
+    whole = version.golden is not None and version.golden.whole
+    feeds = read_samples(path, _specs(session.signature, first=0 if whole else 1), preprocess, _MOST_READ)
     with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
-        trusted = run_in_batches(reference.run, feeds, _BATCH_SIZES[-1])
+        if not whole:
+            return _compare(reference, session, feeds, limits, version.ranking)
+        count = len(next(iter(feeds.values())))
+        each = [{name: np.asarray(array[i]) for name, array in feeds.items()} for i in range(count)]
+        verdicts = [
+            prove(reference.run(one), session.run(one), limits, batch_sizes=(), ranking=version.ranking, samples=1)
+            for one in each
+        ]
+    return max(verdicts, key=lambda verdict: verdict.relative_l2)
+
+
+def _compare(
+    reference: Session, session: Session, feeds: Arrays, limits: Limits, ranking: Ranking | None
+) -> Verification:
+    trusted = run_in_batches(reference.run, feeds, _BATCH_SIZES[-1])
     found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])
     scores = [array for array in trusted.values() if array.dtype.kind == "f" and array.size]
     noise = max((float(np.abs(array).max()) * EXPORT.relative_l2 for array in scores), default=0.0)
-    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=version.ranking)
+    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=ranking)
 
 
-def _specs(signature: Signature) -> dict[str, InputSpec]:
+def _specs(signature: Signature, first: int) -> dict[str, InputSpec]:
+    """The inputs; the dimensions of a sample begin with the first one or, behind the batch, with the second."""
     return {
         spec.name: InputSpec(
             name=spec.name,
             dtype=spec.dtype,
-            shape=tuple(dim if isinstance(dim, int) else _USUAL_SIZE for dim in spec.shape[1:]),
+            shape=tuple(dim if isinstance(dim, int) else _USUAL_SIZE for dim in spec.shape[first:]),
         )
         for spec in signature.inputs
     }

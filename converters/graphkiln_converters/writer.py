@@ -228,7 +228,7 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
         golden=Golden(
             file=GOLDEN_FILE,
             sha256=sha256_of(folder / GOLDEN_FILE),
-            samples=len(next(iter(version.golden.inputs.values()))),
+            samples=version.golden.count,
         ),
         conversion=version.conversion,
         weights={path.name: sha256_of(folder / path.name) for path in beside},

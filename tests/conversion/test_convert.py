@@ -391,10 +391,12 @@ class TestSources:
         sample = np.ones((2, 3), np.float32)
         np.testing.assert_array_equal(answers(version, INPUT_0=sample)["OUTPUT_0"], sample * 3)
 
-    def test_an_onnx_file_with_a_fixed_batch(self, run: Convert, tmp_path: Path) -> None:
-        zoo.add(tmp_path, "fixed", zoo.scale((2, 3)))
-        with pytest.raises(ConversionError, match="no dynamic batch"):
-            run(str(tmp_path / "fixed" / "1" / "model.onnx"))
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_an_onnx_file_with_a_fixed_batch(self, run: Convert, tmp_path: Path, batch: int) -> None:
+        zoo.add(tmp_path, "fixed", zoo.scale((batch, 3)))
+        version = run(str(tmp_path / "fixed" / "1" / "model.onnx"))
+        sample = np.ones((5, 3), np.float32)
+        np.testing.assert_array_equal(answers(version, INPUT_0=sample)["OUTPUT_0"], sample * 2)
 
     def test_an_exported_program(self, run: Convert, tmp_path: Path) -> None:
         module, example = modules.small().eval(), torch.zeros(2, 3, 16, 16)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +16,41 @@ from graphkiln_backend.graph.text import is_text, pack_text, unpack_text
 _PREFIXES = ("input", "source", "graph")
 _BYTES, _LENGTHS = ".text", ".lengths"
 """After the prefix of the two arrays that one array of text becomes."""
+_WHOLE = "whole"
+"""An empty array of this name marks samples of a graph without a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoldenSamples:
-    """Inputs and two sets of reference outputs, by tensor name; all with the same first dimension.
+    """Inputs and two sets of reference outputs, by tensor name: `[samples, ...]` each, or one sample of whole tensors.
 
     Attributes:
         inputs: The feeds.
         source_outputs: Of the source model, in fp32.
         graph_outputs: Of the saved graph itself when it was made (ONNX Runtime on the CPU, optimizations off).
+        whole: Whether the arrays are one sample, of a graph without a batch.
     """
 
     inputs: Mapping[str, AnyArray]
     source_outputs: Mapping[str, AnyArray]
     graph_outputs: Mapping[str, AnyArray]
+    whole: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return 1 if self.whole else len(next(iter(self.inputs.values())))
+
+    @property
+    def feeds(self) -> tuple[Mapping[str, AnyArray], ...]:
+        """The inputs of each sample, as a session takes them."""
+        if self.whole:
+            return (self.inputs,)
+        return tuple({name: array[i : i + 1] for name, array in self.inputs.items()} for i in range(self.count))
+
+    def batch(self, size: int) -> Mapping[str, AnyArray]:
+        """The inputs repeated in order until there are so many; of a graph without a batch, the one sample."""
+        return self.inputs if self.whole else repeated(self.inputs, size)
 
     def only(self, outputs: Collection[str]) -> GoldenSamples:
         """The same samples with these outputs alone."""
@@ -38,7 +58,7 @@ class GoldenSamples:
             {name: array for name, array in group.items() if name in outputs}
             for group in (self.source_outputs, self.graph_outputs)
         )
-        return GoldenSamples(inputs=self.inputs, source_outputs=source, graph_outputs=graph)
+        return replace(self, source_outputs=source, graph_outputs=graph)
 
     def write(self, path: Path) -> None:
         """Writes the samples as a compressed .npz of plain arrays (no pickles)."""
@@ -47,7 +67,8 @@ class GoldenSamples:
         for prefix, group in groups:
             for name, array in group.items():
                 arrays |= _plain(prefix, name, array)
-        np.savez_compressed(path, **arrays)
+        marks = {_WHOLE: np.empty(0, np.uint8)} if self.whole else {}
+        np.savez_compressed(path, **arrays, **marks)
 
     @classmethod
     def read(cls, path: Path) -> GoldenSamples:
@@ -59,6 +80,7 @@ class GoldenSamples:
         groups: dict[str, dict[str, AnyArray]] = {prefix: {} for prefix in _PREFIXES}
         try:
             arrays = read_npz(path)
+            whole = arrays.pop(_WHOLE, None) is not None
             for key, array in arrays.items():
                 prefix, _, name = key.partition("/")
                 if prefix.endswith(_BYTES):
@@ -70,7 +92,8 @@ class GoldenSamples:
             raise ManifestError(f"cannot read golden samples from {path}: {error.message}") from error
         except KeyError as error:
             raise ManifestError(f"cannot read golden samples from {path}: {error}") from error
-        return cls(inputs=groups["input"], source_outputs=groups["source"], graph_outputs=groups["graph"])
+        source, graph = groups["source"], groups["graph"]
+        return cls(inputs=groups["input"], source_outputs=source, graph_outputs=graph, whole=whole)
 
 
 def _plain(prefix: str, name: str, array: AnyArray) -> dict[str, AnyArray]:
@@ -78,3 +101,15 @@ def _plain(prefix: str, name: str, array: AnyArray) -> dict[str, AnyArray]:
         return {f"{prefix}/{name}": array}
     content, lengths = pack_text(array)
     return {f"{prefix}{_BYTES}/{name}": content, f"{prefix}{_LENGTHS}/{name}": lengths}
+
+
+def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
+    """Samples repeated in order until there are `size` of them."""
+    return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
+
+
+def joined(outputs: Sequence[Mapping[str, AnyArray]]) -> dict[str, AnyArray]:
+    """The outputs of samples as those of one batch; of one sample as they are."""
+    if len(outputs) == 1:
+        return dict(outputs[0])
+    return {name: np.concatenate([each[name] for each in outputs]) for name in outputs[0]}

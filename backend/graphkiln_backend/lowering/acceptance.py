@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
-from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.golden import GoldenSamples, joined, repeated
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds
+from graphkiln_backend.lowering.warmup import synthetic_feeds
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln_backend.repository.version import ModelVersion
@@ -129,10 +127,11 @@ def replay(
     Raises:
         VerificationError: The outputs are not those of the saved graph; the report has the numbers.
     """
-    samples = len(next(iter(golden.inputs.values())))
-    singles = [session.run({name: array[i : i + 1] for name, array in golden.inputs.items()}) for i in range(samples)]
-    alone = {name: np.concatenate([single[name] for single in singles]) for name in singles[0]}
-    prove(golden.graph_outputs, alone, limits, batch_sizes=(1,), ranking=ranking)
-    size = max(largest_batch, samples) if all(spec.batchable for spec in session.signature.inputs) else samples
-    together = session.run(repeated(golden.inputs, size))
+    alone = joined([session.run(feeds) for feeds in golden.feeds])
+    verification = prove(golden.graph_outputs, alone, limits, batch_sizes=(1,), ranking=ranking, samples=golden.count)
+    if golden.whole:
+        return verification
+    varies = all(spec.batchable for spec in session.signature.inputs)
+    size = max(largest_batch, golden.count) if varies else golden.count
+    together = session.run(golden.batch(size))
     return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size), ranking=ranking)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
@@ -53,6 +54,7 @@ class Deployment:
         """
         settings = Settings.from_config(config, resources.device, overrides)
         version = read_version(folder, config.default_model_filename)
+        _check_batching(version, config)
         saved = saved_precision(version)
         sizes = config.warmup_batch_sizes
         resources = replace(resources, instances=config.instances)
@@ -76,3 +78,16 @@ class Deployment:
         artifacts = Artifacts(self.version, self.saved, cache)
         requirements = Requirements(batch_sizes=self.warmup_batch_sizes, self_test=self.settings.self_test)
         return select_session(artifacts, self.plan, requirements)
+
+
+def _check_batching(version: ModelVersion, config: ModelConfig) -> None:
+    """Refuses batches of a graph that was proven whole: what its rows are nobody knows, or they are not independent.
+
+    Raises:
+        RepositoryError: The configuration requests them.
+    """
+    if config.max_batch_size > 0 and version.golden and version.golden.whole:
+        raise RepositoryError(
+            f"max_batch_size is {config.max_batch_size}, but the graph was proven whole, without batches",
+            hint="set max_batch_size: 0 and write dims with all dimensions, as graphkiln convert did",
+        )

@@ -14,7 +14,7 @@ from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.plan import pick_fastest
-from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds
+from graphkiln_backend.lowering.warmup import synthetic_feeds
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -82,7 +82,7 @@ def measure(sessions: Mapping[str, Session], golden: GoldenSamples | None, size:
 
 def _time_s(session: Session, golden: GoldenSamples | None, size: int) -> float:
     """The fastest of some runs, in seconds."""
-    feeds = repeated(golden.inputs, size) if golden else synthetic_feeds(session.signature, size)
+    feeds = golden.batch(size) if golden else synthetic_feeds(session.signature, size)
     times = []
     for _ in range(_RUNS):
         begun = time.perf_counter()

@@ -201,7 +201,7 @@ def _session_config(
         precision=choice.precision,
         layout=settings.layout,
         conv_search=settings.conv_search,
-        streams=settings.streams or 1,
+        streams=min(settings.streams or 1, largest_batch),  # parts of a batch: a graph served whole has none
         largest_batch=largest_batch,
         tuning=settings.tuning,
         shared_folder=resources.shared_folder if instances > 1 else None,

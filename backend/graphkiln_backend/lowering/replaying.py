@@ -10,7 +10,7 @@ import numpy as np
 from graphkiln_backend.engines.base import PLAIN_RUNS, Session
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.golden import GoldenSamples, joined
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
@@ -55,9 +55,8 @@ class Replay:
             limits: How far the outputs may be apart.
             ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
         """
-        count = len(next(iter(golden.inputs.values())))
-        samples = tuple({name: array[i : i + 1] for name, array in golden.inputs.items()} for i in range(count))
-        return cls(session=session, samples=samples, reference=golden.graph_outputs, limits=limits, ranking=ranking)
+        reference = golden.graph_outputs
+        return cls(session=session, samples=golden.feeds, reference=reference, limits=limits, ranking=ranking)
 
     @classmethod
     def recorded(cls, session: Session, limits: Limits) -> Replay | None:
@@ -108,9 +107,10 @@ class Replay:
         Raises:
             VerificationError: They are not the right ones; the report has the numbers.
         """
-        joined = {name: np.concatenate([outputs[name] for outputs in computed]) for name in computed[0]}
-        reference = {name: array for name, array in self.reference.items() if name in joined}
-        return prove(reference, joined, self.limits, batch_sizes=(1,), ranking=self.ranking)
+        found = joined(computed)
+        reference = {name: array for name, array in self.reference.items() if name in found}
+        samples = len(self.samples)
+        return prove(reference, found, self.limits, batch_sizes=(1,), ranking=self.ranking, samples=samples)
 
 
 def _noise(signature: Signature) -> dict[str, AnyArray]:

@@ -6,8 +6,6 @@ request as fast as its thousandth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from graphkiln_backend.engines.base import Session
@@ -36,7 +34,7 @@ def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | No
         GraphkilnError: The golden samples fail.
     """
     for size in sizes:
-        feeds = repeated(golden.inputs, size) if golden else synthetic_feeds(session.signature, size)
+        feeds = golden.batch(size) if golden else synthetic_feeds(session.signature, size)
         try:
             for _ in range(_RUNS - (already and size == max(sizes))):
                 session.run(feeds)
@@ -45,11 +43,6 @@ def warm_up(session: Session, sizes: tuple[int, ...], golden: GoldenSamples | No
                 raise
             return f"synthetic inputs at batch {size} fail: {error}"
     return ""
-
-
-def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
-    """Samples repeated in order until there are `size` of them."""
-    return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
 
 
 def synthetic_feeds(signature: Signature, batch: int = 1) -> dict[str, AnyArray]:

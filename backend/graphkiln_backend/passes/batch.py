@@ -8,8 +8,10 @@ node that would mix samples is an error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir
 
 from graphkiln_backend.graph.errors import ConversionError
@@ -17,6 +19,9 @@ from graphkiln_backend.graph.signature import BATCH
 from graphkiln_backend.passes.batch_following import BatchAxis, ExpandedToBatch, Follower, Value, name_batch
 from graphkiln_backend.passes.batch_rules import RULES
 from graphkiln_backend.passes.edge import Edge
+
+_MOST_TRIES = 500
+"""Of following the batch through a graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +49,8 @@ class VaryBatch:
         Raises:
             ConversionError: The inputs have no common batch, or a node mixes samples.
         """
-        batch, expanded = saved_batch(model), dict[Value, BatchAxis]()
-        while True:
-            follower = Follower(model, batch, expanded)
-            try:
-                _follow(follower)
-                break
-            except ExpandedToBatch as found:  # once for each Expand at most
-                expanded[found.value] = found.axis
+        _name_defaults(model)
+        follower = _followed(model, saved_batch(model))
         follower.repair()
         for value, axis in follower.axes.items():
             name_batch(value, axis)
@@ -63,17 +62,64 @@ class VaryBatch:
         return f"the batch is not the first dimension of {', '.join(fixed)}" if fixed else ""
 
 
+def _followed(model: onnx_ir.Model, batch: int) -> Follower:
+    """Follows the batch to the end.
+
+    Raises:
+        ConversionError: No choice among the places of a batch of 1 leads there; the reason is that of the first.
+    """
+    expanded, choices = dict[Value, BatchAxis](), dict[onnx_ir.Node, int]()
+    first: ConversionError | None = None
+    for _ in range(_MOST_TRIES):
+        follower = Follower(model, batch, expanded, choices)
+        try:
+            _follow(follower)
+        except ExpandedToBatch as found:  # once for each Expand at most
+            expanded[found.value] = found.axis
+        except ConversionError as error:
+            first = first or error
+            if not _choose_otherwise(choices, follower.open_choices):
+                raise first from error
+        else:
+            return follower
+    raise first or ConversionError(f"the saved batch of {batch} cannot be followed through the graph")
+
+
+def _choose_otherwise(choices: dict[onnx_ir.Node, int], open_choices: Mapping[onnx_ir.Node, int]) -> bool:
+    """Takes the next choice of the last node that has one left; those after it begin again."""
+    for node, count in reversed(list(open_choices.items())):
+        if choices.get(node, 0) + 1 < count:
+            choices[node] = choices.get(node, 0) + 1
+            return True
+        choices.pop(node, None)
+    return False
+
+
 def _follow(follower: Follower) -> None:
     for node in follower.model.graph:
         if node.outputs[0] in follower.expanded:
             axis = follower.expand_here(node)
         elif not follower.reaches(node):
             continue
-        elif (rule := RULES.get(node.op_type)) is None:
+        elif (rule := RULES.get(node.op_type)) is None or node.domain not in ("", "ai.onnx"):
             raise follower.error(node, "how it treats a batch is not known")
         else:
-            axis = rule(follower, node)
-        follower.axes.update(dict.fromkeys(node.outputs, axis))
+            found = rule(follower, node)
+            axis, *others = (found,) if isinstance(found, BatchAxis) else found
+            follower.axes.update(zip(node.outputs[1:], others, strict=False))
+        for value in node.outputs:
+            follower.axes.setdefault(value, axis)
+
+
+def _name_defaults(model: onnx_ir.Model) -> None:
+    """Gives every node the attributes that it leaves to their defaults, so that the rules find them."""
+    version = model.opset_imports.get("") or 1
+    for node in model.graph:
+        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
+            continue
+        for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
+            if name not in node.attributes and attribute.default_value.type:
+                node.attributes.add(onnx_ir.from_proto(attribute.default_value))
 
 
 def _first_dim(value: Value) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,13 +60,18 @@ class Follower:
         batch: The batch size that it was saved with.
         axes: Value -> where it carries the batch; others do not.
         expanded: Constants that are known to be expanded to the batch -> where they carry it.
+        open_choices: Nodes that may leave the batch in several places, in order -> how many.
     """
 
-    def __init__(self, model: onnx_ir.Model, batch: int, expanded: Mapping[Value, BatchAxis]) -> None:
+    def __init__(
+        self, model: onnx_ir.Model, batch: int, expanded: Mapping[Value, BatchAxis], choices: Mapping[onnx_ir.Node, int]
+    ) -> None:
         self.model = model
         self.batch = batch
         self.axes = {value: BatchAxis(0) for value in model.graph.inputs}
         self.expanded = expanded
+        self.open_choices: dict[onnx_ir.Node, int] = {}
+        self._choices = choices
         self._repairs: list[Callable[[], None]] = []
         self._counted: Value | None = None
 
@@ -83,8 +88,9 @@ class Follower:
         return batch
 
     def reaches(self, node: onnx_ir.Node) -> bool:
-        """Whether the batch comes into a node."""
-        return any(value in self.axes for value in node.inputs if value is not None)
+        """Whether the batch comes into a node, or into a graph inside it."""
+        inner = (nested for attribute in node.attributes.values() for nested in _inner_nodes(attribute))
+        return any(value in self.axes for each in (node, *inner) for value in each.inputs if value is not None)
 
     def error(self, node: onnx_ir.Node, why: str) -> ConversionError:
         """The error of a node that does not let the batch vary."""
@@ -119,12 +125,18 @@ class Follower:
 
     def constant(self, node: onnx_ir.Node, index: int) -> list[int] | None:
         """The integers of a constant input; None where it is left out."""
+        numbers = self.numbers(node, index)
+        return None if numbers is None else [int(number) for number in numbers]
+
+    def numbers(self, node: onnx_ir.Node, index: int) -> list[float] | None:
+        """The numbers of a constant input; None where it is left out."""
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is None:
             return None
         if value.const_value is None:
             raise self.error(node, f"'{value.name}' is computed, expected a constant")
-        return [int(number) for number in np.ravel(value.const_value.numpy())]
+        found: list[float] = np.ravel(value.const_value.numpy()).tolist()
+        return found
 
     def replace_constant(self, node: onnx_ir.Node, index: int, numbers: Sequence[int]) -> None:
         """Gives a node another constant; the old one may have other users."""
@@ -150,6 +162,16 @@ class Follower:
                 if axis >= 0 and shape[axis] != 1:
                     self.carry(node, index, replace(found, axis=axis))
         return found
+
+    def choose(self, node: onnx_ir.Node, places: Sequence[BatchAxis]) -> BatchAxis:
+        """One of the places that the shapes of a node allow: the first one, until that has led nowhere."""
+        if len(places) > 1:
+            self.open_choices[node] = len(places)
+        return places[self._choices.get(node, 0)]
+
+    def let_repair(self, repair: Callable[[], None]) -> None:
+        """Has something changed once the batch was followed to the end."""
+        self._repairs.append(repair)
 
     def carry(self, node: onnx_ir.Node, index: int, batch: BatchAxis) -> None:
         """Lets an input carry the batch that does not: it was expanded to it, or must be now.
@@ -183,10 +205,32 @@ class Follower:
             axis = batch.axis - len(self.shape(value)) + len(self.shape(source))
             if axis < 0 or self.shape(source)[axis] == 1:
                 return source
+        if (row := self._equal_row(value, batch)) is not None:
+            return row
         above = self._expanded_above(value)
         if above is None:
             raise self.error(node, f"'{value.name}' has the saved batch in it, and no Expand says where from")
         raise above
+
+    def _equal_row(self, value: Value, batch: BatchAxis) -> Value | None:
+        """One row of a constant that holds the same for each sample, or None."""
+        if value.const_value is None or batch.before * batch.after != 1:
+            return None
+        array = value.const_value.numpy()
+        row = array.take([0], batch.axis)
+        if not np.array_equal(np.broadcast_to(row, array.shape), array):
+            return None
+        name = f"{value.name}/row"
+        if name in self.model.graph.initializers:
+            return self.model.graph.initializers[name]
+        made = Value(
+            name=name,
+            shape=onnx_ir.Shape(row.shape),
+            type=value.type,
+            const_value=onnx_ir.Tensor(row, dtype=value.dtype, name=name),
+        )
+        self.model.graph.register_initializer(made)
+        return made
 
     def _expanded_above(self, value: Value) -> ExpandedToBatch | None:
         """The nearest Expand to the saved batch that a value is computed from."""
@@ -233,3 +277,9 @@ class Follower:
         )
         self.model.graph.register_initializer(value)
         return value
+
+
+def _inner_nodes(attribute: onnx_ir.Attr) -> Iterator[onnx_ir.Node]:
+    """The nodes of a graph that is an attribute, such as a branch of an If."""
+    if attribute.type == onnx_ir.AttributeType.GRAPH:
+        yield from attribute.as_graph().all_nodes()

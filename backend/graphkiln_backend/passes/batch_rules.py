@@ -11,9 +11,12 @@ from dataclasses import replace
 
 import onnx_ir
 
+from graphkiln_backend.passes import batch_rules_products as products
+from graphkiln_backend.passes import batch_rules_shapes as shapes
 from graphkiln_backend.passes.batch_following import BatchAxis, Follower
 
-Rule = Callable[[Follower, onnx_ir.Node], BatchAxis]
+Rule = Callable[[Follower, onnx_ir.Node], BatchAxis | tuple[BatchAxis, ...]]
+"""Where the outputs carry the batch: all in one place, or each in its own."""
 
 
 def _elementwise(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
@@ -43,14 +46,15 @@ def _reshape(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     if not places:
         raise follower.error(node, f"{list(source)} -> {list(target)} tears the batch apart")
     # Where the batch was 1, more than one axis can have it: that of size 1 before those that hold more.
-    place = next((place for place in places if place.before == place.after == 1), places[0])
+    place = follower.choose(node, sorted(places, key=lambda place: place.before * place.after != 1))
     follower.replace_constant(node, 1, [-1 if axis == place.axis else size for axis, size in enumerate(target)])
     return place
 
 
 def _transpose(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     batch = follower.data_axis(node)
-    perm = list(node.attributes["perm"].as_ints())
+    rank = len(follower.shape(node.inputs[0]))
+    perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
     return replace(batch, axis=perm.index(batch.axis))
 
 
@@ -84,15 +88,6 @@ def _along_together(why: str) -> Rule:
         return batch
 
     return rule
-
-
-def _slice(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
-    batch = follower.data_axis(node)
-    rank = len(follower.shape(node.inputs[0]))
-    axes = follower.constant(node, 3)
-    if batch.axis in [axis % rank for axis in (range(rank) if axes is None else axes)]:
-        raise follower.error(node, "it takes some samples of the batch")
-    return batch
 
 
 def _unsqueeze(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
@@ -151,10 +146,6 @@ def _padded_axes(follower: Follower, node: onnx_ir.Node) -> list[int]:
     return [axis for axis in range(rank) if widths[axis] or widths[axis + rank]]
 
 
-def _resized_axes(_: Follower, node: onnx_ir.Node) -> list[int]:
-    return list(node.attributes["axes"].as_ints())
-
-
 def _reduction(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     batch = follower.data_axis(node)
     rank = len(follower.shape(node.inputs[0]))
@@ -178,8 +169,16 @@ def _gather(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
         return replace(own, axis=own.axis + axis)
     own = follower.axes[data]
     if own.axis == axis:
+        if shapes.gather_all(follower, node):
+            return own
         raise follower.error(node, "it picks samples of the batch")
     return own if own.axis < axis else replace(own, axis=own.axis + len(follower.shape(indices)) - 1)
+
+
+def _one_hot(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    batch = follower.data_axis(node)
+    new = node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0]))
+    return replace(batch, axis=batch.axis + (new <= batch.axis))
 
 
 def _gather_nd(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
@@ -191,40 +190,59 @@ def _gather_nd(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
         return follower.axes[indices]
     own = follower.axes[data]
     if own.axis < index_shape[-1]:
+        if shapes.gather_all(follower, node):
+            return own
         raise follower.error(node, "it picks samples of the batch")
     return replace(own, axis=own.axis - index_shape[-1] + len(index_shape) - 1)
 
 
 _ELEMENTWISE = (
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Greater "
-    "GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Min Mod Mul Neg Not "
-    "Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh "
-    "Where Xor"
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu "
+    "Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN "
+    "LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink "
+    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor"
 )
-_BY_SAMPLE = "AveragePool BatchNormalization Conv ConvTranspose GlobalAveragePool InstanceNormalization MaxPool"
-_REDUCTIONS = "ArgMax ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
+_BY_SAMPLE = (
+    "AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool "
+    "GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv SpaceToDepth"
+)
+_REDUCTIONS = (
+    "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare"
+)
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_BY_SAMPLE.split(), _by_sample),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), products.recurrent),
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), products.quantize),
+    **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), products.quantized_product),
+    **dict.fromkeys(("Hardmax", "LogSoftmax", "LpNormalization", "Softmax", "TopK"), _along(_attribute_axis)),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _along(_from_axis)),
+    "BatchNormalization": products.batch_norm,
     "Concat": _along_together("it joins samples of the batch"),
     "CumSum": _along(_input_axis),
+    "Dropout": products.dropout,
+    "Einsum": products.einsum,
     "Expand": _expand,
+    "Flatten": shapes.flatten,
     "Gather": _gather,
     "GatherElements": _along_together("it picks samples of the batch"),
     "GatherND": _gather_nd,
+    "Gemm": products.gemm,
     "GridSample": _together,
-    "LayerNormalization": _along(_from_axis),
-    "LogSoftmax": _along(_attribute_axis),
     "MatMul": _matmul,
-    "OneHot": _along(lambda _, __: []),
+    "MeanVarianceNormalization": products.mean_variance,
+    "OneHot": _one_hot,
     "Pad": _along(_padded_axes),
     "Reshape": _reshape,
-    "Resize": _along(_resized_axes),
-    "Slice": _slice,
-    "Softmax": _along(_attribute_axis),
-    "TopK": _along(_attribute_axis),
+    "Resize": shapes.resize,
+    "Slice": shapes.slice_,
+    "Split": shapes.split,
+    "Squeeze": shapes.squeeze,
+    "Tile": shapes.tile,
     "Transpose": _transpose,
+    "Trilu": shapes.triangle,
     "Unsqueeze": _unsqueeze,
 }
 """Operator -> its rule."""

@@ -81,6 +81,7 @@ def prove(
     noise: float | None = None,
     targets: npt.NDArray[np.int64] | None = None,
     ranking: Ranking | None = None,
+    samples: int | None = None,
 ) -> Verification:
     """Holds outputs to the policy, and the check itself to a negative control.
 
@@ -92,6 +93,7 @@ def prove(
         noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too.
         targets: The true classes of score outputs, `[samples]`, where they are known.
         ranking: Of a graph that ranks its classes itself: indices are judged by their scores.
+        samples: How many samples there are; None for as many as the first output has rows.
 
     Raises:
         VerificationError: An output is outside its limits, or a perturbed copy would have passed.
@@ -104,8 +106,8 @@ def prove(
         decisions = _decide_outputs(reference, outputs, limits, noise=noise, targets=targets, ranking=ranking)
     findings: list[OutputError | Decision] = [*errors, *decisions]
     failures = [str(finding) for finding in findings if not finding.within(limits)]
-    samples = len(next(iter(reference.values())))
-    verification = _record(errors, decisions, limits, samples=samples, batch_sizes=batch_sizes, passed=not failures)
+    count = len(next(iter(reference.values()))) if samples is None else samples
+    verification = _record(errors, decisions, limits, samples=count, batch_sizes=batch_sizes, passed=not failures)
     if failures:
         raise VerificationError("the outputs changed", report=f"{verification.verdict}: {'; '.join(failures)}")
     _check_negative_control(trusted, limits)
@@ -128,7 +130,7 @@ def _record(
         f"error {relative_l2:.2g} of signal (limit {limit:.0e})",
         *map(str, decisions),
         f"{samples} samples",
-        f"batch sizes {', '.join(map(str, batch_sizes))}",
+        f"batch sizes {', '.join(map(str, batch_sizes))}" if batch_sizes else "whole inputs",
     )
     return Verification(
         step=limits.name,

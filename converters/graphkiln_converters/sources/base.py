@@ -60,6 +60,7 @@ class SourceOptions:
         out_indices: Which feature maps.
         shapes: Input name (or empty for the only one) -> sizes of one sample, where the source does not know them.
         allow_code: Open files that can run code of whoever made them.
+        free_batch: Let a batch vary that a graph was saved with.
     """
 
     weights: Path | None = None
@@ -68,6 +69,7 @@ class SourceOptions:
     out_indices: tuple[int, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     allow_code: bool = False
+    free_batch: bool = True
 
 
 class SourceModel(Protocol):
@@ -149,6 +151,16 @@ class NotedSource(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """A line each, for the log and the manifest."""
+        ...
+
+
+@runtime_checkable
+class WholeSource(Protocol):
+    """A source model whose inputs may have no batch: the shapes of its inputs are then whole, and so is each sample."""
+
+    @property
+    def whole(self) -> str:
+        """Why requests cannot be batched, or empty where they can."""
         ...
 
 

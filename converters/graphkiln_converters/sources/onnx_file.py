@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import onnx
 import onnx_ir
 from onnxscript import version_converter
@@ -17,17 +18,21 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
     ConversionError,
     ExecutionError,
+    GraphkilnError,
     LoweringError,
     ManifestError,
     RepositoryError,
     SignatureError,
 )
-from graphkiln_backend.graph.signature import TensorSpec
+from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
+from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
+from graphkiln_converters.batches import dependent_rows, free_batch, saved_size, without_batch
 from graphkiln_converters.kernels import save_runnable
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.precision import Rounding
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.reference_session import ReferenceSession
 from graphkiln_converters.sources.vocabulary import ODD_WORDS, known_words
 
@@ -47,6 +52,9 @@ class OnnxModel:
         inputs: Its inputs.
         replaced: Its outputs that are no tensors.
         outputs: Names of the outputs that the exported graph has.
+        batch_size: The fixed batch that it was saved with and that was made to vary; `EXPORT_BATCH` where it varied.
+        whole: Why its requests cannot be batched, or empty where they can.
+        freed: The graph with its batch made to vary, or None.
     """
 
     path: Path
@@ -57,7 +65,10 @@ class OnnxModel:
     libraries: tuple[str, ...] = ("onnx", "onnxruntime")
     preprocess: None = None
     labels: tuple[str, ...] = field(default=())
-    _temporary: TemporaryDirectory[str] | None = None
+    batch_size: int = EXPORT_BATCH
+    whole: str = ""
+    freed: onnx_ir.Model | None = None
+    _temporary: TemporaryDirectory[str]
 
     @property
     def description(self) -> str:
@@ -65,9 +76,9 @@ class OnnxModel:
         return str(self.path)
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`."""
+        """See `SourceModel.run`; a graph that was saved with a batch computes row by row, a row filling the batch."""
         try:
-            found = self.session.run(feeds, self.outputs)
+            found = self._run_rows(feeds) if self.freed else self.session.run(feeds, self.outputs)
         except (ExecutionError, SignatureError) as error:
             raise ConversionError(
                 f"{self.path} refuses the samples: {error}",
@@ -75,13 +86,24 @@ class OnnxModel:
             ) from error
         return found | {output.name: output.to_tensor(found[output.name]) for output in self.replaced if output.classes}
 
+    def _run_rows(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        count, size = len(next(iter(feeds.values()))), self.batch_size
+        repeated = (
+            {name: np.repeat(array[i : i + 1], size, axis=0) for name, array in feeds.items()} for i in range(count)
+        )
+        rows = [self.session.run(row, self.outputs) for row in repeated]
+        return {name: np.concatenate([row[name][:1] for row in rows]) for name in self.outputs}
+
     @property
     def notes(self) -> tuple[str, ...]:
         """See `NotedSource`."""
-        return tuple(map(str, self.replaced))
+        whole = (f"served whole, with max_batch_size 0: {self.whole}",) if self.whole else ()
+        return (*map(str, self.replaced), *whole)
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002
         """See `SourceModel.export`; the graph's own dynamic dimensions stay as they are, old opsets are converted."""
+        if self.freed:
+            return self.freed
         model = _load(self.path)
         if (model.opset_imports.get("") or OPSET) < OPSET:
             version_converter.convert_version(model, OPSET, fallback=True)
@@ -90,8 +112,7 @@ class OnnxModel:
     def close(self) -> None:
         """See `SourceModel.close`."""
         self.session.close()
-        if self._temporary:
-            self._temporary.cleanup()
+        self._temporary.cleanup()
 
 
 def open_source(location: str, options: SourceOptions) -> OnnxModel:
@@ -105,27 +126,64 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
     path = Path(location)
     if path.is_dir() or not path.exists():
         raise ConversionError(f"there is no file {location}")
+    temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
         signature = read_signature(path)  # a pipe, weights outside of its folder, ...: no runtime is to open that
         replaced = read_replaced_outputs(path)
-        session, temporary = _open_reference(path)
-    except (LoweringError, RepositoryError, ManifestError) as error:
-        raise ConversionError(f"{location} cannot be loaded: {error.message}", hint=error.hint) from error
-    if not signature.batchable:
-        shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
-        session.close()
-        raise ConversionError(
-            f"{location} has no dynamic batch in every input and output: {shapes}",
-            hint="export it with a dynamic first dimension; served as it is, its fixed batch is padded or split",
+        session = _open_reference(path, Path(temporary.name))
+        model = OnnxModel(
+            path=path,
+            session=session,
+            inputs=_with_words(_specs(signature, options, 1), path, session),
+            replaced=replaced,
+            outputs=tuple(spec.name for spec in signature.outputs),
+            _temporary=temporary,
         )
-    inputs = _with_words(tuple(_spec(spec, options) for spec in signature.inputs), path, session)
-    outputs = tuple(spec.name for spec in signature.outputs)
-    return OnnxModel(
-        path=path, session=session, inputs=inputs, replaced=replaced, outputs=outputs, _temporary=temporary
-    )
+        return _with_batches(model, signature, options)
+    except (LoweringError, RepositoryError, ManifestError) as error:
+        temporary.cleanup()
+        raise ConversionError(f"{location} cannot be loaded: {error.message}", hint=error.hint) from error
+    except BaseException:
+        temporary.cleanup()
+        raise
 
 
-def _open_reference(path: Path) -> tuple[Session, TemporaryDirectory[str] | None]:
+def _with_batches(model: OnnxModel, signature: Signature, options: SourceOptions) -> OnnxModel:
+    """The source, batched where its rows are independent, else whole, with the reason."""
+    reason = without_batch(signature)
+    if signature.batchable:
+        reason = dependent_rows(model.run, model.run, model.inputs, _limits(_load(model.path)))
+    elif not reason:
+        made = _freed(model, saved_size(signature)) if options.free_batch else "--batch fixed"
+        if isinstance(made, OnnxModel):
+            return made
+        reason = made
+    if not reason:
+        return model
+    return replace(model, inputs=_with_words(_specs(signature, options, 0), model.path, model.session), whole=reason)
+
+
+def _freed(source: OnnxModel, batch_size: int) -> OnnxModel | str:
+    """The source with its fixed batch made to vary and proven, or why that cannot be."""
+    copy = Path(source._temporary.name) / "freed.onnx"  # noqa: SLF001 - its own
+    try:
+        graph = free_batch(_load(source.path))
+        freed = replace(source, batch_size=batch_size, freed=graph)
+        limits = _limits(graph)
+        save_runnable(graph, copy)
+        with OnnxRuntimeEngine().build_reference(copy) as session:
+            reason = dependent_rows(freed.run, session.run, freed.inputs, limits)
+    except GraphkilnError as error:
+        return error.message
+    return reason or replace(freed, freed=load(copy))
+
+
+def _limits(model: onnx_ir.Model) -> Limits:
+    rounding = Rounding.of(model)
+    return export_limits(rounding.precision, rounding.depth)
+
+
+def _open_reference(path: Path, folder: Path) -> Session:
     """A session of the graph, or of a copy of it: with fp32 kernels where ONNX Runtime has none for a type.
 
     Beside fp64, fp32 would be no reference: where kernels for that are missing, ONNX's own implementation runs.
@@ -135,20 +193,13 @@ def _open_reference(path: Path) -> tuple[Session, TemporaryDirectory[str] | None
     """
     engine = OnnxRuntimeEngine()
     try:
-        return engine.build_reference(path), None
+        return engine.build_reference(path)
     except LoweringError:
-        temporary = TemporaryDirectory(prefix="graphkiln-")
-        copy = Path(temporary.name) / path.name
-        try:
-            notes = save_runnable(_load(path), copy)
-            if any("fp64" in note for note in notes):
-                return ReferenceSession.open(path), temporary
-            if notes:
-                return engine.build_reference(copy), temporary
-        except BaseException:
-            temporary.cleanup()
-            raise
-        temporary.cleanup()
+        notes = save_runnable(_load(path), folder / path.name)
+        if any("fp64" in note for note in notes):
+            return ReferenceSession.open(path)
+        if notes:
+            return engine.build_reference(folder / path.name)
         raise
 
 
@@ -181,8 +232,14 @@ def _with_text(spec: InputSpec, words: tuple[str, ...]) -> InputSpec:
     return replace(spec, words=words or spec.words) if spec.dtype is DType.BYTES else spec
 
 
-def _spec(spec: TensorSpec, options: SourceOptions) -> InputSpec:
+def _specs(signature: Signature, options: SourceOptions, first: int) -> tuple[InputSpec, ...]:
+    """The inputs; the dimensions of a sample begin with the first one or, behind the batch, with the second."""
+    return tuple(_spec(spec, options, first) for spec in signature.inputs)
+
+
+def _spec(spec: TensorSpec, options: SourceOptions, first: int) -> InputSpec:
     given = options.shapes.get(spec.name) or options.shapes.get("")
-    sizes = given or tuple(dim if isinstance(dim, int) else _DEFAULT_SIZE for dim in spec.shape[1:])
-    dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(spec.shape[1:]) if isinstance(dim, str)}
+    dims = spec.shape[first:]
+    sizes = given or tuple(dim if isinstance(dim, int) else _DEFAULT_SIZE for dim in dims)
+    dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(dims) if isinstance(dim, str)}
     return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)

@@ -41,9 +41,9 @@ def samples(rows: int = 6, seed: int = 0) -> ReferenceSamples:
 
 class TestBatchSizes:
     @pytest.mark.parametrize("saved", [1, 2, 3, 4, 7])
-    def test_are_two_and_neither_is_the_saved_one(self, saved: int) -> None:
+    def test_are_two_at_least_and_none_is_the_saved_one(self, saved: int) -> None:
         sizes = other_batch_sizes(saved)
-        assert len(set(sizes)) == 2
+        assert len(set(sizes)) == len(sizes) >= 2
         assert saved not in sizes
 
     def test_exports_never_have_a_batch_of_one(self) -> None:

@@ -120,7 +120,7 @@ def test_fallbacks_come_last_in_the_users_order() -> None:
 
 def test_explains_itself() -> None:
     settings = Settings(streams=2, precision=Precision.BF16, rejected=("threads 3 of x: y requests 2",))
-    text = plan(settings, resources(instances=2)).explain()
+    text = plan(settings, resources(instances=2), largest_batch=4).explain()
     assert "1. openvino on cpu in bf16, 1 threads, idle threads sleep, 2 streams: the default, 2 cores shared" in text
     assert "rejected: threads 3 of x: y requests 2" in text
     assert "rejected: onnxruntime: ONNX Runtime has no bf16 kernels for CPUs" in text

@@ -14,9 +14,9 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
-from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.golden import GoldenSamples, repeated
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.warmup import repeated, synthetic_feeds, warm_up
+from graphkiln_backend.lowering.warmup import synthetic_feeds, warm_up
 from graphkiln_backend.repository.version import read_version
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")

@@ -181,8 +181,13 @@ class TestConstants:
         )
         check_varies(model, 2)
 
+    def test_a_weight_that_holds_the_same_for_each_sample_is_taken_once(self) -> None:
+        row = np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32)
+        check_varies(graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=np.repeat(row, 2, axis=0)), 2)
+
     def test_a_weight_of_the_size_of_the_batch_is_refused(self) -> None:
-        model = graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=np.ones((2, 3), np.float32))
+        weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+        model = graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=weight)
         with pytest.raises(ConversionError, match="Add 'node0': 'w' has the saved batch in it"):
             run_passes(model, (VaryBatch(),))
 
@@ -207,12 +212,17 @@ class TestMixing:
             ("y = CumSum(x, axis)", "works along the batch"),
             ("a = Transpose<perm=[1,0]>(x) y = MatMul(a, x)", "it sums over the batch"),
             ("a = Transpose<perm=[1,0]>(x) y = MatMul(x, a)", "both factors carry the batch"),
-            ("a = Transpose<perm=[1,0]>(x) y = Einsum<equation=\"ij->ji\">(a)", "is not known"),
+            ("y = Einsum<equation=\"ij,ik->jk\">(x, x)", "sums over the batch"),
+            ("y = Einsum<equation=\"i...->i...\">(x)", "does not name every axis"),
+            ("y, z = Split<axis=0, num_outputs=2>(x)", "splits the batch"),
+            ("y = Hardmax<axis=0>(x)", "works along the batch"),
+            ("y = Tile(x, twos)", "repeats the batch"),
         ],
     )  # fmt: skip
     def test_a_node_that_mixes_samples(self, text: str, why: str) -> None:
         model = graph(
             f"(float[4,3] x) => (float[n,m] y) {{ {text} }}", zero=ints(0), one=ints(1), index=ints(0, 2)[:, None],
+            twos=ints(2, 1),
             axis=np.int64(0),
         )  # fmt: skip
         with pytest.raises(ConversionError, match=f"saved batch of 4 cannot be made to vary: .*{why}"):

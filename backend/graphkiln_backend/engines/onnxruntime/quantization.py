@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnx
 import onnxruntime
 from onnxruntime import quantization
@@ -49,12 +50,14 @@ class Quantization:
         quantize_bias: Whether biases become INT32.
         exclude: Names of nodes that stay fp32.
         batch_size: Calibration samples to run at once.
+        whole: Whether the graph has no batch: each sample is a whole input.
     """
 
     method: CalibrationMethod = "minmax"
     quantize_bias: bool = True
     exclude: tuple[str, ...] = ()
     batch_size: int = 8
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,7 @@ def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantizatio
             quantization.quantize_static(
                 str(prepared),
                 str(target),
-                _CalibrationReader(samples, settings.batch_size),
+                _CalibrationReader(samples, settings.batch_size, whole=settings.whole),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=None,
                 per_channel=True,
@@ -120,9 +123,10 @@ def count_integer_products(graph: Path) -> Coverage:
 class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]
     """Gives the calibration samples in batches, some of them after each `set_range`."""
 
-    def __init__(self, samples: Mapping[str, AnyArray], batch_size: int) -> None:
+    def __init__(self, samples: Mapping[str, AnyArray], batch_size: int, *, whole: bool) -> None:
         self._samples = samples
-        self._batch_size = batch_size
+        self._whole = whole
+        self._batch_size = batch_size = 1 if whole else batch_size
         count = len(next(iter(samples.values())))
         self._starts = list(range(0, count - count % batch_size or count, batch_size))
         self._remaining = iter(self._starts)
@@ -137,7 +141,8 @@ class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[mi
         start = next(self._remaining, None)
         if start is None:
             return None
-        return {name: array[start : start + self._batch_size] for name, array in self._samples.items()}
+        rows = start if self._whole else slice(start, start + self._batch_size)
+        return {name: np.asarray(array[rows]) for name, array in self._samples.items()}
 
 
 class _QuantizerLogging:

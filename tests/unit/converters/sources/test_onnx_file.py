@@ -69,13 +69,6 @@ def test_an_old_opset_is_converted(tmp_path: Path, opset: int) -> None:
 
 
 class TestErrors:
-    def test_a_fixed_batch_shows_all_shapes(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ConversionError, match=r"no dynamic batch in every input and output: x FP32\[1,2\], y"
-        ) as caught:
-            open_source(str(write(tmp_path / "m.onnx", [1, 2])), OPTIONS)
-        assert "dynamic first dimension" in caught.value.hint
-
     def test_weights_of_its_own(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match="holds its own weights"):
             open_source(str(tmp_path / "m.onnx"), SourceOptions(weights=tmp_path / "w.pth"))

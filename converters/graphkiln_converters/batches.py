@@ -1,0 +1,122 @@
+"""Whether requests for a graph can be batched: tried, never assumed.
+
+A graph may be batched when each row is computed as if it were alone. A first dimension that varies is no proof: it may
+be the time of a sequence, or a softmax may run over it. Where the batch is fixed, it is made to vary first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir
+from onnx_ir.passes.common import ShapeInferencePass
+from onnxscript import optimizer, version_converter
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.batch import VaryBatch
+from graphkiln_backend.passes.constants import FoldConstants
+from graphkiln_backend.passes.edge import Arrays
+from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_backend.proof.comparison import compare
+from graphkiln_backend.proof.policy import Limits
+from graphkiln_converters.proving import run_in_batches
+from graphkiln_converters.samples import SEED
+from graphkiln_converters.sources.base import InputSpec, synthetic_samples
+
+_ROWS = 5
+_SIZES = (3, 5)
+"""Beside one row at a time."""
+
+_SHAPES_ALONE = frozenset({"ConstantOfShape", "Range"})
+"""Not folded unless asked for; with the batch fixed, they depend on constants only."""
+
+Run = Callable[[Arrays], dict[str, AnyArray]]
+
+
+def without_batch(signature: Signature) -> str:
+    """Why a signature cannot be that of batches, varying or fixed; or empty."""
+    if signature.batchable or saved_size(signature):
+        return ""
+    listed = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
+    return f"its inputs and outputs have no common batch in their first dimension: {listed}"
+
+
+def saved_size(signature: Signature) -> int:
+    """The fixed batch of a signature: the first dimension that all inputs share, and the outputs may have; or 0."""
+    sizes = {spec.shape[0] if spec.shape else 0 for spec in signature.inputs}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    if not isinstance(size, int):
+        return 0
+    fits = all(spec.shape and (spec.shape[0] == size or isinstance(spec.shape[0], str)) for spec in signature.outputs)
+    return size if fits else 0
+
+
+def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], limits: Limits) -> str:
+    """Why rows cannot be computed together: another number of them changes what is computed of one; or empty.
+
+    Args:
+        alone: Computes rows one by one.
+        together: Computes any number of rows at once.
+        inputs: What both take.
+        limits: How far both may be apart.
+    """
+    try:
+        feeds = _rows(inputs)
+        expected = run_in_batches(alone, feeds, 1)
+    except GraphkilnError:
+        return ""  # nothing to try it with, and the proof will say why
+    for size in _SIZES:
+        try:
+            found = run_in_batches(together, feeds, size)
+        except GraphkilnError as error:
+            return f"it does not run with {size} rows at once: {error.message}"
+        wrong = [str(error) for error in compare(expected, found) if not error.within(limits)]
+        if wrong:
+            return f"what it computes of a row depends on the other rows, {size} at once: {'; '.join(wrong)}"
+    return ""
+
+
+def _rows(inputs: tuple[InputSpec, ...]) -> Arrays:
+    """Rows that differ in size, too, so that a maximum or a mean over them shows."""
+    feeds = synthetic_samples(inputs, _ROWS, {}, seed=SEED)
+    return {name: _scaled(array) for name, array in feeds.items()}
+
+
+def _scaled(array: AnyArray) -> AnyArray:
+    if array.dtype.kind in "biuO":
+        return array
+    factors = np.linspace(0.5, 2.0, len(array)).reshape(-1, *[1] * (array.ndim - 1))
+    scaled: AnyArray = (array.astype(np.float64) * factors).astype(array.dtype)
+    return scaled
+
+
+def _forget_shapes(model: onnx_ir.Model) -> None:
+    for node in model.graph:
+        for value in node.outputs:
+            value.shape = None
+
+
+def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
+    """Lets the fixed batch of a graph vary, in place; whether it computes the same is not proven yet.
+
+    Raises:
+        ConversionError: A node mixes the samples of the batch, or it is not known what it does with them.
+    """
+    if (model.opset_imports.get("") or OPSET) < OPSET:
+        version_converter.convert_version(model, OPSET, fallback=True)
+    _forget_shapes(model)  # exporters write names of their own for dimensions that follow from the inputs
+    optimizer.fold_constants(
+        model,
+        onnx_shape_inference=True,
+        should_fold=lambda node: True if node.op_type in _SHAPES_ALONE else None,
+    )
+    run_passes(model, (FoldConstants(),))
+    ShapeInferencePass()(model)
+    note = run_passes(model, (VaryBatch(),)).reports[0].note
+    if note:
+        raise ConversionError(note)
+    return model
