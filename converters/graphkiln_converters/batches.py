@@ -94,10 +94,20 @@ def _scaled(array: AnyArray) -> AnyArray:
     return scaled
 
 
-def _forget_shapes(model: onnx_ir.Model) -> None:
+def _infer_shapes(model: onnx_ir.Model) -> None:
+    """Shapes from the inputs alone: exporters write names of their own for dimensions that follow from them."""
+    declared = [value.shape for value in model.graph.outputs]
     for node in model.graph:
         for value in node.outputs:
             value.shape = None
+    optimizer.fold_constants(
+        model,
+        onnx_shape_inference=True,
+        should_fold=lambda node: True if node.op_type in _SHAPES_ALONE else None,
+    )
+    ShapeInferencePass()(model)
+    for value, shape in zip(model.graph.outputs, declared, strict=True):
+        value.shape = value.shape or shape
 
 
 def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
@@ -108,12 +118,7 @@ def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
     """
     if (model.opset_imports.get("") or OPSET) < OPSET:
         version_converter.convert_version(model, OPSET, fallback=True)
-    _forget_shapes(model)  # exporters write names of their own for dimensions that follow from the inputs
-    optimizer.fold_constants(
-        model,
-        onnx_shape_inference=True,
-        should_fold=lambda node: True if node.op_type in _SHAPES_ALONE else None,
-    )
+    _infer_shapes(model)
     run_passes(model, (FoldConstants(),))
     ShapeInferencePass()(model)
     note = run_passes(model, (VaryBatch(),)).reports[0].note

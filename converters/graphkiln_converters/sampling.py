@@ -71,7 +71,7 @@ class Sampler:
     def _whole_samples(self, recipe: Recipe) -> list[ReferenceSamples]:
         """As `samples`, each of whole tensors."""
         own = read_samples(recipe.samples, self.inputs, None, _MOST_WHOLE) if recipe.samples else {}
-        feeds = [_one(own, i) for i in range(_rows(own))]
+        feeds = [self._as_feeds(_one(own, i)) for i in range(_rows(own))]
         for number, sizes in enumerate(sizes_to_try(self.model.inputs)):
             count = 1 if number else 0 if own else _WHOLE_SAMPLES
             made = synthetic_samples(self.model.inputs, count, sizes, seed=SEED + number)
@@ -101,8 +101,10 @@ class Sampler:
         return self._read(recipe.calibration)
 
     def _read(self, path: Path) -> Arrays:
+        return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))
+
+    def _as_feeds(self, feeds: Arrays) -> Arrays:
         """A user's samples as feeds of the graph: those by the source's names are what the source takes."""
-        feeds = read_samples(path, self.inputs, self.preprocess, _MOST_READ)
         return feeds if feeds.keys() == self.inputs.keys() else self.edge.to_graph_feeds(feeds)
 
     def _usual_feeds(self, sizes: Sizes) -> Arrays:

@@ -103,6 +103,9 @@ def config_text(
         The text, complete: nothing is left to Triton's own completion.
     """
     config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
+    if not max_batch_size:  # written down: what is left out would be completed to batches where dimensions vary
+        _complete_tensors(config, "input", signature.inputs, signature.optional_inputs, batched=False)
+        _complete_tensors(config, "output", signature.outputs, (), batched=False)
     complete(config, signature, labels_file=labels_file)
     if max_batch_size > 0:
         _add_warmup(config)

@@ -12,6 +12,7 @@ from graphs import graph
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
@@ -30,6 +31,9 @@ def model(preprocess: Preprocess | None = PIXELS) -> Any:
     return SimpleNamespace(source=source, preprocess=preprocess, labels=LABELS)
 
 
+GOLDEN = GoldenSamples(inputs={}, source_outputs={}, graph_outputs={})
+
+
 def proven(folder: Path, edge: Edge | None = None) -> Any:
     (folder / "model.onnx").write_bytes(b"12345")
     (folder / "model.onnx.data").write_bytes(b"1234567")
@@ -38,7 +42,7 @@ def proven(folder: Path, edge: Edge | None = None) -> Any:
     return SimpleNamespace(
         graph=folder / "model.onnx",
         rewritten=SimpleNamespace(edge=edge or Edge(), reports=(report,)),
-        proof=SimpleNamespace(errors={"OUTPUT_0": 1e-7}, signature="signature", golden="golden"),
+        proof=SimpleNamespace(errors={"OUTPUT_0": 1e-7}, signature="signature", golden=GOLDEN),
         verification=("verdict",),
         notes=("a note",),
         precision=Precision.FP16,

@@ -123,7 +123,7 @@ def count_integer_products(graph: Path) -> Coverage:
 class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]
     """Gives the calibration samples in batches, some of them after each `set_range`."""
 
-    def __init__(self, samples: Mapping[str, AnyArray], batch_size: int, *, whole: bool) -> None:
+    def __init__(self, samples: Mapping[str, AnyArray], batch_size: int, *, whole: bool = False) -> None:
         self._samples = samples
         self._whole = whole
         self._batch_size = batch_size = 1 if whole else batch_size

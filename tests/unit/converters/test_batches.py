@@ -1,0 +1,180 @@
+"""Whether rows are independent, and fixed batches that are made to vary: never one that mixes rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import compute, draw, graph
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ConversionError, ExecutionError
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.passes.batch import VaryBatch
+from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_converters.batches import dependent_rows, free_batch, saved_size, without_batch
+from graphkiln_converters.sources.base import InputSpec
+
+X = (InputSpec(name="x", shape=(4,)),)
+
+
+def signature(inputs: Sequence[tuple[Any, ...]], outputs: Sequence[tuple[Any, ...]]) -> Signature:
+    specs = [
+        tuple(TensorSpec(name=f"{kind}{i}", dtype=DType.FP32, shape=shape) for i, shape in enumerate(shapes))
+        for kind, shapes in (("x", inputs), ("y", outputs))
+    ]
+    return Signature(inputs=specs[0], outputs=specs[1])
+
+
+class TestSignatures:
+    @pytest.mark.parametrize(
+        ("inputs", "outputs", "size"),
+        [
+            ([(1, 3)], [(1, 2)], 1),
+            ([(4, 3), (4,)], [(4, 2)], 4),
+            ([(1, 3)], [("n", 2)], 1),
+            ([(1, 3), (100, 4)], [(1, 2)], 0),
+            ([(1, 3), ()], [(1, 2)], 0),
+            ([(5, 1, 3)], [(1, 2)], 0),
+            ([(1, 3)], [()], 0),
+            ([("n", 3)], [(1, 2)], 0),
+            ([(0, 3)], [(0, 2)], 0),
+        ],
+    )
+    def test_the_saved_batch_is_one_that_all_share(self, inputs: Any, outputs: Any, size: int) -> None:
+        found = signature(inputs, outputs)
+        assert saved_size(found) == size
+        assert bool(without_batch(found)) == (size == 0)
+
+    def test_one_that_varies_everywhere_may_be_a_batch(self) -> None:
+        assert without_batch(signature([("n", 3)], [("m", 2)])) == ""
+
+    def test_the_reason_shows_all_tensors(self) -> None:
+        assert "x0 FP32[1,3], x1 FP32[], y0 FP32[1,2]" in without_batch(signature([(1, 3), ()], [(1, 2)]))
+
+
+class TestRows:
+    def test_independent_ones(self) -> None:
+        assert (
+            dependent_rows(lambda feeds: {"y": feeds["x"] * 2}, lambda feeds: {"y": feeds["x"] + feeds["x"]}, X, EXPORT)
+            == ""
+        )
+
+    @pytest.mark.parametrize(
+        "mix",
+        [
+            lambda x: x - x.mean(0, keepdims=True),
+            lambda x: np.sort(x, 0),
+            lambda x: np.cumsum(x, 0),
+            lambda x: x / x.max(),
+            lambda x: x[::-1],
+        ],
+    )
+    def test_what_takes_them_together(self, mix: Any) -> None:
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            return {"y": mix(feeds["x"])}
+
+        assert "depends on the other rows, 3 at once: y: relative L2" in dependent_rows(run, run, X, EXPORT)
+
+    def test_a_graph_that_takes_one_row_only(self) -> None:
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            if len(feeds["x"]) > 1:
+                raise ExecutionError("baked in")
+            return {"y": feeds["x"]}
+
+        assert dependent_rows(run, run, X, EXPORT) == "it does not run with 3 rows at once: baked in"
+
+    def test_an_output_without_rows(self) -> None:
+        assert "'y' has the shape [4]" in dependent_rows(lambda f: {"y": f["x"]}, lambda f: {"y": f["x"][0]}, X, EXPORT)
+
+    def test_what_refuses_every_sample_is_left_to_the_proof(self) -> None:
+        def run(_: Any) -> dict[str, AnyArray]:
+            raise ExecutionError("no")
+
+        assert dependent_rows(run, run, X, EXPORT) == ""
+
+
+class TestFreeing:
+    def test_shapes_that_were_written_down_are_forgotten(self) -> None:
+        """As PyTorch's older exporter writes them: every dimension a name of its own."""
+        model = graph(
+            """(float[2,4] x) => (float[a,b] y) <float[q,r,s] e> {
+                ones = ConstantOfShape<value=int64[1] {1}>(three)
+                shape = Mul(ones, sizes)
+                e = Expand(token, shape)
+                u = Unsqueeze(x, one)
+                c = Concat<axis=1>(e, u)
+                y = Flatten(c)
+            }""",
+            three=np.array([3]), sizes=np.array([2, 1, 4]), token=draw(1, 1, 4), one=np.array([1]),
+        )  # fmt: skip
+        x = draw(6, 4)
+        expected = np.concatenate([compute(model, x=x[i : i + 2])["y"] for i in (0, 2, 4)])
+        freed = free_batch(model)
+        for rows in (1, 3, 6):
+            np.testing.assert_array_equal(compute(freed, x=x[:rows])["y"], expected[:rows])
+
+    def test_an_old_opset(self) -> None:
+        model = graph("(float[1,4] x) => (float[1,4] y) { y = Softmax<axis=1>(x) }", opset=11)
+        assert compute(free_batch(model), x=draw(3, 4))["y"].shape == (3, 4)
+
+    def test_an_output_without_the_batch(self) -> None:
+        model = graph("(float[1,4] x) => (float[1,4] y, float[3] z) { y = Relu(x) z = Identity(w) }", w=draw(3))
+        with pytest.raises(ConversionError, match="batch is not the first dimension of z"):
+            free_batch(model)
+
+    @pytest.mark.parametrize("branch", ["x", "y"])
+    def test_a_graph_inside_that_reads_the_batch(self, branch: str) -> None:
+        model = graph("(float[1,4] x, bool c) => (float[1,4] z) { y = Relu(x) z = Relu(y) }")
+        inner = graph(f"(float[1,4] {branch}) => (float[1,4] o) {{ o = Neg({branch}) }}").graph
+        del inner.inputs[:]
+        node = inner[0]
+        node.replace_input_with(0, next(v for v in (*model.graph.inputs, *model.graph[0].outputs) if v.name == branch))
+        outer = onnx_ir.node("If", [model.graph.inputs[1]], {"then_branch": inner}, name="choice")
+        model.graph.insert_before(model.graph[1], outer)
+        model.graph[2].replace_input_with(0, outer.outputs[0])
+        del model.graph.inputs[1]
+        with pytest.raises(ConversionError, match="If 'choice': how it treats a batch is not known"):
+            VaryBatch()(model)
+
+    def test_operators_of_others_are_not_known(self) -> None:
+        model = graph("(float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+        model.graph[0].domain = "com.example"
+        with pytest.raises(ConversionError, match="how it treats a batch is not known"):
+            VaryBatch()(model)
+
+
+OPERATIONS = [
+    "Relu({0})", "Softmax<axis={axis}>({0})", "Transpose<perm=[{perm}]>({0})", "Add({0}, {1})", "MatMul({0}, {1})",
+    "Concat<axis={axis}>({0}, {1})", "ReduceMean<keepdims=1>({0}, k{axis})", "CumSum({0}, a{axis})",
+    "Gather<axis={axis}>({0}, zero)", "Reshape({0}, flat)", "Flatten<axis={axis}>({0})",
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 3), st.lists(st.tuples(*[st.integers(0, 60)] * 4), min_size=1, max_size=5))
+def test_any_graph_is_freed_right_or_not_at_all(batch: int, picks: list[tuple[int, ...]]) -> None:
+    """Random graphs over `[batch, 3, 2]`, many of which mix rows: what passes computes each row as if it were alone."""
+    names, body = ["x"], []
+    for number, (operation, first, second, axis) in enumerate(picks):
+        text = OPERATIONS[operation % len(OPERATIONS)]
+        perm = [[0, 1, 2], [1, 0, 2], [0, 2, 1], [2, 1, 0]][axis % 4]
+        values = names[first % len(names)], names[second % len(names)]
+        body.append(f"t{number} = " + text.format(*values, axis=axis % 3, perm=",".join(map(str, perm))))
+        names.append(f"t{number}")
+    try:
+        constants = {f"k{i}": np.array([i]) for i in range(3)} | {f"a{i}": np.int64(i) for i in range(3)}
+        made = f"(float[{batch},3,2] x) => (float[p,q,r] y) {{ {' '.join(body)} y = Identity({names[-1]}) }}"
+        model = graph(made, zero=np.array([0]), flat=np.array([batch, -1]), **constants)
+        x = np.random.default_rng(0).standard_normal((5, 3, 2)).astype(np.float32)
+        rows = [compute(model, x=np.repeat(x[i : i + 1], batch, axis=0))["y"][:1] for i in range(5)]
+        freed = free_batch(model)
+    except Exception:
+        return  # not a graph, or not freed
+    for count in (1, 3, 5):
+        np.testing.assert_allclose(compute(freed, x=x[:count])["y"], np.concatenate(rows[:count]), rtol=1e-5, atol=1e-5)
