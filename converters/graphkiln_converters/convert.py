@@ -12,11 +12,12 @@ import onnx_ir
 
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten
+from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.opening import OpenModel, open_model
-from graphkiln_converters.precision import Rounding, check_lowers, loosened, lower_and_prove
+from graphkiln_converters.precision import check_lowers, loosened, lower_and_prove
 from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.publishing import (
     check_edges,

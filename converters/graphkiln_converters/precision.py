@@ -15,10 +15,9 @@ from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
-from graphkiln_backend.passes.emulation import emulate, infer_types
+from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
-from graphkiln_backend.passes.rounding import computed_precision, rounding_depth
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_converters.keep_search import smallest_kept
@@ -36,25 +35,6 @@ def limits_for(recipe: Recipe, precision: Precision) -> Limits:
 def loosened(limits: Limits, recipe: Recipe) -> Limits:
     """A row of the policy, looser where the recipe says so."""
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rounding:
-    """How a graph rounds what it computes.
-
-    Attributes:
-        precision: What it computes in.
-        depth: Most nodes in a row that round to 16 bits.
-    """
-
-    precision: Precision
-    depth: int
-
-    @classmethod
-    def of(cls, model: onnx_ir.Model) -> Rounding:
-        """Of a graph, whose types are inferred."""
-        infer_types(model)
-        return cls(precision=computed_precision(model), depth=rounding_depth(model))
 
 
 def check_lowers(recipe: Recipe, source: Precision) -> None:

@@ -21,6 +21,7 @@ from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.policy import Limits, gradient_limits
+from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.samples import Targets
 from graphkiln_converters.sources.base import EXPORT_BATCH
 
@@ -188,27 +189,6 @@ def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
     """Outputs, and those of them that are gradients."""
     others = {name: array for name, array in outputs.items() if name not in gradients}
     return others, {name: array for name, array in outputs.items() if name in gradients}
-
-
-def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the outputs.
-
-    Raises:
-        ConversionError: An output has not as many rows as the batch.
-    """
-    samples = len(next(iter(feeds.values())))
-    batches = []
-    for start in range(0, samples, size):
-        batch = {name: array[start : start + size] for name, array in feeds.items()}
-        rows, outputs = min(size, samples - start), run(batch)
-        for name, array in outputs.items():
-            if array.shape[:1] != (rows,):
-                raise ConversionError(
-                    f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
-                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
-                )
-        batches.append(outputs)
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]:

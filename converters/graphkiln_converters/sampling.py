@@ -13,8 +13,9 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_converters.opening import OpenModel
-from graphkiln_converters.proving import ReferenceSamples, run_in_batches
+from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.samples import (
     SEED,
     Sizes,

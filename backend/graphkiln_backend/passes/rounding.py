@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir
 
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.casts import LOW_TYPES
+from graphkiln_backend.passes.emulation import infer_types
 
 _COPIES = frozenset(
     {
@@ -16,6 +19,25 @@ _COPIES = frozenset(
 )
 """Operators that round nothing: each of their outputs is an input, or a constant."""
 _LOW = frozenset(LOW_TYPES.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounding:
+    """How a graph rounds what it computes.
+
+    Attributes:
+        precision: What it computes in.
+        depth: Most nodes in a row that round to 16 bits.
+    """
+
+    precision: Precision
+    depth: int
+
+    @classmethod
+    def of(cls, model: onnx_ir.Model) -> Rounding:
+        """Of a graph, whose types are inferred."""
+        infer_types(model)
+        return cls(precision=computed_precision(model), depth=rounding_depth(model))
 
 
 def computed_precision(model: onnx_ir.Model) -> Precision:

@@ -26,13 +26,13 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
+from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
-from graphkiln_converters.batches import dependent_rows, free_batch, saved_size, without_batch
 from graphkiln_converters.kernels import save_runnable
-from graphkiln_converters.precision import Rounding
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.batches import dependent_rows, free_batch, saved_size, without_batch
 from graphkiln_converters.sources.reference_session import ReferenceSession
 from graphkiln_converters.sources.vocabulary import ODD_WORDS, known_words
 

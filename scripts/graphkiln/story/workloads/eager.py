@@ -54,7 +54,7 @@ class EagerWorkload:
 
     def _predict(self, model: TorchModel, feeds: Mapping[str, AnyArray]) -> Predictions:
         from graphkiln_converters.gradient import add_gradient
-        from graphkiln_converters.proving import run_in_batches
+        from graphkiln_converters.row_batches import run_in_batches
 
         model.module.to("cpu")
         if not self.request.gradient:

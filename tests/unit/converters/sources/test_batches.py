@@ -17,8 +17,8 @@ from graphkiln_backend.graph.errors import ConversionError, ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.batch import VaryBatch
 from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_converters.batches import dependent_rows, free_batch, saved_size, without_batch
 from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.batches import dependent_rows, free_batch, saved_size, without_batch
 
 X = (InputSpec(name="x", shape=(4,)),)
 
