@@ -70,6 +70,7 @@ def _open_source(recipe: Recipe) -> SourceModel:
         shapes=recipe.shapes,
         allow_code=recipe.allow_code,
         free_batch=recipe.batch == "free",
+        samples=recipe.samples,
     )
     source = open_source(recipe.source, options)
     if recipe.batch == "fixed" and not isinstance(source, WholeSource):

@@ -61,7 +61,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str = Field(description="KIND:LOCATION, FILE.pt2 or FILE.onnx")
+    source: str = Field(description="KIND:LOCATION, FILE.pt2, FILE.onnx, FILE.skops or FILE.keras")
     name: Annotated[str, Flag(default="the source's")] = Field(default="", description="Model name.")
     model_store: Annotated[Path, Flag(variable="GRAPHKILN_MODEL_STORE")] = Field(
         default=Path("model_repository"), description="Folder of models."
@@ -81,7 +81,9 @@ class Recipe(BaseModel):
         default=(), description="Which feature maps."
     )
     allow_code: Annotated[bool, Flag(panel=_SOURCE)] = Field(
-        default=False, exclude=True, description="Open files that can run code: .pt2, or python: named in a recipe."
+        default=False,
+        exclude=True,
+        description="Open files that can run code: .pt2, some of torch.jit, skops, Keras; python: in a recipe.",
     )
     shape: Annotated[tuple[str, ...], Flag(panel=_SOURCE, metavar="[NAME=]3x224x224")] = Field(
         default=(), description="Sizes of one sample."

@@ -61,6 +61,7 @@ class SourceOptions:
         shapes: Input name (or empty for the only one) -> sizes of one sample, where the source does not know them.
         allow_code: Open files that can run code of whoever made them.
         free_batch: Let a batch vary that a graph was saved with.
+        samples: The user's samples, for sources that do not know their inputs.
     """
 
     weights: Path | None = None
@@ -70,6 +71,7 @@ class SourceOptions:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     allow_code: bool = False
     free_batch: bool = True
+    samples: Path | None = None
 
 
 class SourceModel(Protocol):
@@ -170,8 +172,16 @@ _KINDS = {
     "huggingface": ("huggingface", "huggingface"),
     "python": ("python_module", "convert"),
     "oneflow": ("oneflow_graph", "convert"),
+    "torchscript": ("torchscript", "convert"),
+    "sklearn": ("sklearn", "sklearn"),
+    "keras": ("keras", "keras"),
 }
-_SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file"}
+_ELSEWHERE = {
+    "paddle": "paddle2onnx --model_dir DIR ... --save_file model.onnx",
+    "tensorflow": "python -m tf2onnx.convert --saved-model DIR --opset 18 --output model.onnx",
+}
+"""Kinds whose exporters need other releases of ONNX than ours: kind -> what its own environment runs."""
+_SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
 CODE_HINT = "if you trust whoever made it, give --allow-code; an .onnx or .safetensors file runs none"
 _RUNS_CODE = ".pt2"
 """Its loader runs what the file says: it evaluates text and loads pickles."""
@@ -183,7 +193,7 @@ def described(name: str, options: SourceOptions) -> str:
 
 
 def open_source(source: str, options: SourceOptions) -> SourceModel:
-    """Opens `KIND:LOCATION`, `FILE.pt2` or `FILE.onnx`.
+    """Opens `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
 
     Raises:
         ConversionError: There is no such kind, file or architecture, it cannot be loaded, or it could run code and
@@ -193,12 +203,19 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     kind, separator, location = source.partition(":")
     suffix = Path(source).suffix.lower()
     if suffix in _SUFFIXES and kind not in _KINDS:
-        module_name, extra, location = _SUFFIXES[suffix], "convert", source
+        module_name, location = _SUFFIXES[suffix], source
+        extra = module_name if module_name in _KINDS else "convert"
         if suffix == _RUNS_CODE and not options.allow_code and Path(source).exists():
             raise ConversionError(f"{source} is not loaded: a {_RUNS_CODE} file can run code", hint=CODE_HINT)
     elif separator and kind in _KINDS:
         module_name, extra = _KINDS[kind]
     else:
+        if kind in _ELSEWHERE:
+            raise ConversionError(
+                f"{kind} models are exported in an environment of their own",
+                hint=f"there: {_ELSEWHERE[kind]}; then: graphkiln convert model.onnx --reference FILE.npz, with "
+                "inputs and outputs that were recorded there",
+            )
         known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
         raise ConversionError(
             f"'{source}' is not a source", hint=suggest(source, _KINDS) or f"known: {', '.join(known)}"

@@ -25,7 +25,7 @@ def convert(
         str,
         typer.Argument(
             help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, oneflow:DIR, "
-            "python:FILE_OR_MODULE:FACTORY, FILE.pt2 or FILE.onnx.",
+            "python:FILE_OR_MODULE:FACTORY, torchscript:FILE, FILE.pt2, FILE.onnx, FILE.skops or FILE.keras.",
             show_default=False,
         ),
     ] = "",

@@ -76,7 +76,7 @@ class TestKinds:
             ("onflow:dir", "did you mean 'oneflow:dir'?"),
             (
                 "zzz:model",
-                "known: torchvision:..., timm:..., huggingface:..., python:..., oneflow:..., FILE.pt2, FILE.onnx",
+                "known: torchvision:..., timm:..., huggingface:..., python:..., oneflow:..., torchscript:...",
             ),
             ("model.pth", "FILE.onnx"),
             ("", "known: "),
@@ -143,6 +143,10 @@ class TestSamples:
         feeds = synthetic_samples((self.IMAGE, self.TOKENS), 2, {"image": {1: 7, 2: 1}}, seed=0)
         assert feeds["image"].shape == (2, 3, 7, 1)
         assert feeds["tokens"].shape == (2, 9)
+
+    def test_what_is_exported_elsewhere_says_how(self) -> None:
+        with pytest.raises(ConversionError, match=r"environment of their own.*paddle2onnx.*--reference"):
+            open_source("paddle:folder", OPTIONS)
 
     def test_text_is_drawn_from_the_words_of_the_input(self) -> None:
         spec = InputSpec(name="words", dtype=DType.BYTES, shape=(2,), words=("red", "gr\u00fcn"))

@@ -1,0 +1,93 @@
+"""`keras:FILE.keras`: a model of Keras 3, which computes with PyTorch here and is exported as one of its modules."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # read once, when it is imported
+
+import keras
+import torch
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
+from graphkiln_backend.graph.files import open_regular
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions
+from graphkiln_converters.sources.pytorch import TorchModel, freeze
+
+_DEFAULT_SIZE = 8
+"""Of a dynamic dimension whose size is not given."""
+
+
+class _Positional(torch.nn.Module):
+    """A Keras model whose inputs come one by one."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(inputs[0] if len(inputs) == 1 else list(inputs))
+
+
+def open_source(location: str, options: SourceOptions) -> TorchModel:
+    """Loads a model; its own inputs say what it takes.
+
+    Raises:
+        ConversionError: The file is missing or damaged, holds code that nobody allowed, or does not say its inputs.
+        EngineUnavailable: Keras computes with another library than PyTorch.
+    """
+    if options.weights:
+        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
+    if keras.backend.backend() != "torch":
+        raise EngineUnavailable(f"Keras computes with {keras.backend.backend()} here: set KERAS_BACKEND=torch")
+    model = _load(location, options)
+    inputs = tuple(_spec(tensor, location, options) for tensor in getattr(model, "inputs", None) or ())
+    if not inputs:
+        raise ConversionError(
+            f"{location} does not say what it takes", hint="build it with keras.Input, or call it once before saving"
+        )
+    return TorchModel(
+        module=freeze(_Positional(model)),
+        description=f"keras:{location}",
+        libraries=("keras", "torch"),
+        inputs=inputs,
+    )
+
+
+def _load(location: str, options: SourceOptions) -> Any:
+    if not Path(location).exists():
+        raise ConversionError(f"there is no file {location}")
+    if Path(location).suffix != ".keras":  # the loader of older formats runs what they hold
+        raise ConversionError(f"{location} is no .keras file", hint="save the model again: model.save('NAME.keras')")
+    try:
+        open_regular(location).close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return keras.saving.load_model(location, compile=False, safe_mode=not options.allow_code)
+    except Exception as error:
+        text = str(error)
+        if "arbitrary code" in text or "unsafe" in text:
+            raise ConversionError(f"{location} is not loaded: it holds code of its own", hint=CODE_HINT) from error
+        raise ConversionError(
+            f"{location} is no model that Keras 3 can load: {(text.splitlines() or [type(error).__name__])[0]}",
+            hint="one is written by model.save('NAME.keras'); layers of your own need a function: python:FILE:FACTORY",
+        ) from error
+
+
+def _spec(tensor: Any, location: str, options: SourceOptions) -> InputSpec:
+    try:
+        dtype = DType(_TYPES.get(tensor.dtype, tensor.dtype.upper()))
+    except ValueError as error:
+        raise ConversionError(f"{location} takes {tensor.dtype} as '{tensor.name}'") from error
+    given = options.shapes.get(tensor.name) or options.shapes.get("")
+    sizes = given or tuple(_DEFAULT_SIZE if size is None else int(size) for size in tensor.shape[1:])
+    dynamic = {axis: (1, 2 * sizes[axis]) for axis, size in enumerate(tensor.shape[1:]) if size is None}
+    return InputSpec(name=tensor.name, dtype=dtype, shape=sizes, dynamic=dynamic)
+
+
+_TYPES = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bfloat16": "BF16"}
+"""Keras's names of element types, where they are not ours in lower case."""

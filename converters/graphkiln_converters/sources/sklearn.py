@@ -1,0 +1,255 @@
+"""`sklearn:FILE.skops`: an estimator or pipeline of scikit-learn, exported by skl2onnx.
+
+A `.skops` file runs no code as long as it holds known types; the others are named and need `--allow-code`. The
+reference is the estimator's own `predict`, `predict_proba`, ... Trees compare with thresholds in double precision:
+where fp32 inputs fall on the other side of one, the graph is exported with FP64 inputs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import skl2onnx
+import skops.io
+from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, StringTensorType
+
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+from graphkiln_backend.graph.files import open_regular
+from graphkiln_backend.graph.text import as_text, is_text
+from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.sklearn_columns import column_inputs, table_of
+
+_METHODS = (
+    *("predict", "predict_proba", "decision_function", "transform"),
+    *("score_samples", "predict_log_proba", "predict_std"),
+)
+"""What an output of a graph can be."""
+_ML_OPSET = 3
+_TRIED = 256
+_LOOSE = 1e-2
+"""How far an output may be from the method that it is taken for; the proof is far stricter."""
+_EXACT = 1e-5
+_TYPES = {DType.FP32: FloatTensorType, DType.FP64: DoubleTensorType, DType.BYTES: StringTensorType}
+_BOTH_CLASSES = "decision_function of both classes"
+_REVIEWED = (
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.metrics._dist_metrics.EuclideanDistance32",
+    "sklearn.metrics._dist_metrics.EuclideanDistance64",
+    "sklearn.neighbors._ball_tree.BallTree",
+    "sklearn.neighbors._kd_tree.KDTree",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+    "sklearn.tree._tree.Tree",
+)
+"""Types of scikit-learn that skops does not trust, whose state is numbers and arrays: a forged one may compute nonsense
+or crash the conversion, but names no function to call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SklearnModel:
+    """An estimator as a `SourceModel`.
+
+    Attributes:
+        estimator: It, fitted.
+        description: Which file.
+        inputs: One for all columns, or one for each.
+        graph: What skl2onnx makes of it.
+        methods: Output of the graph -> method of the estimator that computes it.
+        notes: What a person should know of it.
+    """
+
+    estimator: Any
+    description: str
+    inputs: tuple[InputSpec, ...]
+    graph: onnx.ModelProto
+    methods: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ("scikit-learn", "skl2onnx", "skops")
+    preprocess: None = None
+    labels: tuple[str, ...] = ()
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """See `SourceModel.run`; in the precision of scikit-learn, rounded to the graph's."""
+        table = table_of(self.estimator, self.inputs, feeds)
+        return {
+            value.name: _as_output(_call(self.estimator, self.methods[value.name], table), value)
+            for value in self.graph.graph.output
+        }
+
+    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002 - rows alone vary
+        """See `SourceModel.export`."""
+        return onnx_ir.from_proto(self.graph)
+
+    def close(self) -> None:
+        """See `SourceModel.close`."""
+
+
+def open_source(location: str, options: SourceOptions) -> SklearnModel:
+    """Loads an estimator and exports it.
+
+    Raises:
+        ConversionError: The file is missing or damaged, holds types that nobody allowed, or skl2onnx cannot export it.
+    """
+    if options.weights:
+        raise ConversionError(f"{location} holds its own parameters", hint="leave --weights out")
+    estimator = _load(location, options)
+    specs = column_inputs(estimator, location, DType.FP32)
+    description = f"sklearn:{location}"
+    single, worst = _export(estimator, specs, description)
+    if worst <= _EXACT or all(spec.dtype is DType.BYTES for spec in specs):
+        return single
+    try:
+        double, remaining = _export(estimator, column_inputs(estimator, location, DType.FP64), description)
+    except ConversionError:
+        return single  # its proof says what is wrong
+    note = f"inputs are FP64: in FP32, an answer to {_TRIED} samples was off by {worst:.1g}, and by {remaining:.1g} now"
+    return replace(double, notes=(*double.notes, note)) if remaining < worst else single
+
+
+def _load(location: str, options: SourceOptions) -> Any:
+    if not Path(location).exists():
+        raise ConversionError(f"there is no file {location}")
+    try:
+        open_regular(location).close()
+        untrusted = skops.io.get_untrusted_types(file=location)
+    except Exception as error:
+        raise _foreign(location, error) from error
+    unknown = [name for name in untrusted if name not in _REVIEWED]
+    if unknown and not options.allow_code:
+        raise ConversionError(
+            f"{location} is not loaded: it holds types that can run code: {', '.join(unknown)}", hint=CODE_HINT
+        )
+    try:
+        return skops.io.load(location, trusted=untrusted)
+    except Exception as error:
+        raise _foreign(location, error) from error
+
+
+def _foreign(location: str, error: Exception) -> ConversionError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return ConversionError(
+        f"{location} is no estimator that skops saved: {reason}",
+        hint="one is written by skops.io.dump(estimator, FILE), with the same release of scikit-learn",
+    )
+
+
+def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> tuple[SklearnModel, float]:
+    """The estimator with its graph, and the largest share of an output that is off."""
+    types = [(spec.name, _TYPES[spec.dtype]([None, *spec.shape])) for spec in inputs]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = skl2onnx.to_onnx(
+                estimator,
+                initial_types=types,
+                target_opset={"": OPSET, "ai.onnx.ml": _ML_OPSET},
+            )
+        with_tensor_outputs(graph)
+    except Exception as error:
+        raise ConversionError(
+            f"skl2onnx cannot export {description}: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            hint="export it yourself, with converters of your own for what it does not know, and convert the .onnx",
+        ) from error
+    feeds = synthetic_samples(inputs, _TRIED, {}, seed=1)
+    expected, found = _answers(estimator, inputs, feeds), _outputs(graph, feeds, description)
+    nearest = {value.name: _nearest(expected, value, found[value.name]) for value in graph.graph.output}
+    methods = {name: method for name, (method, distance) in nearest.items() if distance <= _LOOSE}
+    if not methods:
+        raise ConversionError(
+            f"{description}: no output of the graph is one of {', '.join(expected)}",
+            hint="export it yourself and convert the .onnx with --reference",
+        )
+    kept = [value for value in graph.graph.output if value.name in methods]
+    del graph.graph.output[:]
+    graph.graph.output.extend(kept)
+    notes = tuple(
+        f"output '{name}' of skl2onnx's graph is left out: it is none of {', '.join(expected)}"
+        for name in nearest
+        if name not in methods
+    )
+    model = SklearnModel(
+        estimator=estimator, description=description, inputs=inputs, graph=graph, methods=methods, notes=notes
+    )
+    return model, max(nearest[name][1] for name in methods)
+
+
+def _nearest(answers: Mapping[str, Any], value: onnx.ValueInfoProto, found: AnyArray) -> tuple[str, float]:
+    """The method whose answer an output is, and how far it is from that."""
+    distances = {method: _distance(_as_output(answer, value), found) for method, answer in answers.items()}
+    method = min(distances, key=lambda method: distances[method])
+    return method, distances[method]
+
+
+def _outputs(graph: onnx.ModelProto, feeds: Mapping[str, AnyArray], description: str) -> Mapping[str, AnyArray]:
+    with tempfile.TemporaryDirectory(prefix="graphkiln-") as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(graph, path)
+        try:
+            with OnnxRuntimeEngine().build_reference(path) as session:
+                return session.run(feeds)
+        except GraphkilnError as error:
+            raise ConversionError(f"{description} does not run as a graph: {error}", hint=error.hint) from error
+
+
+def _answers(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> dict[str, Any]:
+    """What each method of the estimator answers, of those that it has."""
+    table = table_of(estimator, inputs, feeds)
+    answers: dict[str, Any] = {}
+    for method in _METHODS:
+        if hasattr(estimator, method):
+            answers[method] = _call(estimator, method, table)
+    if "decision_function" in answers and np.ndim(answers["decision_function"]) == 1 and hasattr(estimator, "classes_"):
+        answers[_BOTH_CLASSES] = _call(estimator, _BOTH_CLASSES, table)
+    return answers
+
+
+def _call(estimator: Any, method: str, table: Any) -> Any:
+    if method == _BOTH_CLASSES:
+        scores = _call(estimator, "decision_function", table)
+        return np.stack([-scores, scores], axis=1)
+    function: Callable[[Any], Any] = getattr(estimator, method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names of columns, and of categories that it does not know
+        try:
+            found = function(table)
+        except Exception as error:
+            raise ConversionError(
+                f"{type(estimator).__name__}.{method} refuses the samples: {(str(error).splitlines() or [''])[0]}",
+                hint="give real ones: --samples FILE.npz",
+            ) from error
+    return found.toarray() if hasattr(found, "toarray") else found
+
+
+def _as_output(found: Any, value: onnx.ValueInfoProto) -> AnyArray:
+    """An answer in the shape and the element type of an output of the graph."""
+    tensor = value.type.tensor_type
+    dtype = DType.from_onnx(tensor.elem_type)
+    array = np.asarray(found)
+    if dtype is DType.BYTES:
+        array = as_text(array if is_text(array) else array.astype(str))
+    elif not is_text(array):
+        array = array.astype(dtype.numpy)
+    missing = len(tensor.shape.dim) - array.ndim
+    return array.reshape(*array.shape, *[1] * max(0, missing))
+
+
+def _distance(expected: AnyArray, found: AnyArray) -> float:
+    """The largest error of an element, relative to the signal; of classes and text, the share that differs."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return float("inf")
+    if found.dtype.kind != "f":
+        return float(np.mean(expected != found)) if found.size else 0.0
+    scale = np.abs(expected) + np.sqrt(np.mean(np.square(expected, dtype=np.float64))) + np.finfo(np.float32).tiny
+    return float(np.max(np.abs(np.subtract(expected, found)) / scale, initial=0.0))

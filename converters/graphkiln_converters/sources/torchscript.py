@@ -1,0 +1,190 @@
+"""`torchscript:FILE`: a program of `torch.jit`, traced or scripted, branches and loops included.
+
+Loading one runs no Python and no pickles, but it is a program: its own language writes and reads files (`torch.save`,
+`torch.from_file`) and calls other machines (RPC), already while it is loaded (`__setstate__`). Programs that name one
+of these need `--allow-code`; what is left computes tensors.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir
+import torch
+
+from graphkiln_backend.graph.arrays import read_npz
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ConversionError, ManifestError
+from graphkiln_backend.graph.files import open_regular
+from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.pytorch import TorchModel
+
+_REACHES_OUT = re.compile(rb"\b(save|from_file|rpc_sync|rpc_async|rpc_remote)\b")
+"""Operators that touch more than tensors, among all that torch 2.13 registers."""
+_MOST_CODE = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptModel(TorchModel):
+    """A program of torch.jit as a `SourceModel`."""
+
+    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+        """See `SourceModel.export`; branches and loops become nodes of the graph.
+
+        By the older exporter of PyTorch: torch.export takes no such programs.
+        """
+        example = synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0)
+        axes = {spec.name: {0: "batch", **_names(spec.name, dynamic.get(spec.name, {}))} for spec in self.inputs}
+        outputs = list(self.run(example))
+        return onnx_ir.from_proto(_export(self, tuple(map(torch.from_numpy, example.values())), outputs, axes))
+
+
+class _Holder(torch.nn.Module):
+    """What a program is held by whose arguments are fewer; its forward is written when it is known."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+
+def open_source(location: str, options: SourceOptions) -> ScriptModel:
+    """Loads a program.
+
+    Raises:
+        ConversionError: The file is missing or holds no such program, it reaches out and nobody allowed that, or the
+            sizes of its inputs are not known.
+    """
+    if options.weights:
+        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
+    if not Path(location).exists():
+        raise ConversionError(f"there is no file {location}")
+    reaching = _reaching_out(location)
+    if reaching and not options.allow_code:
+        raise ConversionError(
+            f"{location} is not loaded: its program can do more than compute ({', '.join(reaching)})", hint=CODE_HINT
+        )
+    try:
+        module = _load(location)
+    except Exception as error:
+        raise _foreign(location, error) from error
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    inputs = _inputs(module, location, options)
+    module = _with_defaults(module, inputs)
+    return ScriptModel(module=module, description=f"torchscript:{location}", libraries=("torch",), inputs=inputs)
+
+
+def _load(location: str) -> Any:
+    """The program; what torch.jit offers has no types."""
+    load: Callable[..., Any] = torch.jit.load
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch.jit is no longer developed
+        return load(location, map_location="cpu").eval().float()
+
+
+def _reaching_out(location: str) -> list[str]:
+    """What a program names that touches more than tensors."""
+    try:
+        with open_regular(location) as file, zipfile.ZipFile(file) as archive:
+            sources = [member for member in archive.infolist() if member.filename.endswith(".py")]
+            code = b"\n".join(archive.read(member) for member in sources if member.file_size < _MOST_CODE)
+            large = [member.filename for member in sources if member.file_size >= _MOST_CODE]
+    except Exception as error:
+        raise _foreign(location, error) from error
+    return sorted({*large, *(name.decode() for name in _REACHES_OUT.findall(code))})
+
+
+def _foreign(location: str, error: Exception) -> ConversionError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return ConversionError(
+        f"{location} is not a program of torch.jit: {reason}",
+        hint="one is written by torch.jit.trace(...).save(FILE) or torch.jit.script(...).save(FILE); a file of weights "
+        "goes beside its architecture: torchvision:NAME --weights FILE",
+    )
+
+
+def _inputs(module: Any, location: str, options: SourceOptions) -> tuple[InputSpec, ...]:
+    """Named by the program, with the sizes that were given, or those of the samples."""
+    arguments = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
+    others = [f"{argument.name} ({argument.type})" for argument in arguments if str(argument.type) != "Tensor"]
+    if others:
+        raise ConversionError(f"{location} takes other inputs than tensors: {', '.join(others)}")
+    names = [argument.name for argument in arguments]
+    samples = _samples(options.samples) if options.samples and not options.samples.is_dir() else {}
+    specs = [_spec(name, number, options, samples) for number, name in enumerate(names)]
+    unknown = [name for name, spec in zip(names, specs, strict=True) if spec is None]
+    if unknown:
+        raise ConversionError(
+            f"the sizes of {location}'s inputs are not known: {', '.join(unknown)}",
+            hint=f"--shape {unknown[0]}=3x224x224 gives those of one sample; --samples FILE.npz tells integers, too",
+        )
+    return tuple(spec for spec in specs if spec)
+
+
+def _with_defaults(module: Any, inputs: tuple[InputSpec, ...]) -> Any:
+    """A program that takes tensors alone: its other arguments keep their defaults, which the exporter cannot."""
+    if len(module.forward.schema.arguments) - 1 == len(inputs):
+        return module
+    outer = torch.jit.script(_Holder(module))
+    names = ", ".join(f"input_{number}" for number in range(len(inputs)))
+    outer.define(f"def forward(self, {names}):\n    return self.model({names})\n")
+    return outer.eval()
+
+
+def _samples(path: Path) -> dict[str, AnyArray]:
+    try:
+        return read_npz(path)
+    except ManifestError:
+        return {}  # which is said where the samples are read
+
+
+def _spec(name: str, number: int, options: SourceOptions, samples: Mapping[str, AnyArray]) -> InputSpec | None:
+    found = samples.get(name, samples.get(f"INPUT_{number}"))
+    if found is not None and found.ndim:
+        dtype = DType.from_numpy(found.dtype)
+        high = 2 if dtype.is_float or not found.size else max(2, int(found.max()) + 1)
+        return InputSpec(name=name, dtype=dtype, shape=found.shape[1:], high=high)
+    shape = options.shapes.get(name, options.shapes.get(""))
+    return None if shape is None else InputSpec(name=name, shape=shape)
+
+
+def _names(name: str, axes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+    return {axis + 1: f"{name}_{axis + 1}" for axis in axes}
+
+
+def _export(
+    model: ScriptModel,
+    example: tuple[torch.Tensor, ...],
+    outputs: list[str],
+    axes: Mapping[str, Mapping[int, str]],
+) -> onnx.ModelProto:
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="graphkiln-") as folder:
+        warnings.simplefilter("ignore")  # PyTorch wants the newer exporter, which takes no such programs
+        target = Path(folder) / "model.onnx"
+        batched = {name: {0: "batch"} for name in outputs}
+        try:
+            torch.onnx.export(
+                model.module,
+                example,
+                target,
+                dynamo=False,
+                dynamic_axes={**axes, **batched},
+                input_names=[spec.name for spec in model.inputs],
+                output_names=outputs,
+                opset_version=OPSET,
+            )
+        except Exception as error:
+            raise ConversionError(
+                f"PyTorch cannot export {model.description}: {(str(error).splitlines() or [''])[0]}",
+                hint="the original module may do: python:FILE:FACTORY",
+            ) from error
+        return onnx.load(target)

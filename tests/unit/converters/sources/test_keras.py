@@ -1,0 +1,57 @@
+"""Models of Keras, computed by PyTorch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+os.environ["KERAS_BACKEND"] = "torch"
+keras = pytest.importorskip("keras", reason="the extra [keras] is not installed")
+
+from graphkiln_backend.graph.errors import ConversionError  # noqa: E402
+from graphkiln_converters.sources.base import SourceOptions  # noqa: E402
+from graphkiln_converters.sources.keras import open_source  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "m.keras"
+
+
+def test_inputs_are_those_of_the_model(path: Path) -> None:
+    first, second = keras.Input((None, 3), name="a"), keras.Input((2,), dtype="int32", name="b")
+    summed = keras.ops.sum(first, axis=1)
+    keras.Model([first, second], [keras.layers.Dense(2)(summed), second]).save(path)
+    model = open_source(str(path), SourceOptions())
+    assert [(spec.name, spec.dtype, spec.shape) for spec in model.inputs] == [
+        ("a", "FP32", (8, 3)),
+        ("b", "INT32", (2,)),
+    ]
+    assert model.inputs[0].dynamic == {0: (1, 16)}
+    outputs = model.run({"a": np.ones((4, 8, 3), np.float32), "b": np.ones((4, 2), np.int32)})
+    assert [output.shape for output in outputs.values()] == [(4, 2), (4, 2)]
+
+
+def test_code_is_not_loaded(path: Path) -> None:
+    keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2)]).save(path)
+    with pytest.raises(ConversionError, match=r"holds code of its own.*--allow-code"):
+        open_source(str(path), SourceOptions())
+    assert open_source(str(path), SourceOptions(allow_code=True)).inputs
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
+def test_another_file(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConversionError, match="no model that Keras 3 can load"):
+        open_source(str(path), SourceOptions())
+
+
+def test_an_older_format_is_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "m.h5").touch()
+    with pytest.raises(ConversionError, match=r"is no \.keras file"):
+        open_source(str(tmp_path / "m.h5"), SourceOptions())

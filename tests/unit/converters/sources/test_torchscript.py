@@ -1,0 +1,100 @@
+"""Programs of torch.jit: traced, scripted, and those that do more than compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import pytest
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.torchscript import open_source
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch wants nobody to write such programs any more
+
+
+class Looping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, times: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+        first = x
+        for _ in range(times):
+            x = torch.relu(self.linear(x))
+        return x, first + 1
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens).sum(1)  # type: ignore[no-any-return]
+
+
+class Saving(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.save(x, "stolen")
+        return x
+
+
+def script(module: nn.Module, path: Path) -> str:
+    torch.jit.script(module.eval()).save(path)  # type: ignore[no-untyped-call]
+    return str(path)
+
+
+def test_a_scripted_loop_with_a_default(tmp_path: Path) -> None:
+    model = open_source(script(Looping(), tmp_path / "m.pt"), SourceOptions(shapes={"": (4,)}))
+    assert [spec.name for spec in model.inputs] == ["x"]
+    outputs = model.run({"x": np.ones((3, 4), np.float32)})
+    assert [output.shape for output in outputs.values()] == [(3, 4), (3, 4)]
+    graph = model.export({}).graph
+    assert [value.name for value in graph.outputs] == list(outputs)
+    assert isinstance(graph.inputs[0].shape[0], onnx_ir.SymbolicDim)  # type: ignore[index]
+
+
+def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", INPUT_0=np.full((5, 7), 9))
+    model = open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions(samples=tmp_path / "s.npz"))
+    (tokens,) = model.inputs
+    assert (tokens.name, tokens.dtype, tokens.shape, tokens.high) == ("tokens", DType.INT64, (7,), 10)
+    assert model.export({"tokens": {0: (1, 9)}}).graph.inputs[0].shape is not None
+
+
+def test_sizes_that_nobody_gave(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"inputs are not known: tokens.*--shape tokens="):
+        open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions())
+
+
+def test_a_program_that_writes_files_needs_a_word(tmp_path: Path) -> None:
+    path = script(Saving(), tmp_path / "m.pt")
+    with pytest.raises(ConversionError, match=r"can do more than compute \(save\).*--allow-code"):
+        open_source(path, SourceOptions(shapes={"": (4,)}))
+    assert open_source(path, SourceOptions(shapes={"": (4,)}, allow_code=True)).inputs
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
+def test_another_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.pt").write_bytes(content)
+    with pytest.raises(ConversionError, match=r"is not a program of torch\.jit"):
+        open_source(str(tmp_path / "m.pt"), SourceOptions())
+
+
+def test_a_file_of_weights(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
+    with pytest.raises(ConversionError, match=r"is not a program of torch\.jit.*--weights"):
+        open_source(str(tmp_path / "m.pt"), SourceOptions())
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="there is no file"):
+        open_source(str(tmp_path / "m.pt"), SourceOptions())
+    with pytest.raises(ConversionError, match="holds its own weights"):
+        open_source("m.pt", SourceOptions(weights=tmp_path))
