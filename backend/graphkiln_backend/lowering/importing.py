@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from importlib.metadata import version as version_of
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -105,7 +106,7 @@ def _content(folder: Path) -> str:
     """SHA-256 of all files below a folder and of their names."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        digest.update(os.fsencode(path.relative_to(folder)) + f"\0{path.stat().st_size}\0".encode())
         with open_regular(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)

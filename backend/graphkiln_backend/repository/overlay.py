@@ -46,7 +46,7 @@ def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: M
     """
     mirror.mkdir(parents=True)
     for entry in model.iterdir():
-        hidden = entry.is_dir() and entry.name.isdecimal() and int(entry.name) not in versions
+        hidden = entry.name.isdecimal() and not entry.is_file() and int(entry.name) not in versions
         if not hidden and (config is None or entry.name != CONFIG_FILE):
             (mirror / entry.name).symlink_to(entry.absolute())
     if config is not None:

@@ -20,6 +20,8 @@ from graphkiln_backend.graph.model_name import fault_in_served_name
 _log = logging.getLogger("graphkiln.repository")
 
 _DEEPEST = 16
+_FAULTY = "faulty"
+"""Stamp of a version that cannot be read: it is another one once it can."""
 _ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
 """A link as such leads nowhere: whoever needs the file will say so."""
 
@@ -33,12 +35,14 @@ class StoredModel:
         stamp: Of everything in it but its versions: another stamp means another configuration or other labels.
         versions: Version number -> stamp of its files.
         problem: What is wrong with the folder as a whole, or empty.
+        faults: Version number -> what is wrong with its folder alone.
     """
 
     folder: Path
     stamp: str = ""
     versions: Mapping[int, str] = field(default_factory=dict)
     problem: str = ""
+    faults: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -87,15 +91,25 @@ def _scan_model(folder: Path) -> StoredModel:
         versions = {int(path.name): path for path in folder.iterdir() if _is_version(path)}
         visible = [path for path in folder.iterdir() if not path.name.startswith(".")]  # else a conversion in progress
         rest = [path for path in visible if path not in versions.values()]
-        problem = _irregular(folder) or ("" if versions else f"{folder} has no version folder: make {folder.name}/1")
-        stamps = {number: _stamp([path]) for number, path in sorted(versions.items())}
-        return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem)
+        problem = "" if versions else f"{folder} has no version folder: make {folder.name}/1"
+        faults = {number: fault for number, path in versions.items() if (fault := _fault(path))}
+        stamps = {number: _FAULTY if number in faults else _stamp([path]) for number, path in sorted(versions.items())}
+        problem = next(filter(None, map(_irregular, rest)), "") or problem
+        return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem, faults=faults)
     except OSError as error:  # it is being changed, or may not be read
         return StoredModel(folder=folder, problem=f"{folder} cannot be read: {error.strerror or error}")
 
 
 def _is_version(path: Path) -> bool:
     return path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir()
+
+
+def _fault(version: Path) -> str:
+    """What keeps a version's folder from being read, or empty."""
+    try:
+        return _irregular(version)
+    except OSError as error:
+        return f"{version} cannot be read: {error.strerror or error}"
 
 
 def _stamp(paths: Sequence[Path]) -> str:
@@ -126,8 +140,10 @@ def _walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     try:
         status = path.stat()
-    except FileNotFoundError:  # a link that leads nowhere, or a file that has just gone
-        status = path.lstat()
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ELOOP}:
+            raise
+        status = path.lstat()  # a link that leads nowhere or to itself, or a file that has just gone
     yield path, status
     if stat.S_ISDIR(status.st_mode):
         for entry in sorted(path.iterdir()):

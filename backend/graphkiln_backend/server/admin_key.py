@@ -13,6 +13,7 @@ from graphkiln_backend.graph.admin_key import is_private, key_folders, read_key
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import InvalidInput, ServerSetupError
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.owned_folder import hold_lock, locked_if_dead
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -51,7 +52,9 @@ class AdminKey:
 
 
 class PublishedKey(Closeable):
-    """A key, in files that only this user can read; closing removes them.
+    """A key, in files that only this user can read; closing removes them, and those of servers that were killed.
+
+    A file is locked as long as its server lives: whoever finds one unlocked removes it.
 
     Args:
         key: The key; None for a server without one.
@@ -60,6 +63,8 @@ class PublishedKey(Closeable):
 
     def __init__(self, key: AdminKey | None, flags: TritonFlags) -> None:
         self._files: list[Path] = []
+        self._locks: list[int] = []
+        _remove_dead()
         self._text = key.value if key else ""
         for port in _ports(flags):
             self._publish(str(port))
@@ -68,6 +73,8 @@ class PublishedKey(Closeable):
         """Removes the files, unless another server has taken over a port since."""
         for file in self._files:
             self._withdraw(file)
+        while self._locks:
+            os.close(self._locks.pop())
 
     def _publish(self, name: str) -> None:
         _remove_older(name)
@@ -85,7 +92,7 @@ class PublishedKey(Closeable):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if is_private(folder):
-                _write_new(folder / name, self._text)
+                self._locks.append(_write_new(folder / name, self._text))
                 return True
         return False
 
@@ -98,6 +105,15 @@ class PublishedKey(Closeable):
 def _ports(flags: TritonFlags) -> list[int]:
     addresses = (flags.listen_address(service) for service in ("http", "grpc"))
     return [address.port for address in addresses if address]
+
+
+def _remove_dead() -> None:
+    """Removes what servers left that were killed, whatever their ports."""
+    for folder in filter(is_private, filter(Path.is_dir, key_folders())):
+        for file in sorted(folder.iterdir()):
+            with locked_if_dead(file) as dead, suppress(OSError):
+                if dead:
+                    file.unlink()
 
 
 def _remove_older(name: str) -> None:
@@ -115,7 +131,7 @@ def _read_or_write(file: Path) -> str:
 def _write_if_missing(file: Path) -> None:
     if not file.exists():
         with suppress(FileExistsError):  # another server has just made it
-            _write_new(file, AdminKey.generate().value)
+            os.close(_write_new(file, AdminKey.generate().value))
 
 
 def _warn_if_public(file: Path) -> None:
@@ -123,8 +139,11 @@ def _warn_if_public(file: Path) -> None:
         _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
 
 
-def _write_new(file: Path, key: str) -> None:
+def _write_new(file: Path, key: str) -> int:
     """Writes a key to a file that only its owner can read, and that was not there before; whole or not at all.
+
+    Returns:
+        A descriptor; the file is locked as long as it stays open.
 
     Raises:
         FileExistsError: There is a file, a link, or anything else.
@@ -133,7 +152,12 @@ def _write_new(file: Path, key: str) -> None:
     part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as target:
         target.write(f"{key}\n")
+        lock = hold_lock(part)
     try:
         os.link(part, file)
+    except OSError:
+        os.close(lock)
+        raise
     finally:
         part.unlink()
+    return lock

@@ -95,6 +95,7 @@ def _start(command: Sequence[str], env: Mapping[str, str], begin: Callable[[], N
         env=env,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        restore_signals=False,  # SIGPIPE stays ignored: a log that nobody reads any more is no reason to end
         preexec_fn=begin,  # noqa: PLW1509 - system calls, which take no lock
     )
 

@@ -216,6 +216,7 @@ class Launch:
             raise _unreadable(error) from error
 
     def _environment(self, folder: RunFolder) -> dict[str, str]:
+        cache = replace(self.cache, folder=folder.readable(self.cache.folder)) if self.cache.folder else self.cache
         return {
             **_ALLOCATOR,
             **os.environ,
@@ -223,7 +224,7 @@ class Launch:
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
-            **to_environment(folder.instances, folder.shared, self.overrides, self.cache, self.replay_interval_s),
+            **to_environment(folder.instances, folder.shared, self.overrides, cache, self.replay_interval_s),
         }
 
 

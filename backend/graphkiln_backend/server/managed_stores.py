@@ -102,6 +102,9 @@ class ManagedStores:
             stored: The model.
             versions: Those that come into question.
         """
+        for version, fault in stored.faults.items():
+            if not self.quarantine.reason(stored, version):
+                self.quarantine.add(stored, version, fault)
         disagreeing: set[int] = set()
         while candidates := [] if stored.problem else self._candidates(stored, set(versions) - disagreeing):
             blamed = candidates[-1]

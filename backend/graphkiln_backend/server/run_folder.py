@@ -8,6 +8,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `backends/onnxruntime/`: the same, where no C++ backend of that name is installed
 - `backends/oneflow/`: the same, for repositories of oneflow-serving
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
+- `cache`: a link to the artifact cache, where its path is not ASCII
 - `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln_backend.repository.overlay)
 - `instances/`: a link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
@@ -155,6 +156,15 @@ class RunFolder(Closeable):
                 path = link
             paths.append(path)
         return paths
+
+    def readable(self, path: Path) -> Path:
+        """A path that a stub can read: Triton starts its Python without the user's locale, so it knows ASCII only."""
+        if str(path).isascii():
+            return path
+        link = self.path / "cache"
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.absolute())
+        return link
 
     def close(self) -> None:
         """Removes the folder and what a killed server left in shared memory."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import typer
 
@@ -10,6 +14,20 @@ import typer
 def say(line: str) -> None:
     """Prints one line on stderr."""
     typer.echo(f"graphkiln: {line}", err=True)
+
+
+def print_result(text: str) -> None:
+    """Prints what a service reports on stdout.
+
+    Raises:
+        OSError: Nobody reads it any more, or the disk is full; nothing more is tried to be written then.
+    """
+    try:
+        typer.echo(text, nl=False)
+    except OSError:
+        with Path(os.devnull).open("wb") as nowhere:  # what is left in the buffer would fail again at the end
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise
 
 
 def printable(text: str) -> str:
@@ -29,4 +47,5 @@ class _StderrHandler(logging.Handler):
     """Prints records as `say` prints the command's own lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
+        with suppress(OSError):  # a full disk, or a reader that has ended: no reason to end a service
+            say(record.getMessage())

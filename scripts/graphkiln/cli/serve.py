@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_result, say
 from graphkiln.cli.load_display import LoadDisplay
 from graphkiln.cli.model_stores import open_stores
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
@@ -14,6 +16,9 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from graphkiln_backend.lowering.settings import Override
     from graphkiln_backend.server.admin_key import AdminKey
     from graphkiln_backend.server.flags import TritonFlags
@@ -160,7 +165,8 @@ def serve(
             code = supervisor.run()
     if code:
         reason = supervisor.last_words or f"tritonserver ended with code {code}"
-        typer.echo(f"graphkiln: {reason}; see the cause above", err=True)
+        with suppress(OSError):
+            say(f"{reason}; see the cause above")
     raise typer.Exit(code)
 
 
@@ -225,12 +231,18 @@ def _print_states(states: list[ModelState], flags: TritonFlags, display: LoadDis
             status.precision if status and ready else "-",
             f"{status.load_ms:.0f} ms" if status and ready else "-",
         )
+    with console.capture() as printed:  # rich itself would end the process where nobody reads it
+        _print_table(console, table, states)
+        addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
+        begin = "serving with TLS " if secure else "serving "
+        console.print(begin + ", ".join(addresses), highlight=False, soft_wrap=True)
+    print_result(printed.get())
+
+
+def _print_table(console: Console, table: Table, states: list[ModelState]) -> None:
     console.print(table if states else "no model is loaded")
     for state in states:
         if state.reason and state.state != "READY":
             console.print(
                 f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False, soft_wrap=True
             )
-    addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
-    begin = "serving with TLS " if secure else "serving "
-    console.print(begin + ", ".join(addresses), highlight=False, soft_wrap=True)

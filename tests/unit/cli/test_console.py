@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +52,23 @@ def test_the_root_logger_stays_as_it_is() -> None:
     before = list(logging.getLogger().handlers)
     log_to_stderr()
     assert logging.getLogger().handlers == before
+
+
+def test_a_log_on_a_full_disk_is_no_reason_to_end() -> None:
+    program = (
+        "import logging; from graphkiln.cli.console import log_to_stderr; log_to_stderr(); "
+        "logging.getLogger('graphkiln.server').warning('lost'); print('alive')"
+    )
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False)
+    assert ended.stdout == b"alive\n"
+
+
+def test_a_result_that_nobody_reads_is_an_error_once_and_none_at_the_end() -> None:
+    program = (
+        "from graphkiln.cli.console import print_result\n"
+        "try:\n    print_result('lost')\nexcept OSError:\n    print_result('also')\n"
+    )
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -72,12 +72,23 @@ def test_a_link_that_leads_nowhere_or_back_is_no_end(store: Path) -> None:
     (store / "m" / "2" / "nowhere").symlink_to("/nowhere")
     assert scan_stores([store])["m"].problem == ""
     (store / "m" / "2" / "back").symlink_to(store)
-    assert "cannot be read" in scan_stores([store])["m"].problem
+    found = scan_stores([store])["m"]
+    assert "cannot be read" in found.faults[2]
+    assert (list(found.faults), found.problem) == ([2], "")
+
+
+def test_a_link_to_itself_is_no_version_and_no_end(store: Path) -> None:
+    before = scan_stores([store])["m"].versions
+    (store / "m" / "7").symlink_to(store / "m" / "7")
+    found = scan_stores([store])["m"]
+    assert (found.versions, found.problem) == (before, "")
 
 
 def test_a_fifo_is_named_and_not_opened(store: Path) -> None:
     os.mkfifo(store / "m" / "1" / "manifest.json")
-    assert "manifest.json is neither a file nor a folder" in scan_stores([store])["m"].problem
+    assert "manifest.json is neither a file nor a folder" in scan_stores([store])["m"].faults[1]
+    os.mkfifo(store / "m" / "config.pbtxt.new")
+    assert "config.pbtxt.new is neither a file nor a folder" in scan_stores([store])["m"].problem
 
 
 def test_a_model_in_two_stores_is_a_problem_of_that_model_only(store: Path, tmp_path: Path) -> None:

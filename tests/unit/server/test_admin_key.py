@@ -97,3 +97,13 @@ class TestPublishing:
         with PublishedKey(AdminKey("new"), FLAGS):
             old.close()
             assert find_key("localhost", 8000) == "new"
+
+    def test_the_next_server_removes_those_of_killed_ones_whatever_their_ports(self) -> None:
+        other = TritonFlags(arguments=(), values={"http-port": "9000", "allow-grpc": "false"}, stores=(), backends=None)
+        folder = next(key_folders())
+        with PublishedKey(AdminKey("living"), FLAGS):
+            (folder / "7000").write_text("dead")
+            (folder / ".7000.ab12").write_text("half")
+            with PublishedKey(AdminKey("abc"), other):
+                assert sorted(path.name for path in folder.iterdir()) == ["8000", "8001", "9000"]
+            assert find_key("localhost", 8000) == "living"

@@ -327,6 +327,24 @@ class TestStart:
             finally:
                 server.kill()
 
+    def test_a_log_that_nobody_reads_does_not_end_it(self, installation: Installation, folder: RunFolder) -> None:
+        with make_launch(installation).start(folder, ["/bin/sh", "-c", "kill -PIPE $$; exit 7"]) as server:
+            assert server.wait(30) == 7
+
+    def test_a_cache_whose_path_a_stub_cannot_read_is_linked(
+        self, installation: Installation, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        odd = tmp_path / "cäche of mine"
+        odd.mkdir(mode=0o700)
+        launch = Launch(installation=installation, stores=[], flags=parse(), cache=CacheSettings(folder=odd))
+        shown = self.show(launch, folder)
+        assert not [name for name, value in shown.items() if name.startswith("GRAPHKILN_") and not value.isascii()]
+        for name, value in shown.items():
+            if name.startswith("GRAPHKILN_"):
+                monkeypatch.setenv(name, value)
+        with open_cache() as cache:
+            assert cache.folder.resolve() == odd.resolve()
+
     def test_it_ends_with_its_parent(self, tmp_path: Path) -> None:
         program = (
             "import os, subprocess, sys\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -161,3 +162,19 @@ def test_of_versions_side_by_side_the_older_one_with_another_signature_is_refuse
         shutil.rmtree(tmp_path / "store" / "m" / str(version))
     found = scan_stores(stores.stores)["m"]
     assert stores.plan(found, found.versions).versions == (1,)
+
+
+def test_a_version_that_would_hang_its_reader_takes_no_other_with_it(
+    tmp_path: Path, mirror: Mirror, logged: list[str]
+) -> None:
+    loop = zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3))).parent / "3"
+    loop.symlink_to(loop)
+    os.mkfifo(zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)), version=2) / "manifest.json")
+    stores = ManagedStores([tmp_path / "store"])
+    stores.open(mirror, BACKENDS, as_is)
+    assert versions(mirror, "m") == ["1"]  # and no link to a link to itself, which Triton does not take
+    assert "neither a file nor a folder" in stores.refusals()["m", "2"]
+    assert len([line for line in logged if "is not served" in line]) == 1
+    (tmp_path / "store" / "m" / "2" / "manifest.json").unlink()
+    found = scan_stores(stores.stores)["m"]
+    assert stores.plan(found, found.versions).versions == (2,)

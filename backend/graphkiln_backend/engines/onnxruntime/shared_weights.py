@@ -77,5 +77,5 @@ def _key(graph_path: Path, options: str) -> str:
     digest = hashlib.sha256(options.encode())
     for path in sorted(graph_path.resolve().parent.rglob("*")):
         facts = path.stat()
-        digest.update(f"{path}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
+        digest.update(f"{path!a}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

@@ -186,3 +186,12 @@ def test_a_link_to_the_folder_is_the_same_graph(graph: Path, tmp_path: Path) -> 
         SharedWeights(tmp_path, tmp_path / "link" / "model.onnx", "", write) as linked,
     ):
         assert linked.path == direct.path
+
+
+def test_a_path_that_is_no_text_in_this_locale(graph: Path, tmp_path: Path) -> None:
+    """As Triton's stub sees `ü`: it starts Python without the user's locale."""
+    folder = tmp_path / os.fsdecode(b"m\xfc")
+    folder.mkdir()
+    odd = shutil.copy(graph, folder)
+    with SharedWeights(tmp_path, Path(odd), "", Path.touch) as copy:
+        assert copy.path.exists()
