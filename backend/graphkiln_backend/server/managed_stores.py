@@ -119,6 +119,10 @@ class ManagedStores:
             except (GraphkilnError, OSError) as error:
                 self.quarantine.add(stored, blamed, str(error))
                 continue
+            except Exception as error:  # noqa: BLE001 - whatever its files set off, it is no other model's fault
+                _log.error("%s version %d cannot be read", stored.name, blamed, exc_info=error)
+                self.quarantine.add(stored, blamed, f"{type(error).__name__}: {error}")
+                continue
             return ServedModel(stored=stored, versions=selected, config=config)
         return ServedModel(stored=stored)
 

@@ -45,6 +45,7 @@ class Rollout:
 
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
+    _unforeseen: str = ""
 
     def begin(self, keeper: Keeper, on_settled: Callable[[], None]) -> None:
         """Begins when the server is live.
@@ -107,7 +108,12 @@ class Rollout:
         except OSError as error:
             self._tell(error)
             return _SOON_S
+        except Exception as error:  # noqa: BLE001 - nobody foresaw it: no reason never to look at the models again
+            self._tell(error, traceback=repr(error) != self._unforeseen)
+            self._unforeseen = repr(error)
+            return _SOON_S
 
-    def _tell(self, error: OSError) -> None:
+    def _tell(self, error: Exception, *, traceback: bool = False) -> None:
         if not self.stopped():  # the server may have ended: the supervisor sees to that
-            _log.warning("cannot look after the models just now: %s", error)
+            words = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            _log.warning("cannot look after the models just now: %s", words, exc_info=error if traceback else None)

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from graphkiln_backend.graph.closing import Closeable
 
 
-class Interrupted(Exception):
-    """A signal came inside `StopSignals.interrupting`."""
+class Interrupted(BaseException):
+    """A signal came inside `StopSignals.interrupting`; like KeyboardInterrupt, it is no error."""
 
 
 class StopSignals(Closeable):

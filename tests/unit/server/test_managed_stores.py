@@ -14,6 +14,7 @@ from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, read_c
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.signals import Interrupted
 
 BACKENDS = frozenset({BACKEND, DROP_IN_BACKEND})
 ALL = "version_policy { all { } }"
@@ -61,6 +62,32 @@ class TestFirstStart:
         assert stores.open(mirror, BACKENDS, as_is) is True
         assert versions(mirror, "m") == ["1"]
         assert "cut short" in stores.refusals()["m", "2"]
+
+    def test_what_nobody_foresaw_of_one_model_is_not_the_others_fault(
+        self, tmp_path: Path, mirror: Mirror, logged: list[str]
+    ) -> None:
+        for name in ("bad", "good"):
+            zoo.add(tmp_path / "store", name, zoo.scale(("batch", 3)))
+
+        def fail_on_bad(version: Path) -> Path:
+            if version.parent.name == "bad":
+                raise ZeroDivisionError("by a graph")
+            return version
+
+        stores = ManagedStores([tmp_path / "store"])
+        assert stores.open(mirror, BACKENDS, fail_on_bad) is True
+        assert versions(mirror, "good") == ["1"]
+        assert stores.refusals() == {("bad", "1"): "ZeroDivisionError: by a graph"}
+        assert logged[0] == "bad version 1 cannot be read", "with its traceback"
+
+    def test_a_signal_is_nobodys_fault(self, tmp_path: Path, mirror: Mirror) -> None:
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
+
+        def interrupt(_: Path) -> Path:
+            raise Interrupted
+
+        with pytest.raises(Interrupted):
+            ManagedStores([tmp_path / "store"]).open(mirror, BACKENDS, interrupt)
 
     @pytest.mark.parametrize(
         ("config", "words"),

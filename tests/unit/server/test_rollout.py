@@ -64,6 +64,25 @@ def test_an_error_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, logge
     assert set(logged) == {"cannot look after the models just now: the server has ended"}
 
 
+def test_an_error_that_nobody_foresaw_does_not_end_the_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_SOON_S", 0.01)
+
+    def divide() -> float | None:
+        raise ZeroDivisionError("by a graph")
+
+    keeper = Steps(lambda: None, divide, divide)
+    rollout = Rollout()
+    rollout.begin(keeper, lambda: None)
+    assert keeper.done.wait(10)
+    rollout.end()
+    first, second = caplog.records
+    assert first.message == "cannot look after the models just now: ZeroDivisionError: by a graph"
+    assert first.exc_info
+    assert not second.exc_info, "its traceback is told once"
+
+
 def test_an_error_after_the_halt_is_not_told(logged: list[str]) -> None:
     rollout = Rollout()
 
