@@ -116,6 +116,7 @@ class Executor:
         self._concatenator = Concatenator()
         self._valid_shapes: set[tuple[object, ...]] = set()
         self._run_s = 0.0
+        self._told_failed_batch = False
         self._contract = contract
 
     def execute(self, request: InferenceRequest) -> Result:
@@ -196,9 +197,18 @@ class Executor:
         try:
             outputs = self._run(self._concatenator.concatenate(feeds), union)
             parts = split_batch(outputs, [batch_size(request_feeds) for request_feeds in feeds])
-        except Exception:  # noqa: BLE001 - the request at fault gets it once more, alone
-            return [self.execute(request) for request in requests]
+        except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
+            results = [self.execute(request) for request in requests]
+            self._tell_failed_batch(error, results)
+            return results
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
+
+    def _tell_failed_batch(self, error: Exception, results: list[Result]) -> None:
+        """Says once where no request was at fault: a graph that cannot batch is slow, and nobody would know."""
+        if self._told_failed_batch or any(isinstance(result, GraphkilnError) for result in results):
+            return
+        self._told_failed_batch = True
+        _log.warning("a batch of %d requests failed, each of them alone did not: %s", len(results), error)
 
     def _run(self, feeds: Feeds, outputs: tuple[str, ...]) -> Outputs:
         if self._counting:

@@ -429,6 +429,20 @@ class TestBatch:
         check_outputs(third, y=rows(6))
         assert session.shapes == [(3, 2), (1, 2), (1, 2), (1, 2)]
 
+    def test_a_graph_that_cannot_batch_is_told_once(self, logged: list[str]) -> None:
+        def fail_on_two(feeds: Arrays) -> dict[str, np.ndarray]:
+            if len(feeds["x"]) > 1:
+                raise ExecutionError("a batch of 1 is built into the graph")
+            return double(feeds)
+
+        executor = Executor(FakeSession(compute=fail_on_two), batching=True)
+        for _ in range(2):
+            for result in executor.execute_batch([request(1), request(1)]):
+                check_outputs(result, y=rows(2))
+        assert logged == [
+            "a batch of 2 requests failed, each of them alone did not: a batch of 1 is built into the graph"
+        ]
+
     def test_a_group_that_fails_leaves_other_groups_alone(self) -> None:
         def refuse_wide(feeds: Arrays) -> dict[str, np.ndarray]:
             if feeds["x"].shape[1] == 3:
