@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -123,10 +124,11 @@ class TestWholeStory:
 
     def test_factors_are_those_of_the_rates(self, whole: tuple[dict[str, Any], Path]) -> None:
         steps = {step["key"]: step for step in whole[0]["steps"]}
-        for key, before in (("reduced", "static"), ("served", "eager")):
-            factor = steps[key]["own" if before == "static" else "cumulative"]
-            # A median of ratios beside a ratio of medians: on a busy machine they are not the same.
-            assert 0.4 < factor / (steps[key]["per_second"] / steps[before]["per_second"]) < 2.5
+        for key, factor, before in (("reduced", "own", "static"), ("served", "cumulative", "eager")):
+            rates, reference = steps[key]["rounds"], steps[before]["rounds"]
+            ratios = [rates[number] / reference[number] for number in rates.keys() & reference.keys()]
+            assert steps[key][factor] == pytest.approx(statistics.median(ratios), rel=1e-9)
+            assert steps[key]["per_second"] == pytest.approx(statistics.median(rates.values()), rel=1e-9)
 
     def test_commands_repeat_a_step(self, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
         (served,) = [step for step in whole[0]["steps"] if step["key"] == "served"]

@@ -112,9 +112,10 @@ class Row:
         title: A few words.
         switch: Whether it shows one optimization by itself.
         per_second: Images per second, the median of the rounds.
+        rounds: Images per second of each round, by its number: what the factors are computed from.
         p50_ms: Median latency of an image.
         p99_ms: 99th percentile.
-        own: Speed-up over its baseline, the median over the rounds.
+        own: Speed-up over its baseline, the median over the rounds that both have.
         beside: Key of the baseline.
         cumulative: Speed-up over step 0, likewise.
         source: Speed-up that the source reports.
@@ -129,6 +130,7 @@ class Row:
     title: str
     switch: bool
     per_second: float | None
+    rounds: dict[int, float]
     p50_ms: float | None
     p99_ms: float | None
     own: float | None
@@ -184,6 +186,7 @@ def _row(variant: Variant, record: Record, baseline: str) -> Row:
         title=variant.title,
         switch=variant.switch,
         per_second=_median(measured.per_second for measured in rounds),
+        rounds={measured.number: measured.per_second for measured in rounds},
         p50_ms=float(np.percentile(latencies, 50)) if latencies else None,
         p99_ms=float(np.percentile(latencies, 99)) if latencies else None,
         own=_speed_up(observation, record.observation(baseline)) if passed else None,
