@@ -38,6 +38,8 @@ def suggest(source: str, kinds: Collection[str]) -> str:
     Returns:
         The hint; empty where nothing is near.
     """
+    if Path(source).is_file():  # no name of an architecture: nobody need wait for the libraries
+        return _of_path(Path(source))
     finders: tuple[Callable[[], str], ...] = (
         lambda: _of_path(Path(source)),
         lambda: _of_kind(source, kinds),

@@ -28,6 +28,7 @@ def doctor(
             help="Folder of models to look through; may be given several times.",
             envvar="GRAPHKILN_MODEL_STORE",
             show_default="./model_repository, if it is there",
+            metavar="DIR",
         ),
     ] = None,
     cache: Cache = "",

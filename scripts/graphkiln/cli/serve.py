@@ -39,6 +39,7 @@ def serve(
             help="Folder of models, or of one model; may be given several times.",
             envvar="GRAPHKILN_MODEL_STORE",
             show_default="./model_repository",
+            metavar="DIR",
         ),
     ] = None,
     enable_openvino: Annotated[

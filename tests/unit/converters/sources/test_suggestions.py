@@ -85,3 +85,9 @@ class TestLibraries:
     def test_each_lists_its_own(self, monkeypatch: pytest.MonkeyPatch, kind: str, function: str, name: str) -> None:
         monkeypatch.undo()
         assert name in set(suggestions._names(kind, function))
+
+
+def test_nobody_waits_for_libraries_because_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bert-base").touch()
+    monkeypatch.chdir(tmp_path)
+    assert suggest("bert-base", KINDS) == ""
