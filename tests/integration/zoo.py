@@ -199,7 +199,7 @@ def build(store: Path) -> Path:
         add(store, f"identity_{name.lower()}", identity(("batch", "n"), dtype))
     add(store, "bare", scale(("batch", 3)))
     add(store, "whole", scale((2, 3)))
-    add(store, "words", words())
+    add(store, "words", words(), "max_batch_size: 8")
     add(store, "zipped", zipped())
     add(store, "parts", with_tensor_and_sequence())
     add(store, "fixed", scale((2, 3)), "max_batch_size: 8")
