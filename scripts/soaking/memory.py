@@ -2,22 +2,26 @@
 
 A process takes memory while it is young: arenas, pools and caches fill up with use, and each restart begins that anew.
 What counts as a leak is therefore told from a process's age: memory that a process which is no longer young still
-takes. The sum over all processes says what a machine must have.
+takes. Only memory that a process has for itself is counted (USS), and the service's regions of shared memory: what is
+shared with other programs of the machine, such as libraries, looks larger whenever one of those ends.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from graphkiln_backend.graph.closing import Closeable
-from soaking.guard import known_runs
+from soaking.guard import known_runs, regions_of
 from soaking.service import Service, role_of
 
 _PERIOD_S = 2.0
@@ -42,13 +46,15 @@ class Sample:
     Attributes:
         at: Monotonic seconds.
         instances: Number of processes of instances.
-        mb: Memory of the service's processes that no other process shares, and its part of the shared (PSS).
+        mb: What the service's processes have for themselves, and its regions.
+        regions_mb: Its regions of shared memory.
         files: Open files of the supervisor.
     """
 
     at: float
     instances: int
     mb: float
+    regions_mb: float
     files: int
 
 
@@ -59,7 +65,7 @@ class Life:
     Attributes:
         role: What it does: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`.
         begun: Monotonic seconds.
-        readings: Its memory (PSS).
+        readings: What it has for itself (USS).
     """
 
     role: str
@@ -95,17 +101,24 @@ class Memory(Closeable):
                 continue  # a process has just ended: the next reading is whole
 
     def _read(self) -> None:
-        known_runs(self._service.temporary)  # each that is seen is remembered
+        runs = known_runs(self._service.temporary)  # each that is seen is remembered
         tree = self._service.tree()
         if len(tree) < 2:
             return
         at = time.monotonic()
         megabytes = [self._read_process(process, at) for process in tree]
-        instances = len(self._service.stubs())
-        self.samples.append(Sample(at=at, instances=instances, mb=sum(megabytes), files=tree[0].num_fds()))
+        regions_mb = _size_mb(regions_of(os.getpid(), runs))
+        sample = Sample(
+            at=at,
+            instances=len(self._service.stubs()),
+            mb=sum(megabytes) + regions_mb,
+            regions_mb=regions_mb,
+            files=tree[0].num_fds(),
+        )
+        self.samples.append(sample)
 
     def _read_process(self, process: psutil.Process, at: float) -> float:
-        mb: float = process.memory_full_info().pss / 2**20
+        mb: float = process.memory_full_info().uss / 2**20
         begun = at - (time.time() - process.create_time())
         self.lives.setdefault(process.pid, Life(role_of(process), begun)).readings.append((at, mb))
         return mb
@@ -114,6 +127,15 @@ class Memory(Closeable):
         """Ends the thread."""
         self._stopping.set()
         self._thread.join(10)
+
+
+def _size_mb(regions: list[Path]) -> float:
+    """Of the pages that regions have."""
+    blocks = 0
+    for region in regions:
+        with suppress(OSError):  # it has just been removed
+            blocks += region.stat().st_blocks
+    return blocks * 512 / 2**20  # Source: stat(2)
 
 
 def growth(samples: list[Sample]) -> dict[str, float]:
@@ -127,6 +149,8 @@ def growth(samples: list[Sample]) -> dict[str, float]:
         "start_mb": round(statistics.median(start), 1),
         "end_mb": round(statistics.median(end), 1),
         "slope_mb_per_minute": round(slope([(sample.at, sample.mb) for sample in kept]), 2),
+        "regions_start_mb": round(kept[0].regions_mb, 1),
+        "regions_end_mb": round(kept[-1].regions_mb, 1),
         "worst_mb": round(max(sample.mb for sample in samples), 1),
         "supervisor_files_start": kept[0].files,
         "supervisor_files_end": kept[-1].files,

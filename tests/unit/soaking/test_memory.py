@@ -6,7 +6,10 @@ from soaking.memory import YOUNG_S, Life, Sample, by_role, grows, growth, leakin
 
 
 def samples(*megabytes: float, instances: int = 5) -> list[Sample]:
-    return [Sample(at=10.0 * number, instances=instances, mb=mb, files=11) for number, mb in enumerate(megabytes)]
+    return [
+        Sample(at=10.0 * number, instances=instances, mb=mb, regions_mb=9.0, files=11)
+        for number, mb in enumerate(megabytes)
+    ]
 
 
 def life(*megabytes: float, role: str = "tritonserver", period_s: float = 30.0) -> Life:
