@@ -11,6 +11,7 @@ from pathlib import Path
 from graphkiln_backend.graph.admin_key import is_local
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.repository.remote_address import RemoteAddress, parse_store
 
 _TRUE = {"true", "1", "on"}
 _ADDRESS_FLAGS = ("http-address", "grpc-address")
@@ -66,7 +67,7 @@ class TritonFlags:
 
     arguments: tuple[str, ...]
     values: dict[str, str]
-    stores: tuple[Path, ...]
+    stores: tuple[Path | RemoteAddress, ...]
     backends: Path | None
     repeated_values: dict[str, list[str]] = field(default_factory=dict)
     default_host: str = DEFAULT_HOST
@@ -87,7 +88,7 @@ class TritonFlags:
         kept: list[str] = []
         values: dict[str, str] = {}
         repeated: dict[str, list[str]] = {}
-        stores: list[Path] = []
+        stores: list[Path | RemoteAddress] = []
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
@@ -103,7 +104,7 @@ class TritonFlags:
                 value = rest.pop(0)
                 words.append(value)
             if name in _STORE_FLAGS:
-                stores.append(Path(value))
+                stores.append(parse_store(value))
                 continue
             values[name] = value
             repeated.setdefault(name, []).append(value)

@@ -26,6 +26,7 @@ from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.memory_limit import default_limit
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.readiness import Readiness
+from graphkiln_backend.server.remote_stores import RemoteStores
 from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
 from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
@@ -65,6 +66,7 @@ class Launch:
         managed: What is served; it outlives the server's restarts.
         loaded: What is loaded in the user's explicit mode; the same.
         readiness: Who says whether it is ready; the same.
+        remote: Which of the stores are copies of remote ones.
     """
 
     installation: Installation
@@ -81,6 +83,7 @@ class Launch:
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
     readiness: Readiness = field(default_factory=Readiness)
+    remote: RemoteStores = field(default_factory=RemoteStores)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -123,7 +126,7 @@ class Launch:
         if keeper is None:
             on_settled()
         else:
-            self.rollout.begin(keeper, on_settled)
+            self.rollout.begin(self.remote.follow(keeper, self.rollout.stopped), on_settled)
 
     def control(self) -> RepositoryControl | None:
         """The running server's repository control; None where nothing reaches it."""

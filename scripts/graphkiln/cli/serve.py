@@ -34,10 +34,11 @@ _DEFAULT_STORE = Path("model_repository")
 def serve(
     context: typer.Context,
     model_store: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            help="Folder of models, or of one model; may be given several times.",
+            help="Folder of models, or of one; or s3://, gs://, as://, hf://; may be given several times.",
             envvar="GRAPHKILN_MODEL_STORE",
+            metavar="STORE",
             show_default="./model_repository",
             metavar="DIR",
         ),
@@ -120,21 +121,23 @@ def serve(
     --model-control-mode=poll or --log-verbose=1.
     """
     from graphkiln.cli.cache import cache_settings, parse_size
+    from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
+    from graphkiln_backend.server.control_mode import ControlMode
     from graphkiln_backend.server.faults import TimeLimits
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
+    from graphkiln_backend.server.remote_stores import copy_stores
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
     installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags, host)
-    with open_stores([*(model_store or ()), *flags.stores] or [_DEFAULT_STORE]) as stores:
-        enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
-        overrides = _overrides(set_ or [], enabled, stores)
+    named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
+    with open_stores([store for store in named if isinstance(store, Path)]) as folders:
         settings = cache_settings(cache, parse_size(cache_size)).checked()
         remove_leftovers()
         settings.remove_unfinished()
@@ -144,26 +147,31 @@ def serve(
         access.warn_if_open(flags)
         tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
         inner = behind_tls(flags, tls) if tls else flags
-        display = LoadDisplay()
-        supervisor = Supervisor(
-            Launch(
-                installation=installation,
-                stores=stores,
-                flags=inner,
-                overrides=overrides,
-                cache=settings,
-                load_deadline_s=load_deadline,
-                replay_interval_s=replay_interval,
-                replace_onnxruntime=replace_onnxruntime,
-                access=access,
-                memory_bytes=parse_size(server_memory) if server_memory else 0,
-            ),
-            on_live=lambda states: _print_states(states, flags, display, secure=bool(tls)),
-            on_loading=display.show,
-            limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
-        )
-        with PublishedKey(key, flags), open_terminator(tls, flags, inner), display:
-            code = supervisor.run()
+        addresses = [store for store in named if not isinstance(store, Path)]
+        with copy_stores(addresses, settings, ControlMode.read(flags).poll_s) as (copies, remote):
+            stores = [*folders, *copies]
+            enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
+            display = LoadDisplay()
+            supervisor = Supervisor(
+                Launch(
+                    installation=installation,
+                    stores=stores,
+                    remote=remote,
+                    flags=inner,
+                    overrides=_overrides(set_ or [], enabled, stores),
+                    cache=settings,
+                    load_deadline_s=load_deadline,
+                    replay_interval_s=replay_interval,
+                    replace_onnxruntime=replace_onnxruntime,
+                    access=access,
+                    memory_bytes=parse_size(server_memory) if server_memory else 0,
+                ),
+                on_live=lambda states: _print_states(states, flags, display, secure=bool(tls)),
+                on_loading=display.show,
+                limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
+            )
+            with PublishedKey(key, flags), open_terminator(tls, flags, inner), display:
+                code = supervisor.run()
     if code:
         reason = supervisor.last_words or f"tritonserver ended with code {code}"
         with suppress(OSError):

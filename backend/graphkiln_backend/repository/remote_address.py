@@ -1,0 +1,131 @@
+"""Where a model store lies that is no folder of this machine: `s3://`, `gs://`, `as://`, `hf://`.
+
+Triton's own notation is understood: `s3://BUCKET/PATH`, and for servers other than Amazon's `s3://HOST:PORT/BUCKET/PATH`
+(HTTP) and `s3://https://HOST:PORT/BUCKET/PATH`; `gs://BUCKET/PATH`; `as://ACCOUNT/CONTAINER/PATH`. Beside them,
+`hf://OWNER/REPOSITORY[@REVISION]/PATH`. Credentials stand in no address: the services' own clients find them.
+Source: "Model Repository" in Triton's user guide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graphkiln_backend.graph.errors import RepositoryError
+
+_ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.S)
+_ENDPOINT = re.compile(r"(?P<protocol>https?://)?(?P<host>[^/@]+:\d+)/(?P<path>.*)", re.S)
+_FORMS = {
+    "s3": "s3://BUCKET/PATH or s3://HOST:PORT/BUCKET/PATH",
+    "gs": "gs://BUCKET/PATH",
+    "as": "as://ACCOUNT/CONTAINER/PATH",
+    "hf": "hf://OWNER/REPOSITORY/PATH",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteAddress:
+    """A folder of a remote service.
+
+    Attributes:
+        scheme: `s3`, `gs`, `as` or `hf`.
+        root: The folder as the service's client names it, without slashes at its ends.
+        options: What the client must know beside it.
+        text: As the user wrote it, without slashes at the end.
+    """
+
+    scheme: str
+    root: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> RemoteAddress | None:
+        """Reads an address; None for the path of a folder.
+
+        Raises:
+            RepositoryError: It is an address, but none that is known.
+        """
+        found = _ADDRESS.fullmatch(text)
+        if not found:
+            return None
+        scheme, rest = found["scheme"], found["rest"].rstrip("/")
+        if scheme not in _FORMS:
+            raise RepositoryError(
+                f"'{text}': model stores of the kind {scheme}:// are not known", hint=", ".join(_FORMS.values())
+            )
+        return _PARSERS[scheme](text.rstrip("/"), rest)
+
+    def split(self) -> tuple[RemoteAddress, str]:
+        """The folder above, and the name of this one in it.
+
+        Raises:
+            RepositoryError: There is none above.
+        """
+        root, slash, name = self.root.rpartition("/")
+        if not slash:
+            raise RepositoryError(f"{self} is a whole store", hint=f"name a model in it: {self}/NAME")
+        above = RemoteAddress(
+            scheme=self.scheme, root=root, options=self.options, text=self.text.removesuffix(f"/{name}")
+        )
+        return above, name
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def is_remote(text: str) -> bool:
+    """Whether a text is meant as an address rather than as a path."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def parse_store(text: str) -> Path | RemoteAddress:
+    """A model store as a user names it.
+
+    Raises:
+        RepositoryError: It is an address, but none that is known.
+    """
+    return RemoteAddress.parse(text) or Path(text)
+
+
+def _parse_s3(text: str, rest: str) -> RemoteAddress:
+    if not (found := _ENDPOINT.fullmatch(rest)):
+        return _plain("s3", text, rest)
+    endpoint = f"{found['protocol'] or 'http://'}{found['host']}"
+    return _plain("s3", text, found["path"], {"endpoint_url": endpoint})
+
+
+def _parse_azure(text: str, rest: str) -> RemoteAddress:
+    account, _, root = rest.partition("/")
+    # Triton's name of the container's address is accepted, too.
+    return _plain("as", text, root, {"account_name": account.partition(".")[0]})
+
+
+def _parse_hub(text: str, rest: str) -> RemoteAddress:
+    address = _plain("hf", text, rest)
+    if "/" not in address.root:
+        raise _incomplete("hf", text)
+    return address
+
+
+def _plain(scheme: str, text: str, root: str, options: Mapping[str, Any] | None = None) -> RemoteAddress:
+    root = root.rstrip("/")
+    parts = root.split("/")
+    if not root or "@" in parts[0] or {"", ".", ".."} & set(parts):
+        raise _incomplete(scheme, text)
+    return RemoteAddress(scheme=scheme, root=root, options=options or {}, text=text)
+
+
+def _incomplete(scheme: str, text: str) -> RepositoryError:
+    return RepositoryError(f"'{text}' names no {scheme} folder", hint=_FORMS[scheme])
+
+
+_PARSERS = {
+    "s3": _parse_s3,
+    "gs": lambda text, rest: _plain("gs", text, rest),
+    "as": _parse_azure,
+    "hf": _parse_hub,
+}

@@ -1,0 +1,247 @@
+"""A local copy of a remote store, from which it is served: only what changed is fetched, and versions appear at once.
+
+What is copied as a whole is a version, or everything of a model beside its versions. Uploads are not atomic: a version
+is taken over when two listings in a row say the same of it, and when every file is there that its manifest names.
+Fetching and taking over are two steps: the first waits for the network and touches nothing that is served.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles, RemoteStoreError
+
+_log = logging.getLogger("graphkiln.repository")
+
+SETTLE_S = 1.0
+"""Between the first two listings."""
+_AT_ONCE = 4
+_MANIFEST = "manifest.json"
+
+Listing = Mapping[str, RemoteFile]
+Unit = tuple[str, str]
+"""A model and the number of its version; without one, what the model has beside its versions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What was fetched, and waits to be taken over.
+
+    Attributes:
+        folder: Where it lies; holds `MODEL/VERSION` and `MODEL`.
+        listing: What the remote store holds.
+        changed: What of it is new or other than before.
+        gone: What it no longer holds.
+        waiting: What still changes there, or is not whole.
+    """
+
+    folder: Path
+    listing: Listing
+    changed: frozenset[Unit] = frozenset()
+    gone: frozenset[Unit] = frozenset()
+    waiting: frozenset[Unit] = frozenset()
+
+
+@dataclass(slots=True)
+class RemoteCopy:
+    """A folder that holds a copy; one process at a time.
+
+    Args:
+        files: The remote store.
+        folder: For the copy, and for what is being fetched; made when missing.
+    """
+
+    files: RemoteFiles
+    folder: Path
+    _seen: Listing | None = None
+    _held: dict[str, RemoteFile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._staging, ignore_errors=True)  # what a dead process was about to fetch
+        self._staging.mkdir()
+        self._held = {path: file for path, file in self._read_stamps().items() if self._is_here(path, file)}
+
+    @property
+    def store(self) -> Path:
+        """The model store to serve."""
+        return self.folder / "models"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever copied."""
+        return not self._held
+
+    def size_bytes(self) -> int:
+        """Of all files in it."""
+        return sum(file.size for file in self._held.values())
+
+    def fetch(self, *, settled: bool = False) -> Changes:
+        """Fetches what changed, beside what is served.
+
+        Args:
+            settled: Whether to take what is there now as it is, where there was no listing before; else the next
+                call takes it.
+
+        Raises:
+            RemoteStoreError: The store cannot be read: what is here stays.
+            OSError: There is no room.
+        """
+        listing = self.files.list()
+        before, self._seen = self._seen, listing
+        wanted, held = _by_unit(listing), _by_unit(self._held)
+        changed = {unit for unit, files in wanted.items() if files != held.get(unit)}
+        known = wanted if before is None and settled else _by_unit(before or {})
+        stable = {unit for unit in changed if known.get(unit) == wanted[unit]}
+        folder = Path(tempfile.mkdtemp(dir=self._staging))
+        self._fetch_units({unit: wanted[unit] for unit in stable}, folder)
+        if stable and before is None:
+            time.sleep(SETTLE_S)
+        after = _by_unit(self.files.list()) if stable else {}
+        whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_whole(folder, unit)}
+        return Changes(
+            folder=folder,
+            listing=listing,
+            changed=frozenset(whole),
+            gone=frozenset(held.keys() - wanted.keys()),
+            waiting=frozenset(changed - whole),
+        )
+
+    def take_over(self, changes: Changes) -> None:
+        """Replaces what changed and removes what is gone; every version in one step.
+
+        Raises:
+            OSError: The copy cannot be written.
+        """
+        for unit in sorted(changes.gone):
+            self._keep_only(unit, {}, changes.folder)
+        for unit in sorted(changes.changed, reverse=True):  # versions before the configuration that may select them
+            self._replace(unit, changes)
+        models = {path.partition("/")[0] for path in self._held}
+        for model in [model for model in self.store.iterdir() if model.name not in models]:
+            shutil.rmtree(model, ignore_errors=True)
+        self._write_stamps()
+        shutil.rmtree(changes.folder, ignore_errors=True)
+
+    @property
+    def _staging(self) -> Path:
+        return self.folder / "staging"
+
+    @property
+    def _stamps(self) -> Path:
+        return self.folder / "stamps.json"
+
+    def _fetch_units(self, units: Mapping[Unit, Listing], folder: Path) -> None:
+        files = {path: file for listing in units.values() for path, file in listing.items()}
+        missing = {path: file for path, file in files.items() if self._held.get(path) != file}
+        self._check_room(sum(file.size for file in missing.values()))
+        if missing:
+            megabytes = sum(file.size for file in missing.values()) / 1e6
+            _log.info("%s: copying %d files, %.1f MB", self.files.address, len(missing), megabytes)
+        for path in files:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        for path in files.keys() - missing.keys():
+            os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda path: self._fetch_file(path, missing[path], folder / path), missing))
+
+    def _fetch_file(self, path: str, file: RemoteFile, target: Path) -> None:
+        self.files.fetch(path, target)
+        if (size := target.stat().st_size) != file.size:
+            raise RemoteStoreError(f"{self.files.address}/{path}: {size} bytes came, not {file.size}", passing=True)
+
+    def _check_room(self, needed_bytes: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if needed_bytes > free:
+            raise RemoteStoreError(
+                f"{self.files.address}: {needed_bytes / 1e6:.0f} MB do not fit into {self.folder}, "
+                f"which has {free / 1e6:.0f} MB left",
+                hint="make room, or name another folder: --cache DIR",
+                passing=True,
+            )
+
+    def _replace(self, unit: Unit, changes: Changes) -> None:
+        model, version = unit
+        files = {path: file for path, file in changes.listing.items() if _unit_of(path) == unit}
+        self._keep_only(unit, files, changes.folder)
+        (self.store / model).mkdir(exist_ok=True)
+        if version:
+            (changes.folder / model / version).rename(self.store / model / version)
+        else:
+            for path in files:
+                (self.store / path).parent.mkdir(parents=True, exist_ok=True)
+                (changes.folder / path).replace(self.store / path)
+        self._held |= files
+
+    def _keep_only(self, unit: Unit, files: Listing, aside: Path) -> None:
+        """Takes a version away as a whole, at once; of what lies beside versions, what is no longer there."""
+        model, version = unit
+        held = [path for path in self._held if _unit_of(path) == unit]
+        if version and (self.store / model / version).exists():
+            (self.store / model / version).rename(Path(tempfile.mkdtemp(dir=aside)) / version)
+        elif not version:
+            for path in held:
+                if path not in files:
+                    (self.store / path).unlink(missing_ok=True)
+        self._held = {path: file for path, file in self._held.items() if path not in held}
+
+    def _is_here(self, path: str, file: RemoteFile) -> bool:
+        try:
+            return (self.store / path).stat().st_size == file.size
+        except OSError:
+            return False
+
+    def _read_stamps(self) -> dict[str, RemoteFile]:
+        """What was copied; nothing where that is not known, so that everything is fetched again."""
+        try:
+            document = json.loads(self._stamps.read_text())
+            return {str(path): RemoteFile(str(stamp), int(size)) for path, (stamp, size) in document.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def _write_stamps(self) -> None:
+        new = self._stamps.with_suffix(".new")
+        new.write_text(json.dumps({path: (file.stamp, file.size) for path, file in self._held.items()}))
+        new.replace(self._stamps)
+
+
+def _by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
+    units: dict[Unit, dict[str, RemoteFile]] = {}
+    for path, file in listing.items():
+        if unit := _unit_of(path):
+            units.setdefault(unit, {})[path] = file
+    return units
+
+
+def _unit_of(path: str) -> Unit | None:
+    """What a file belongs to; None for one that lies beside the models."""
+    parts = path.split("/")
+    if len(parts) < 2:
+        return None
+    has_version = len(parts) > 2 and parts[1].isdecimal() and str(int(parts[1])) == parts[1]
+    return parts[0], parts[1] if has_version else ""
+
+
+def _is_whole(folder: Path, unit: Unit) -> bool:
+    """Whether a version has every file that its manifest names. One whose manifest says nothing is judged later."""
+    version = folder / unit[0] / unit[1]
+    if not unit[1] or not (version / _MANIFEST).exists():
+        return True
+    try:
+        manifest = Manifest.read(version / _MANIFEST)
+    except ManifestError:
+        return True
+    golden = [manifest.golden.file] if manifest.golden else []
+    named = [manifest.graph_file, *golden, *([manifest.labels_file] if manifest.labels_file else [])]
+    return all((version / name).is_file() for name in named)

@@ -1,0 +1,209 @@
+"""The files of a remote folder, over fsspec: listed with what tells one content from another, and fetched.
+
+The errors of four services' libraries are translated here. Their classes are told by their names, so that no library
+need be imported that is not used; the cause of an error counts, too, since some wrap what happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.remote_address import RemoteAddress
+
+_log = logging.getLogger("graphkiln.repository")
+
+_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
+_STAMP_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "generation")
+"""Under which services list what changes with the content: S3, Azure and Google, Hugging Face, Google."""
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or gcloud auth application-default login",
+    "as": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_CONNECTION_STRING",
+    "hf": "HF_TOKEN, or hf auth login",
+}
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub"}
+_DENIED = {
+    "PermissionError", "Forbidden", "ClientAuthenticationError", "GatedRepoError", "RefreshError",
+    "InvalidAccessKeyId", "SignatureDoesNotMatch",
+}  # fmt: skip
+_NO_CREDENTIALS = {
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError",
+    "CredentialRetrievalError", "NoAuthTokenError", "LocalTokenNotFoundError", "TokenRetrievalError",
+}  # fmt: skip
+_ABSENT = {
+    "FileNotFoundError",
+    "NoSuchBucket",
+    "RepositoryNotFoundError",
+    "RevisionNotFoundError",
+    "ResourceNotFoundError",
+}
+_UNREACHABLE = {
+    "ConnectionError", "HTTPClientError", "ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError",
+    "ClientConnectionError", "ClientConnectorError", "ServiceRequestError", "ServiceResponseError", "TimeoutError",
+    "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled",
+}  # fmt: skip
+_WORDS = 200
+
+
+class RemoteStoreError(RepositoryError):
+    """A remote store cannot be read.
+
+    Args:
+        message: What happened.
+        hint: What to do.
+        passing: Whether it may be over without anybody's doing: the network, the service itself.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", passing: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.passing = passing
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file as a service lists it.
+
+    Attributes:
+        stamp: Changes with the content: its ETag, or what the service has instead.
+        size: In bytes.
+    """
+
+    stamp: str
+    size: int
+
+
+class RemoteFiles:
+    """The files below a remote folder. Opens no connection before it is asked.
+
+    Args:
+        address: The folder.
+    """
+
+    def __init__(self, address: RemoteAddress) -> None:
+        self.address = address
+        self._system: Any = None
+
+    def list(self) -> dict[str, RemoteFile]:
+        """Every file by its path below the folder, but for hidden ones.
+
+        Raises:
+            RemoteStoreError: The folder cannot be listed, which does not mean that it is empty.
+        """
+        try:
+            if self._system is None:
+                self._system = open_file_system(self.address)
+            self._system.invalidate_cache()
+            found = self._system.find(self.address.root, detail=True)
+        except Exception as error:
+            raise translate(error, self.address) from error
+        return dict(self._described(found))
+
+    def fetch(self, path: str, target: Path) -> None:
+        """Copies a file to a path of this machine.
+
+        Raises:
+            RemoteStoreError: It cannot be read.
+            OSError: It cannot be written.
+        """
+        try:
+            self._system.get_file(f"{self.address.root}/{path}", str(target))
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None and target.parent.exists() and _is_local(error):
+                raise
+            raise translate(error, self.address) from error
+
+    def _described(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, RemoteFile]]:
+        prefix = f"{self.address.root}/"
+        for name, details in found.items():
+            path = str(name).lstrip("/").removeprefix(prefix)
+            if details.get("type") != "directory" and _is_wanted(path):
+                yield path, RemoteFile(_stamp_of(details), int(details.get("size") or 0))
+
+
+def open_file_system(address: RemoteAddress) -> Any:
+    """The fsspec file system of an address, without any cache of listings.
+
+    Raises:
+        ImportError: Its package is not installed.
+    """
+    import fsspec
+
+    protocol = {"gs": "gcs", "as": "abfs"}.get(address.scheme, address.scheme)
+    options = dict(address.options)
+    if address.scheme == "s3":
+        style = {"s3": {"addressing_style": "path"}} if "endpoint_url" in options else {}
+        options["config_kwargs"] = _TIMEOUTS | style
+    return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True, **options)
+
+
+def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
+    """What a library's error means for whoever named the store."""
+    if isinstance(error, RemoteStoreError):
+        return error
+    if isinstance(error, ImportError):
+        package = _PACKAGES[address.scheme]
+        return RemoteStoreError(
+            f"{address}: {address.scheme}:// needs {package}", hint="pip install 'graphkiln[remote]'"
+        )
+    names, status, credentials = set(_names(error)), _status(error), _CREDENTIALS[address.scheme]
+    words, hint, passing = " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS], "", True
+    if names & _NO_CREDENTIALS:
+        words, hint, passing = "no credentials were found", credentials, False
+    elif names & _DENIED or status in {401, 403}:
+        words, hint, passing = "access is denied", f"may these credentials read it? {credentials}", False
+    elif names & _ABSENT or status == 404:
+        words, hint, passing = "there is no such bucket or folder", "check its spelling", False
+    elif names & _UNREACHABLE:
+        words = f"cannot be reached ({type(error).__name__})"
+        hint = "check the network and the address; behind a proxy, set HTTPS_PROXY"
+    return RemoteStoreError(f"{address}: {words}", hint=hint, passing=passing)
+
+
+def _names(error: BaseException) -> Iterator[str]:
+    """The classes of an error and of what caused it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield from (kind.__name__ for kind in type(seen).__mro__)
+        seen = seen.__cause__ or seen.__context__
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status that an error carries, as these libraries call it."""
+    for source in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            value = getattr(source, name, None)
+            if isinstance(value, int):
+                return value
+    return None
+
+
+def _is_local(error: OSError) -> bool:
+    """Whether an error is of this machine's disk: what the libraries raise for the other side names no such code."""
+    import errno
+
+    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EACCES} and (
+        error.filename is not None or error.errno in {errno.ENOSPC, errno.EDQUOT}
+    )
+
+
+def _stamp_of(details: Mapping[str, Any]) -> str:
+    for key in _STAMP_KEYS:
+        if details.get(key):
+            return str(details[key]).strip('"')
+    moment = next((details[key] for key in ("LastModified", "last_modified", "mtime", "created") if key in details), "")
+    return f"{moment} {details.get('size')}"
+
+
+def _is_wanted(path: str) -> bool:
+    """Whether a name becomes a file of ours: not hidden ones, and none that would leave the folder."""
+    parts = path.split("/")
+    if any(part in {"", ".", ".."} or "\\" in part or not part.isprintable() for part in parts):
+        if not path.endswith("/"):  # which is how some services keep empty folders
+            _log.warning("%r is not copied: its name is no path", path)
+        return False
+    return not any(part.startswith(".") for part in parts)

@@ -1,0 +1,106 @@
+"""Serving a model store that lies on a real S3 server: it changes, goes away, and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zoo
+from object_store import CREDENTIALS, ObjectStore
+from running import Server, StartServer, run_command
+
+from graphkiln import Client, ClientError
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with ObjectStore() as server:
+        yield server
+
+
+def upload(remote: ObjectStore, folder: Path, prefix: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            remote.bucket("models").upload_file(str(path), f"{prefix}/{path.relative_to(folder)}")
+
+
+def upload_version(remote: ObjectStore, scratch: Path, version: int, factor: float) -> None:
+    zoo.add(scratch / str(version), "swap", zoo.scale(("batch", 3), factor), version=version)
+    upload(remote, scratch / str(version), "store")
+
+
+def factor(server: Server) -> float:
+    try:
+        with Client(server.url, timeout_s=10) as client:
+            return float(client.model("swap").infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])
+    except ClientError:
+        return 0.0
+
+
+@pytest.mark.parametrize("control", ["poll", "explicit"])
+def test_a_store_that_changes_goes_away_and_comes_back(
+    control: str, remote: ObjectStore, tmp_path: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHKILN_CACHE", str(tmp_path / "cache"))
+    upload_version(remote, tmp_path / "made", 1, 2.0)
+    store = f"s3://{remote.address}/models/store"
+    flags = (f"--model-control-mode={control}", "--repository-poll-secs=1", "--load-model=*")
+    server = start_server("--model-store", store, *flags[: 3 if control == "explicit" else 2])
+    server.wait_ready()
+    assert factor(server) == 2.0
+
+    def reload() -> bool:
+        if control == "explicit":
+            with Client(server.url, timeout_s=60) as client:
+                client.load("swap")
+        return True
+
+    upload_version(remote, tmp_path / "made", 2, 5.0)
+    server.wait_until(lambda: "swap version 2: copied" in server.log)
+    server.wait_until(lambda: reload() and factor(server) == 5.0)
+
+    remote.stop()
+    server.wait_until(lambda: "cannot be reached" in server.log)
+    assert factor(server) == 5.0
+    remote.start()
+    server.wait_until(lambda: "can be read again" in server.log)
+    assert server.log.count("cannot be reached") == 1
+
+    remote.bucket("models").objects.filter(Prefix="store/swap/2/").delete()
+    server.wait_until(lambda: "swap version 2: removed there" in server.log)
+    server.wait_until(lambda: reload() and factor(server) == 2.0)
+
+
+def test_a_start_without_the_network_serves_the_copy(
+    remote: ObjectStore, tmp_path: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHKILN_CACHE", str(tmp_path / "cache"))
+    upload_version(remote, tmp_path / "made", 1, 3.0)
+    store = f"s3://http://{remote.address}/models/store"
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    server.stop()
+    remote.stop()
+    again = start_server("--model-store", store)
+    again.wait_ready()
+    assert factor(again) == 3.0
+    assert "what was copied before is served" in again.log
+
+
+def test_what_cannot_be_served_is_one_line(remote: ObjectStore) -> None:
+    remote.bucket("models")
+    for store, words in (
+        (f"s3://{remote.address}/nosuch/store", "no such bucket"),
+        ("s3://127.0.0.1:1/models/store", "cannot be reached"),
+        ("ftp://host/store", "not known"),
+    ):
+        done = run_command("serve", "--model-store", store)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+        assert len(done.stderr.strip().splitlines()) <= 3, done.stderr

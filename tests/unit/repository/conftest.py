@@ -1,0 +1,31 @@
+"""A real S3 server for the tests of remote stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from object_store import CREDENTIALS, ObjectStore
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStore]:
+    with ObjectStore() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_server(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    """`HOST:PORT` of a server; its credentials are in the environment."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return object_store.address
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore) -> Iterator[object]:
+    """An empty bucket `models`."""
+    found = object_store.bucket("models")
+    yield found
+    found.objects.all().delete()
+    found.delete()

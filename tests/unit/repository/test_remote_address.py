@@ -1,0 +1,66 @@
+"""Addresses of remote stores, in Triton's notation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
+
+
+@pytest.mark.parametrize(
+    ("text", "root", "options"),
+    [
+        ("s3://bucket/a/b/", "bucket/a/b", {}),
+        ("s3://bucket", "bucket", {}),
+        ("s3://localhost:9000/bucket/a", "bucket/a", {"endpoint_url": "http://localhost:9000"}),
+        ("s3://http://minio:9000/bucket/a", "bucket/a", {"endpoint_url": "http://minio:9000"}),
+        ("s3://https://minio.example.org:443/bucket", "bucket", {"endpoint_url": "https://minio.example.org:443"}),
+        ("gs://bucket/models", "bucket/models", {}),
+        ("as://account/container/models", "container/models", {"account_name": "account"}),
+        ("as://account.blob.core.windows.net/container", "container", {"account_name": "account"}),
+        ("hf://owner/repository@main/models", "owner/repository@main/models", {}),
+    ],
+)
+def test_what_triton_takes(text: str, root: str, options: dict[str, str]) -> None:
+    address = RemoteAddress.parse(text)
+    assert address
+    assert (address.root, address.options, str(address)) == (root, options, text.rstrip("/"))
+    assert is_remote(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://",
+        "s3:///",
+        "gs:///x",
+        "as://account",
+        "hf://owner",
+        "s3://key:secret@bucket/x",
+        "s3://b/../x",
+        "ftp://x/y",
+    ],
+)
+def test_what_names_no_store_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(RepositoryError, match="://") as raised:
+        RemoteAddress.parse(text)
+    assert "BUCKET" in raised.value.hint or "OWNER" in raised.value.hint or "ACCOUNT" in raised.value.hint
+
+
+def test_a_path_is_a_path() -> None:
+    assert parse_store("models/x") == Path("models/x")
+    assert not is_remote("C/x")
+
+
+def test_a_model_in_a_store() -> None:
+    address = RemoteAddress.parse("s3://localhost:9000/bucket/store/digits")
+    assert address
+    above, name = address.split()
+    assert (str(above), above.root, name) == ("s3://localhost:9000/bucket/store", "bucket/store", "digits")
+    store = RemoteAddress.parse("s3://bucket")
+    assert store
+    with pytest.raises(RepositoryError, match="whole store"):
+        store.split()

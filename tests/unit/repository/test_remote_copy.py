@@ -1,0 +1,168 @@
+"""The local copy of a remote store: what is fetched, and when it appears."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.repository import remote_copy as module
+from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.repository.remote_copy import RemoteCopy
+from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles, RemoteStoreError
+
+DIGITS = Path(__file__).parents[3] / "model_repository" / "digits" / "1"
+
+
+class FakeFiles(RemoteFiles):
+    """Files in a dictionary; `on_fetch` is called with each path."""
+
+    def __init__(self) -> None:
+        address = RemoteAddress.parse("s3://bucket/store")
+        assert address
+        super().__init__(address)
+        self.contents: dict[str, bytes] = {}
+        self.fetched: list[str] = []
+        self.error: Exception | None = None
+        self.on_fetch: Callable[[str], None] = lambda _: None
+
+    def list(self) -> dict[str, RemoteFile]:
+        if self.error:
+            raise self.error
+        return {path: RemoteFile(str(hash(body)), len(body)) for path, body in self.contents.items()}
+
+    def fetch(self, path: str, target: Path) -> None:
+        self.fetched.append(path)
+        self.on_fetch(path)
+        target.write_bytes(self.contents[path])
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> FakeFiles:
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    return FakeFiles()
+
+
+@pytest.fixture
+def copy(files: FakeFiles, tmp_path: Path) -> RemoteCopy:
+    return RemoteCopy(files, tmp_path / "copy")
+
+
+def follow(copy: RemoteCopy, *, settled: bool = False) -> list[str]:
+    """Fetches and takes over; returns what is there then."""
+    copy.take_over(copy.fetch(settled=settled))
+    return sorted(str(path.relative_to(copy.store)) for path in copy.store.rglob("*") if path.is_file())
+
+
+def test_at_the_start_everything_is_there(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "a/config.pbtxt": b"c", "README.md": b"r"}
+    assert follow(copy, settled=True) == ["a/1/model.onnx", "a/config.pbtxt"]
+    assert copy.size_bytes() == 2
+
+
+def test_a_new_version_appears_when_two_listings_agree(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x"}
+    follow(copy, settled=True)
+    files.contents |= {"a/2/model.onnx": b"y"}
+    assert follow(copy) == ["a/1/model.onnx"]
+    files.contents |= {"a/2/model.data": b"z"}  # the upload goes on
+    assert follow(copy) == ["a/1/model.onnx"]
+    assert follow(copy) == ["a/1/model.onnx", "a/2/model.data", "a/2/model.onnx"]
+
+
+def test_what_changes_while_it_is_fetched_waits(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x"}
+
+    def change(_: str) -> None:
+        files.contents["a/1/more"] = b"y"
+        files.on_fetch = lambda _: None
+
+    files.on_fetch = change
+    changes = copy.fetch(settled=True)
+    assert changes.waiting == {("a", "1")}
+    copy.take_over(changes)
+    assert list(copy.store.iterdir()) == []
+
+
+def test_only_what_changed_is_fetched(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large", "b/1/model.onnx": b"b"}
+    follow(copy, settled=True)
+    files.fetched.clear()
+    files.contents["a/1/model.onnx"] = b"y"
+    follow(copy)
+    follow(copy)
+    assert files.fetched == ["a/1/model.onnx"]
+    assert (copy.store / "a/1/model.onnx").read_bytes() == b"y"
+    assert (copy.store / "a/1/weights").read_bytes() == b"large"
+
+
+def test_the_next_process_fetches_only_what_changed(files: FakeFiles, copy: RemoteCopy, tmp_path: Path) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "b/1/model.onnx": b"y"}
+    follow(copy, settled=True)
+    (copy.store / "b/1/model.onnx").unlink()  # somebody tidied up
+    files.fetched.clear()
+    (tmp_path / "copy" / "staging" / "left").mkdir()
+    again = RemoteCopy(files, tmp_path / "copy")
+    assert not list((tmp_path / "copy" / "staging").iterdir())
+    follow(again, settled=True)
+    assert files.fetched == ["b/1/model.onnx"]
+
+
+@pytest.mark.parametrize("gone", ["a/2/", "a/config", "a/"])
+def test_what_is_removed_there_disappears(files: FakeFiles, copy: RemoteCopy, gone: str) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "a/2/model.onnx": b"y", "a/config.pbtxt": b"c", "b/1/model.onnx": b"b"}
+    follow(copy, settled=True)
+    files.contents = {path: body for path, body in files.contents.items() if not path.startswith(gone)}
+    assert follow(copy) == sorted(files.contents)
+    assert (copy.store / "a").exists() == (gone != "a/")
+
+
+def test_a_listing_that_fails_takes_nothing_away(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x"}
+    follow(copy, settled=True)
+    files.error = RemoteStoreError("no network", passing=True)
+    with pytest.raises(RemoteStoreError):
+        copy.fetch()
+    assert (copy.store / "a/1/model.onnx").exists()
+    files.error = None
+    assert follow(copy) == ["a/1/model.onnx"]
+
+
+def test_a_version_without_what_its_manifest_names_waits(files: FakeFiles, copy: RemoteCopy) -> None:
+    whole = {f"digits/1/{path.name}": path.read_bytes() for path in DIGITS.iterdir()}
+    files.contents = {path: body for path, body in whole.items() if not path.endswith("golden.npz")}
+    assert follow(copy, settled=True) == []
+    assert follow(copy) == []
+    files.contents = whole
+    follow(copy)
+    assert follow(copy) == sorted(whole)
+
+
+def test_a_file_that_comes_short_is_not_taken(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"whole"}
+
+    def cut(path: str) -> None:
+        files.contents[path] = b"who"
+
+    files.on_fetch = cut
+    with pytest.raises(RemoteStoreError, match="3 bytes came, not 5"):
+        copy.fetch(settled=True)
+
+
+def test_no_room(files: FakeFiles, copy: RemoteCopy, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.contents = {"a/1/model.onnx": b"whole"}
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=4))
+    with pytest.raises(RemoteStoreError, match="do not fit"):
+        copy.fetch(settled=True)
+
+
+def test_a_version_that_is_replaced_keeps_no_old_file(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "a/1/old": b"o"}
+    follow(copy, settled=True)
+    files.contents = {"a/1/model.onnx": b"y"}
+    follow(copy)
+    assert follow(copy) == ["a/1/model.onnx"]
+    assert not list((copy.folder / "staging").iterdir())
