@@ -43,7 +43,7 @@ def fault_table(run: dict[str, Any]) -> str:
     totals = run["totals"]
     counts = ", ".join(f"{totals.get(verdict, 0)} {verdict}" for verdict in ("right", "refused", "wrong", "lost"))
     summary = f"{run['seconds'] / 60:.0f} minutes, seed {run['seed']}. Requests: {counts}."
-    return "\n".join([*rows, "", summary, "", *_memory_table(run["modes"]), ""])
+    return "\n".join([*rows, "", summary, "", *_memory_table(run.get("modes", [])), ""])
 
 
 def _memory_table(modes: list[dict[str, Any]]) -> list[str]:

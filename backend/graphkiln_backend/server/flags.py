@@ -11,7 +11,7 @@ from pathlib import Path
 from graphkiln_backend.graph.admin_key import is_local
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_backend.repository.remote_address import RemoteAddress, parse_store
+from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
 
 _TRUE = {"true", "1", "on"}
 _ADDRESS_FLAGS = ("http-address", "grpc-address")
@@ -92,8 +92,8 @@ class TritonFlags:
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
-            if not argument.startswith("-") and Path(argument).exists():
-                stores.append(Path(argument))
+            if not argument.startswith("-") and (is_remote(argument) or Path(argument).exists()):
+                stores.append(parse_store(argument))
                 continue
             name, equals, value = argument.removeprefix("--").partition("=")
             _check_known(argument, name, known)

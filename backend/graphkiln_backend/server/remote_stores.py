@@ -7,38 +7,27 @@ the copies follow every `--repository-poll-secs`. A store that cannot be read ta
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import logging
-import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
 from graphkiln_backend.repository.remote_files import RemoteFiles, RemoteStoreError
 from graphkiln_backend.server.admission import AdmissionStopped
-from graphkiln_backend.server.owned_folder import OwnedFolder
+from graphkiln_backend.server.copy_folders import copies_folder, copy_folder, remove_unused
 from graphkiln_backend.server.rollout import Keeper
 
 _log = logging.getLogger("graphkiln.server")
 
-_FOLDER = "stores"
 _LOOK_S = 0.1
 _SOON_S = 1.0
-_UNUSED_S = 30 * 24 * 3600.0
-"""A copy that no server has used for so long is removed."""
-_SLOTS = 64
-"""Servers of one user that serve the same store at once: each has a copy of its own."""
 
 
 @dataclass(slots=True)
@@ -61,6 +50,7 @@ class RemoteStore:
         """
         try:
             changes = self.copy.fetch(settled=True)
+            _check_store(self.copy.files.address, changes)
             self.copy.take_over(changes)
             for model, version in sorted(changes.waiting):
                 _log.warning("%s: %s %s is not whole or still changes there", self.copy.files.address, model, version)
@@ -194,13 +184,13 @@ def call_until(call: Callable[[], Changes], stopped: Callable[[], bool]) -> Chan
 
 
 @contextmanager
-def open_stores(
-    named: Sequence[Path | RemoteAddress], cache: CacheSettings, every_s: float
+def copy_stores(
+    addresses: Sequence[RemoteAddress], cache: CacheSettings, every_s: float
 ) -> Iterator[tuple[list[Path], RemoteStores]]:
-    """The folders to serve, of stores as they were named: those that are remote are copied first.
+    """The folders to serve in place of remote stores, which are copied first.
 
     Args:
-        named: The stores.
+        addresses: The stores.
         cache: The artifact cache, beside which copies lie.
         every_s: Seconds between two looks at remote stores.
 
@@ -208,16 +198,13 @@ def open_stores(
         RemoteStoreError: A remote store cannot be read.
         ServerSetupError: It cannot be copied.
     """
-    addresses = [store for store in named if isinstance(store, RemoteAddress)]
     with open_remote_stores(addresses, cache) as remote:
         for store in remote:
             try:
                 store.begin()
             except OSError as error:
                 raise ServerSetupError(f"{store.copy.files.address} cannot be copied: {error}") from error
-        copies = {store.copy.files.address: store.copy.store for store in remote}
-        folders = [copies[store] if isinstance(store, RemoteAddress) else store for store in named]
-        yield folders, RemoteStores(remote, every_s)
+        yield [store.copy.store for store in remote], RemoteStores(remote, every_s)
 
 
 @contextmanager
@@ -232,86 +219,22 @@ def open_remote_stores(addresses: Sequence[RemoteAddress], cache: CacheSettings)
         ServerSetupError: No folder for a copy can be made.
     """
     with ExitStack() as stack:
-        folder = _copies_folder(cache) if addresses else None
+        folder = copies_folder(cache) if addresses else None
         if folder:
             remove_unused(folder, time.time())
         yield [
-            RemoteStore(RemoteCopy(RemoteFiles(address), stack.enter_context(_copy_folder(folder, address))))
+            RemoteStore(RemoteCopy(RemoteFiles(address), stack.enter_context(copy_folder(folder, address))))
             for address in addresses
         ]
 
 
-def _copies_folder(cache: CacheSettings) -> Path | None:
-    """Where copies last; None where they cannot."""
-    if cache.folder is None:
-        return None
-    folder = cache.folder / _FOLDER
-    if reason := find_distrust(folder):
-        _log.warning("remote stores are copied anew at each start: %s is not trusted, because %s", folder, reason)
-        return None
-    try:
-        make_private(folder)
-        with OwnedFolder(folder):
-            return folder
-    except (OSError, ServerSetupError) as error:
-        _log.warning("remote stores are copied anew at each start: %s", error)
-        return None
+def _check_store(address: RemoteAddress, changes: Changes) -> None:
+    """Tells a model, or its version, from a store.
 
-
-@contextmanager
-def _copy_folder(folder: Path | None, address: RemoteAddress) -> Iterator[Path]:
-    """A folder for one copy that no other process uses."""
-    if folder is None:
-        with OwnedFolder(prefix="graphkiln-store-") as vanishing:
-            yield vanishing.path
-        return
-    digest = hashlib.sha256(f"{address.scheme} {address.options} {address.root}".encode()).hexdigest()[:16]
-    for slot in range(_SLOTS):
-        place = folder / (f"{digest}-{slot}" if slot else digest)
-        with _locked(place) as is_ours:
-            if is_ours:
-                (place / "address").write_text(f"{address}\n")
-                yield place
-                return
-    raise ServerSetupError(f"{_SLOTS} servers serve {address} already", hint="name another folder: --cache DIR")
-
-
-@contextmanager
-def _locked(place: Path) -> Iterator[bool]:
-    """Makes a folder and locks it; gives whether nobody else holds it."""
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ServerSetupError(f"{place} cannot be made: {error.strerror}", hint="--cache DIR") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise
-        yield False
-    else:
-        os.utime(place)
-        yield True
-    finally:
-        os.close(descriptor)
-
-
-def remove_unused(folder: Path, now_s: float) -> None:
-    """Removes copies that nobody has used for a month, as far as no process holds them.
-
-    Args:
-        folder: Where all copies lie.
-        now_s: Seconds of the epoch.
+    Raises:
+        RemoteStoreError: It is none.
     """
-    for place in folder.iterdir():
-        with suppress(OSError):
-            is_old = place.is_dir() and now_s - place.stat().st_mtime > _UNUSED_S
-            if is_old and _nobody_holds(place):
-                _log.info("removing a copy of %s, unused for a month", (place / "address").read_text().strip())
-                shutil.rmtree(place, ignore_errors=True)
-
-
-def _nobody_holds(place: Path) -> bool:
-    with _locked(place) as is_ours:
-        return is_ours
+    models = {path.partition("/")[0] for path in changes.listing if "/" in path}
+    if "config.pbtxt" in changes.listing or (models and all(model.isdecimal() for model in models)):
+        above, name = address.split()
+        raise RemoteStoreError(f"{address} is a model, not a store of models", hint=f"--model-store {above} ({name})")

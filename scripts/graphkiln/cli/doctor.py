@@ -23,10 +23,11 @@ _WIDTH = 80
 def doctor(
     context: typer.Context,
     model_store: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            help="Folder of models to look through; may be given several times.",
+            help="Folder of models to look through, or s3:// ... to list; may be given several times.",
             envvar="GRAPHKILN_MODEL_STORE",
+            metavar="STORE",
             show_default="./model_repository, if it is there",
             metavar="DIR",
         ),
@@ -44,9 +45,18 @@ def doctor(
     """
     from graphkiln.doctor.examination import examine
     from graphkiln.doctor.finding import Level, Request
+    from graphkiln_backend.repository.remote_address import parse_store
 
-    stores = model_store or ([_DEFAULT_STORE] if _DEFAULT_STORE.is_dir() else [])
-    examination = examine(Request(stores=tuple(stores), cache=cache, host=host, arguments=tuple(context.args)))
+    named = [parse_store(text) for text in model_store or ()] or ([_DEFAULT_STORE] if _DEFAULT_STORE.is_dir() else [])
+    examination = examine(
+        Request(
+            stores=tuple(store for store in named if isinstance(store, Path)),
+            remote=tuple(store for store in named if not isinstance(store, Path)),
+            cache=cache,
+            host=host,
+            arguments=tuple(context.args),
+        )
+    )
     if as_json:
         typer.echo(json.dumps(examination.to_document(), indent=2))
     else:

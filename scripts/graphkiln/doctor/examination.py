@@ -26,6 +26,7 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("leftovers", "graphkiln.doctor.storage:check_leftovers"),
     ("cache", "graphkiln.doctor.artifact_cache:check_cache"),
     ("models", "graphkiln.doctor.models:check_models"),
+    ("models", "graphkiln.doctor.remote_stores:check_remote_stores"),
 )
 """Name, and where it is. A check is imported when it runs, so that a package that is broken breaks no other check."""
 DEADLINE_S = 20.0

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from graphkiln_backend.repository.remote_address import RemoteAddress
+
 SCHEMA = 1
 """Version of the JSON document: it grows when a key changes its meaning or goes, not when one is added."""
 
@@ -79,13 +81,15 @@ class Request:
     """What is to be examined: what `serve` would be given.
 
     Attributes:
-        stores: Model stores.
+        stores: Model stores on this machine.
+        remote: Remote ones.
         cache: The option `--cache`: a folder, `off`, or empty.
         host: Where services listen whose address the arguments do not give; empty for the default.
         arguments: Flags for tritonserver.
     """
 
     stores: tuple[Path, ...] = ()
+    remote: tuple[RemoteAddress, ...] = ()
     cache: str = ""
     host: str = ""
     arguments: tuple[str, ...] = ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,16 +17,15 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.repository.remote_copy import Changes
-from graphkiln_backend.repository.remote_files import RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFile, RemoteStoreError
 from graphkiln_backend.server.admission import AdmissionStopped
 from graphkiln_backend.server.remote_stores import (
     FollowingKeeper,
     RemoteStore,
     RemoteStores,
     call_until,
+    copy_stores,
     open_remote_stores,
-    open_stores,
-    remove_unused,
 )
 
 NO_NETWORK = RemoteStoreError("s3://bucket/store: cannot be reached", passing=True)
@@ -48,7 +47,7 @@ class FakeCopy:
     taken: list[Changes] = field(default_factory=list)
 
     store = Path("/copy/models")
-    files: Any = field(default_factory=lambda: type("Files", (), {"address": "s3://bucket/store"})())
+    files: Any = field(default_factory=lambda: SimpleNamespace(address="s3://bucket/store"))
 
     def fetch(self, *, settled: bool = False) -> Changes:  # noqa: ARG002 - the same for all
         outcome = self.outcomes.pop(0) if self.outcomes else Changes(folder=Path(), listing={})
@@ -193,19 +192,13 @@ def test_without_a_cache_the_copy_vanishes(tmp_path: Path, monkeypatch: pytest.M
     assert not store.copy.folder.exists()
 
 
-def test_copies_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
-    for name, age_days in (("old", 31), ("young", 29)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "address").write_text("s3://bucket/store\n")
-        os.utime(tmp_path / name, (0, 100 * 86400 - age_days * 86400))
-    remove_unused(tmp_path, 100 * 86400.0)
-    assert [path.name for path in tmp_path.iterdir()] == ["young"]
-
-
-def test_folders_stay_as_they_are_named(tmp_path: Path) -> None:
-    with open_stores([tmp_path], CacheSettings(), 15.0) as (folders, remote):
-        assert folders == [tmp_path]
-        assert not remote.stores
+def test_a_model_is_no_store() -> None:
+    listing = {"config.pbtxt": RemoteFile("x", 1), "1/model.onnx": RemoteFile("y", 1)}
+    store, copy = remote_store(Changes(folder=Path(), listing=listing))
+    copy.files.address = parsed("s3://bucket/store/digits")
+    with pytest.raises(RemoteStoreError, match="is a model") as raised:
+        store.begin()
+    assert raised.value.hint == "--model-store s3://bucket/store (digits)"
 
 
 def test_a_copy_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +206,7 @@ def test_a_copy_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RemoteStore, "begin", fail)
-    opened: Callable[[], Any] = lambda: open_stores(  # noqa: E731
+    opened: Callable[[], Any] = lambda: copy_stores(  # noqa: E731
         [parsed("s3://bucket/store")], CacheSettings(folder=tmp_path / "cache"), 15.0
     )
     with pytest.raises(ServerSetupError, match="cannot be copied"), opened():
