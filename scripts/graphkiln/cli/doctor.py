@@ -29,7 +29,6 @@ def doctor(
             envvar="GRAPHKILN_MODEL_STORE",
             metavar="STORE",
             show_default="./model_repository, if it is there",
-            metavar="DIR",
         ),
     ] = None,
     cache: Cache = "",

@@ -40,7 +40,6 @@ def serve(
             envvar="GRAPHKILN_MODEL_STORE",
             metavar="STORE",
             show_default="./model_repository",
-            metavar="DIR",
         ),
     ] = None,
     enable_openvino: Annotated[
