@@ -99,9 +99,9 @@ def _several_graph(_: int) -> onnx.ModelProto:
 
 
 def _fixed_graph(_: int) -> onnx.ModelProto:
-    """`y = x + 1`, saved with a batch of 4: other batches are padded and split."""
+    """`y = x + 1`, of one shape but for the batch."""
     nodes = [helper.make_node("Add", ["x", "one"], ["y"])]
-    return _graph(nodes, {"x": ("FP32", (3,))}, {"y": ("FP32", (3,))}, {"one": np.float32(1)}, batch=4)
+    return _graph(nodes, {"x": ("FP32", (3,))}, {"y": ("FP32", (3,))}, {"one": np.float32(1)})
 
 
 def _looped_graph(_: int) -> onnx.ModelProto:

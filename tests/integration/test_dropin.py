@@ -142,15 +142,6 @@ class TestData:
         np.testing.assert_array_equal(ask(client, "optional", x=[1, 2, 3])["y"], [101, 102, 103])
         np.testing.assert_array_equal(ask(client, "optional", x=[1, 2, 3], bias=[5])["y"], [6, 7, 8])
 
-    @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
-    def test_a_fixed_batch_is_padded_or_split(self, client: Client, rows: int) -> None:
-        sent = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
-        np.testing.assert_array_equal(ask(client, "fixed", x=sent)["y"], sent * 2)
-
-    def test_a_fixed_batch_is_said_so(self, client: Client, zoo_server: Server) -> None:
-        ask(client, "fixed", x=np.zeros((1, 3), np.float32))
-        assert "fixed was saved with a fixed batch of 2" in zoo_server.log
-
     def test_a_fixed_shape_without_configuration_is_served_whole(self, client: Client) -> None:
         sent = np.ones((2, 3), np.float32)
         np.testing.assert_array_equal(ask(client, "whole", x=sent)["y"], sent * 2)

@@ -202,7 +202,6 @@ def build(store: Path) -> Path:
     add(store, "words", words(), "max_batch_size: 8")
     add(store, "zipped", zipped())
     add(store, "parts", with_tensor_and_sequence())
-    add(store, "fixed", scale((2, 3)), "max_batch_size: 8")
     add(store, "scalar", scale(()))
     add(store, "batch_of_scalars", scale(("batch",)))
     add(store, "unnamed", unnamed(), 'input { name: "x" dims: [-1] } input { name: "z" dims: [-1] }')

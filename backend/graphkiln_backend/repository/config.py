@@ -176,7 +176,7 @@ def _check_provided(config: ModelConfigProto, signature: Signature) -> Signature
     if tensors:
         check_batch_tensors(config, signature, tensors)
     if config.max_batch_size > 0:
-        _check_batch(config, tensors.of_rows(signature), may_be_fixed=not tensors)
+        _check_batch(config, tensors.of_rows(signature))
     sequence = read_sequence_tensors(config) or SequenceTensors()
     return sequence.of_requests(tensors.of_requests(signature), {tensor.name for tensor in config.output})
 
@@ -195,18 +195,25 @@ def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
     )
 
 
-def _check_batch(config: ModelConfigProto, signature: Signature, *, may_be_fixed: bool) -> None:
+def _check_batch(config: ModelConfigProto, signature: Signature) -> None:
+    """Refuses batches of a graph that takes none, as Triton's C++ backend does: a fixed one cannot be cut or filled up.
+
+    A row of it might be computed from its neighbors.
+    """
     for spec in (*signature.inputs, *signature.outputs):
         if not spec.shape:
             raise RepositoryError(
                 f"max_batch_size is {config.max_batch_size}, but tensor {spec} has no batch dimension",
                 hint="set max_batch_size: 0, or convert the model with a dynamic batch",
             )
-    if not signature.batchable and not (may_be_fixed and signature.fixed_batch is not None):
+    if not signature.batchable:
         shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
+        fixed = signature.fixed_batch
+        lacking = "no common batch dimension" if fixed is None else f"a fixed batch of {fixed}"
         raise RepositoryError(
-            f"max_batch_size is {config.max_batch_size}, but the graph has no common batch dimension: {shapes}",
-            hint="set max_batch_size: 0 and write dims with all dimensions, or convert with a dynamic batch",
+            f"max_batch_size is {config.max_batch_size}, but the graph has {lacking}: {shapes}",
+            hint="set max_batch_size: 0 and write dims with all dimensions, or let the batch vary: "
+            "graphkiln convert FILE.onnx",
         )
 
 

@@ -179,9 +179,11 @@ class TestCompletion:
         with pytest.raises(RepositoryError, match=r"expected \[2, 3\], got \[3, 2\]"):
             completed(text.format("3, 2"), graph)
 
-    def test_a_graph_with_a_fixed_batch_may_be_batched(self) -> None:
-        config = completed("max_batch_size: 8", WHOLE)
-        assert (config.max_batch_size, dims(config.input[0])) == (8, [3])
+    @pytest.mark.parametrize("size", [1, 2, 8])
+    def test_a_graph_with_a_fixed_batch_is_not_batched(self, size: int) -> None:
+        with pytest.raises(RepositoryError, match=f"max_batch_size is {size}, but the graph has a fixed batch of 2: x"):
+            completed(f"max_batch_size: {size}", WHOLE)
+        assert completed("", WHOLE).max_batch_size == 0
 
     def test_some_outputs_are_enough(self) -> None:
         graph = signature(spec("x", "batch", 3), outputs=(spec("y", "batch", 2), spec("z", "batch", 1)))
@@ -310,7 +312,7 @@ class TestProvidedTensors:
 
     def test_rows_beside_ragged_inputs_need_a_batch(self) -> None:
         flat = Signature(inputs=(*self.FLAT.inputs, spec("z", 5)), outputs=self.FLAT.outputs)
-        with pytest.raises(RepositoryError, match="no common batch dimension"):
+        with pytest.raises(RepositoryError, match="a fixed batch of 5"):
             completed(self.RAGGED + 'input { name: "z" dims: [5] }', flat)
 
 
