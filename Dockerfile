@@ -35,5 +35,5 @@ USER graphkiln
 WORKDIR /home/graphkiln
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
+    CMD ["python3", "-m", "graphkiln_backend.server.healthcheck"]
 CMD ["graphkiln", "serve", "--model-store", "/models"]

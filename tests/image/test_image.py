@@ -93,7 +93,7 @@ def test_is_small_unprivileged_and_watched() -> None:
     assert image["Size"] < 1_000_000_000
     assert config["User"] not in ("", "root", "0")
     assert config["Cmd"] == ["graphkiln", "serve", "--model-store", "/models"]
-    assert "/v2/health/ready" in " ".join(health_check(image))
+    assert "graphkiln_backend.server.healthcheck" in " ".join(health_check(image))
 
 
 def test_the_health_check_fails_where_nobody_serves() -> None:

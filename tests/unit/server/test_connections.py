@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from graphkiln_backend.server import connections as module
@@ -149,3 +152,16 @@ def test_where_the_kernel_does_not_allow_it(echo: Echo, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_PIDFD_GETFD", 100_000)
     with pytest.raises(OSError, match="not implemented"):
         HeldConnections(echo.process.pid, {echo.port})
+
+
+def test_where_the_kernel_forbids_duplicates_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Docker's default seccomp profile does: the drain then goes on without them."""
+
+    def refuse(*_: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(module, "_duplicate", refuse)
+    before = psutil.Process().num_fds()
+    with pytest.raises(PermissionError):
+        module.HeldConnections(os.getpid(), {1})
+    assert psutil.Process().num_fds() == before
