@@ -273,7 +273,7 @@ class TestEnableFlags:
     ) -> None:
         server = start_server("--model-store", digits.parent, "--enable-openvino", "digits")
         server.wait_until(lambda: "serving HTTP" in server.log)
-        row = next(line for line in server.log.splitlines() if "digits" in line and "fp32" in line)
+        row = next(line for line in server.log.splitlines() if "│ digits" in line and "fp32" in line)
         assert "openvino on cpu" in row
         with Client(server.url) as client:
             assert client.model("digits").classify(repository / "docs" / "digits" / "seven.png").top.label == "seven"
