@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from graphkiln_backend.repository.config import ModelConfigProto, describe_tensor
+from graphkiln_backend.repository.config import ModelConfigProto
 
 HINT = "convert it under another --name, or take the versions that have the other signature out of the store"
 
@@ -43,7 +43,7 @@ def _missing(kind: str, new: Sequence[Any], old: Sequence[Any]) -> Iterator[str]
         if tensor.name not in found:
             yield f"{name} is missing"
         elif not _fits(kind, found[tensor.name], tensor):
-            yield f"{name} is {describe_tensor(found[tensor.name])}, not {describe_tensor(tensor)}"
+            yield f"{name} is {_text(found[tensor.name])}, not {_text(tensor)}"
         elif kind == "input" and tensor.optional and not found[tensor.name].optional:
             yield f"{name} is no longer optional"
 
@@ -55,3 +55,8 @@ def _fits(kind: str, new: Any, old: Any) -> bool:
         now in (before, -1) or (before == -1 and kind == "output")
         for now, before in zip(new.dims, old.dims, strict=True)
     )
+
+
+def _text(tensor: Any) -> str:
+    types = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    return f"{types[tensor.data_type].name.removeprefix('TYPE_')} {list(tensor.dims)}"

@@ -288,11 +288,6 @@ def _add_warmup(config: ModelConfigProto) -> None:
         warmup.inputs[tensor.name].zero_data = True
 
 
-def describe_tensor(tensor: Any) -> str:
-    """Type and dims of an input or output in a configuration, such as `FP32 [3]`."""
-    return f"{pb.DataType.Name(tensor.data_type).removeprefix('TYPE_')} {list(tensor.dims)}"
-
-
 def _data_type(dtype: DType) -> int:
     return int(pb.DataType.Value(dtype.config_name))
 
