@@ -10,7 +10,6 @@ import typer
 
 from graphkiln.cli.console import print_result, say
 from graphkiln.cli.load_display import LoadDisplay
-from graphkiln.cli.model_stores import open_stores
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
@@ -120,6 +119,7 @@ def serve(
     --model-control-mode=poll or --log-verbose=1.
     """
     from graphkiln.cli.cache import cache_settings, parse_size
+    from graphkiln.cli.model_stores import open_stores
     from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
