@@ -126,7 +126,7 @@ class TestOutput:
         assert printed == json.loads(json.dumps(fake.document_))
         assert list(printed) == ["facts", "precision", "steps"]
         assert list(printed["steps"][0]) == [
-            "key", "step", "title", "switch", "per_second", "p50_ms", "p99_ms", "own", "beside", "cumulative",
+            "key", "step", "title", "switch", "per_second", "rounds", "p50_ms", "p99_ms", "own", "beside", "cumulative",
             "source", "cores", "memory_mb", "judgment", "refused", "counts", "commands",
         ]  # fmt: skip
         assert list(printed["steps"][0]["judgment"]) == [
