@@ -62,6 +62,7 @@ class SequenceLost(GraphkilnError):
     """The states of a sequence are not there: continuing it would compute wrong outputs."""
 
     triton_code = "INVALID_ARG"
+    exit_code = 2
 
 
 class SequenceExecutor:

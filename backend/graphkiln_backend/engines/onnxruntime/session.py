@@ -256,12 +256,20 @@ def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> 
     """The session's inputs and outputs; outputs that are no tensors can be requested by name, and are not told of.
 
     Raises:
-        LoweringError: One of them is not a tensor that Triton can carry.
+        LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
     """
+    outputs = session.get_outputs()
+    tensors = [node for node in outputs if node.type.startswith("tensor(")]
+    if outputs and not tensors:
+        listed = ", ".join(f"{node.name}: {node.type}" for node in outputs)
+        raise LoweringError(
+            f"ONNX Runtime cannot serve {graph_path}",
+            attempts=(f"no output is a tensor that Triton carries: {listed}",),
+        )
     try:
         return Signature(
             inputs=tuple(_spec(node) for node in session.get_inputs()),
-            outputs=tuple(_spec(node) for node in session.get_outputs() if node.type.startswith("tensor(")),
+            outputs=tuple(map(_spec, tensors)),
             optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
         )
     except ManifestError as error:
