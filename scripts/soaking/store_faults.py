@@ -42,6 +42,8 @@ class BadVersion(Fault):
 
     def undo(self, field: Field) -> None:
         shutil.rmtree(field.store / self._model / _BAD)
+        if trouble := field.publish(self._model):  # one that was loaded after all would stay for the rest of the soak
+            raise MeasurementError(trouble)
 
 
 class SwappedFile(Fault):

@@ -53,9 +53,12 @@ def test_a_server_that_looks_by_itself_is_not_told(store: Path) -> None:
 
 def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
     fault = BadVersion("empty", "scaled", Path.mkdir)
-    where = field(store, FakeService("HTTP 400: no"), explicit=True)
+    service = FakeService("HTTP 400: no")
+    where = field(store, service, explicit=True)
     fault.inject(where)
+    service.refusal = ""
     fault.undo(where)
+    assert service.told == ["scaled", "scaled"], "what the store holds again must be loaded again"
     with pytest.raises(MeasurementError, match="says that it is loaded"):
         fault.inject(field(store, FakeService(), explicit=True))
 
