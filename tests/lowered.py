@@ -66,3 +66,10 @@ def add_unrunnable(store: Path) -> Path:
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
     inputs, outputs = [zoo.value("x", ("n",))], [zoo.value("y", (3, "m"))]
     return zoo.add(store, "unrunnable", zoo.model(nodes, inputs, outputs, {"shape": np.array([3, -1], np.int64)}))
+
+
+def write_graph(path: Path, *outputs: str) -> None:
+    """Writes a graph that doubles its input into each output."""
+    nodes = [helper.make_node("Add", ["x", "x"], [name]) for name in outputs]
+    proto = zoo.model(nodes, [zoo.value("x", ("batch", 3))], [zoo.value(name, ("batch", 3)) for name in outputs])
+    path.write_bytes(proto.SerializeToString())

@@ -197,7 +197,7 @@ class TestSeat:
 
 
 BROKEN = {
-    "sequence": (zoo.with_sequence_output(), "", "is a sequence_type, and Triton carries tensors only", "cut it off"),
+    "sequence": (zoo.with_sequence_output(), "", "is a sequence of tensors, and Triton", "join its tensors"),
     "opset": (zoo.scale(("batch", 3), opset=99), "", "opset", "99"),
     "typo": (zoo.scale(("batch", 3)), 'parameters { key: "intra_op_threads" value { string_value: "1" } }',
              "unknown key 'intra_op_threads'", "did you mean 'intra_op_thread_count'?"),

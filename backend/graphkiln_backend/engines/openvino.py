@@ -24,7 +24,8 @@ from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, free_dim
+from graphkiln_backend.repository.onnx_file import read_signature
 
 _DEVICE = "CPU"
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
@@ -72,8 +73,9 @@ class OpenVinoEngine:
         """
         model = _import(compiled / _COMPILED, config) if compiled else _compile(graph_path, config)
         try:
-            return OpenVinoSession(model, config.streams)
-        except ManifestError as error:
+            saved = read_signature(graph_path) if graph_path.exists() else None  # what is compiled needs no graph
+            return OpenVinoSession(model, config.streams, saved)
+        except (ManifestError, ValueError) as error:
             raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
 
 
@@ -83,20 +85,27 @@ class OpenVinoSession(Closeable):
     Args:
         compiled: The model.
         streams: Parts of a batch that are computed in parallel, where every tensor has a row per sample.
+        saved: The graph's tensors as they were saved. OpenVINO gives a tensor several names where it drops a node
+            between them, and drops inputs whose values no output depends on; None for the names that it has first.
 
     Raises:
         ManifestError: One of its tensors is not one that Triton can carry.
     """
 
-    def __init__(self, compiled: openvino.CompiledModel, streams: int = 1) -> None:
+    def __init__(self, compiled: openvino.CompiledModel, streams: int = 1, saved: Signature | None = None) -> None:
         self._compiled = compiled
+        saved = saved or Signature(inputs=_first_specs(compiled.inputs), outputs=_first_specs(compiled.outputs))
+        self._inputs = _match(compiled.inputs, saved.inputs)
+        self._outputs = {spec.name: index for index, spec in enumerate(saved.outputs)}
         self._signature = Signature(
-            inputs=tuple(_spec(port) for port in compiled.inputs),
-            outputs=tuple(_spec(port) for port in compiled.outputs),
+            inputs=tuple(
+                _spec(compiled.inputs[self._inputs[spec.name]], spec.name) if spec.name in self._inputs else spec
+                for spec in saved.inputs
+            ),
+            outputs=tuple(_spec(port, spec.name) for port, spec in zip(compiled.outputs, saved.outputs, strict=True)),
         )
         splits = all(spec.batchable for spec in (*self._signature.inputs, *self._signature.outputs))
         self._requests = [compiled.create_infer_request() for _ in range(streams if splits else 1)]
-        self._outputs = [spec.name for spec in self._signature.outputs]
         self._limit = current_limit()
         self._bf16_outputs = {spec.name for spec in self._signature.outputs if spec.dtype is DType.BF16}
 
@@ -107,7 +116,7 @@ class OpenVinoSession(Closeable):
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all of them in any case."""
-        names = self._outputs if outputs is None else outputs
+        names = list(self._outputs) if outputs is None else outputs
         if self._limit:
             with self._limit.computation(self._interrupt):
                 return self._compute(feeds, names)
@@ -117,12 +126,21 @@ class OpenVinoSession(Closeable):
         try:
             if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
                 return self._run_in_parallel(feeds, names)
-            arrays = {name: _to_openvino(array) for name, array in feeds.items()}
-            results = self._requests[0].infer(arrays, share_inputs=True, share_outputs=False)
+            results = self._requests[0].infer(self._arrays(feeds), share_inputs=True, share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
             self._signature.check(feeds)  # says more clearly than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
-        return {name: self._typed(name, results[name]) for name in names}
+        return {name: self._typed(name, results[self._outputs[name]]) for name in names}
+
+    def _arrays(self, feeds: Mapping[str, AnyArray]) -> dict[int, Any]:
+        """Feeds by the indices of OpenVINO's inputs; those that it has dropped are left out.
+
+        Raises:
+            SignatureError: An input is unknown or missing.
+        """
+        if feeds.keys() != {spec.name for spec in self._signature.inputs}:
+            self._signature.check(feeds)
+        return {self._inputs[name]: _to_openvino(array) for name, array in feeds.items() if name in self._inputs}
 
     def _interrupt(self) -> None:
         for request in self._requests:
@@ -134,7 +152,7 @@ class OpenVinoSession(Closeable):
         requests = self._requests[:rows]
         cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
         parts = [
-            {name: _to_openvino(array[start:stop]) for name, array in feeds.items()} for start, stop in pairwise(cuts)
+            self._arrays({name: array[start:stop] for name, array in feeds.items()}) for start, stop in pairwise(cuts)
         ]
         started = []
         try:
@@ -149,7 +167,9 @@ class OpenVinoSession(Closeable):
                     request.wait()
             raise
         return {
-            name: np.concatenate([self._typed(name, request.get_tensor(name).data) for request in requests])
+            name: np.concatenate(
+                [self._typed(name, request.get_output_tensor(self._outputs[name]).data) for request in requests]
+            )
             for name in names
         }
 
@@ -241,12 +261,30 @@ def _options(config: SessionConfig) -> dict[str, Any]:
     return options
 
 
-def _spec(port: Any) -> TensorSpec:
-    return TensorSpec(
-        name=port.get_any_name(),
-        dtype=DType.from_openvino(port.get_element_type().get_type_name()),
-        shape=tuple(_dim(dim, port.get_any_name(), axis) for axis, dim in enumerate(port.get_partial_shape())),
-    )
+def _first_specs(ports: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """Tensors by the first of their names."""
+    return tuple(_spec(port, port.get_any_name()) for port in ports)
+
+
+def _match(ports: Sequence[Any], specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """The index of each input's port, by the input's name; none for inputs that OpenVINO has dropped."""
+    if len(ports) == len(specs):
+        by_name = [_index(ports, spec.name, index) for index, spec in enumerate(specs)]
+        return {spec.name: index for spec, index in zip(specs, by_name, strict=True)}
+    named = {spec.name: _index(ports, spec.name, -1) for spec in specs}
+    return {name: index for name, index in named.items() if index >= 0}
+
+
+def _index(ports: Sequence[Any], name: str, otherwise: int) -> int:
+    return next((index for index, port in enumerate(ports) if name in port.get_names()), otherwise)
+
+
+def _spec(port: Any, name: str) -> TensorSpec:
+    dtype = DType.from_openvino(port.get_element_type().get_type_name())
+    shape = port.get_partial_shape()
+    if shape.rank.is_dynamic:
+        return TensorSpec(name=name, dtype=dtype, shape=(ANY_RANK,))
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(_dim(dim, name, axis) for axis, dim in enumerate(shape)))
 
 
 def _to_openvino(array: AnyArray) -> Any:

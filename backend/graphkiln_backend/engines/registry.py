@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from pathlib import Path
 
-from graphkiln_backend.engines.base import Engine, Support
+from graphkiln_backend.engines.base import Engine, Session, Support
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.spelling import did_you_mean
 
 GROUP = "graphkiln.engines"
+REFERENCE_ENGINE = "onnxruntime"
+"""The engine that says what a saved graph computes."""
 
 _EXTRAS = {"onnxruntime": "serve", "openvino": "openvino", "tensorrt": "gpu"}
 
@@ -42,3 +45,14 @@ def probe(name: str, device: Device) -> Support:
         return load_engine(name).probe(device)
     except EngineUnavailable as error:
         return Support(ok=False, reason=str(error))
+
+
+def open_reference(graph_path: Path) -> Session:
+    """A saved graph as the reference of the numeric policy runs it: on the CPU, every graph optimization off.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph.
+    """
+    from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine  # most starts need no reference
+
+    return OnnxRuntimeEngine().build_reference(graph_path)

@@ -117,7 +117,10 @@ class DType(enum.StrEnum):
             return _ONNX[number]
         except KeyError:
             name = _OTHER_ONNX.get(number, f"of number {number}, which is not known,")
-            raise ManifestError(f"the ONNX element type {name} is not one that Triton can carry") from None
+            raise ManifestError(
+                f"the ONNX element type {name} is not one that Triton can carry",
+                hint="cast it at the border of the graph (Cast); inside, it may stay" if name[:1] in "FUI" else "",
+            ) from None
 
 
 _NUMPY: dict[DType, np.dtype[np.generic]] = {

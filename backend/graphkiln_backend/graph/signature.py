@@ -13,11 +13,18 @@ Dim = int | str
 
 BATCH = "batch"
 """The symbol of the batch dimension."""
+ANY_RANK = "..."
+"""The only entry in the shape of a tensor whose graph does not say how many dimensions it has."""
 
 
 def free_dim(tensor: str, axis: int) -> str:
     """The symbol of a varying dimension that a graph gives no name: its own, so that it need not equal any other."""
     return f"{tensor}.{axis}"
+
+
+def counted_dim(tensor: str, axis: int) -> str:
+    """The symbol of a varying dimension whose size follows from values, such as the number of boxes found."""
+    return f"?{tensor}.{axis}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +49,24 @@ class TensorSpec:
                 raise ManifestError(f"tensor '{self.name}' has a dimension of {dim}; name it instead")
 
     @property
-    def batchable(self) -> bool:
+    def has_rank(self) -> bool:
+        """Whether it is known how many dimensions it has."""
+        return self.shape != (ANY_RANK,)
+
+    @property
+    def varies(self) -> bool:
         """Whether the first dimension may vary."""
-        return bool(self.shape) and isinstance(self.shape[0], str)
+        return bool(self.shape) and self.has_rank and isinstance(self.shape[0], str)
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the first dimension may vary, and not with the values."""
+        return self.varies and not str(self.shape[0]).startswith("?")
+
+    def is_like(self, other: TensorSpec) -> bool:
+        """Whether name and dtype are equal, and as many dimensions as both say that they have."""
+        same_rank = len(self.shape) == len(other.shape) or not (self.has_rank and other.has_rank)
+        return (self.name, self.dtype) == (other.name, other.dtype) and same_rank
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{','.join(map(str, self.shape))}]"
@@ -73,8 +95,13 @@ class Signature:
 
     @property
     def batchable(self) -> bool:
-        """Whether every input and output has a first dimension that may vary."""
+        """Whether every input and output has a first dimension that may vary, and not with the values."""
         return all(spec.batchable for spec in (*self.inputs, *self.outputs))
+
+    @property
+    def varies(self) -> bool:
+        """Whether every input and output has a first dimension that may vary."""
+        return all(spec.varies for spec in (*self.inputs, *self.outputs))
 
     @property
     def fixed_batch(self) -> int | None:
@@ -125,6 +152,8 @@ def _check_tensor(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> N
 def _mismatch(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> str:
     if array.dtype != spec.dtype.numpy and not (spec.dtype is DType.BYTES and array.dtype.kind in "OSU"):
         return "dtype"
+    if not spec.has_rank:
+        return ""
     if len(array.shape) != len(spec.shape):
         return "rank"
     for axis, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):

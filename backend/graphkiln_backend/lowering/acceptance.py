@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
-from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.graph.errors import LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, joined, repeated
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.warmup import synthetic_feeds
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
+from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import ModelVersion
 
 
@@ -35,34 +37,43 @@ class Requirements:
         return max(self.batch_sizes)
 
 
-def check_signature(version: ModelVersion, found: Signature) -> None:
-    """Compares the tensors of a session with those that the manifest promises, and the server publishes.
+def promised_signature(version: ModelVersion) -> Signature:
+    """The tensors that the manifest promises, or else the graph.
+
+    Raises:
+        RepositoryError: The graph is damaged.
+    """
+    return version.manifest.signature if version.manifest else read_signature(version.graph_path)
+
+
+def check_signature(version: ModelVersion, found: Signature, outputs: Collection[str] | None = None) -> None:
+    """Compares the tensors of a session with those that the manifest or the graph promises, and the server publishes.
+
+    Args:
+        version: The version.
+        found: The session's.
+        outputs: Names of those that the session was made for; None for all.
 
     Raises:
         SignatureError: They differ in name, dtype or rank.
     """
-    promised = version.manifest.signature if version.manifest else found
-    for kind, expected, got in (
-        ("inputs", promised.inputs, found.inputs),
-        ("outputs", promised.outputs, found.outputs),
-    ):
-        if [(s.name, s.dtype, len(s.shape)) for s in expected] != [(s.name, s.dtype, len(s.shape)) for s in got]:
+    owner = "manifest" if version.manifest else "saved graph"
+    promised = promised_signature(version)
+    wanted = tuple(spec for spec in promised.outputs if outputs is None or spec.name in outputs)
+    for kind, expected, got in (("inputs", promised.inputs, found.inputs), ("outputs", wanted, found.outputs)):
+        if len(expected) != len(got) or not all(map(TensorSpec.is_like, expected, got)):
             raise SignatureError(
-                f"the manifest's {kind} are not the graph's",
+                f"the {owner}'s {kind} are not those of the graph that would serve",
                 expected=", ".join(map(str, expected)),
                 got=", ".join(map(str, got)),
             )
 
 
-def read_placement(session: Session, golden: GoldenSamples | None) -> Placement | None:
-    """What ran where; None where there are no golden samples and the graph does not run on synthetic inputs."""
+def read_placement(session: Session, golden: GoldenSamples | None, made_up: MadeUp | None = None) -> Placement | None:
+    """What ran where; None where there are no golden samples and no request is known that the graph computes."""
     if golden:
         return session.placement(golden.inputs)
-    try:
-        return session.placement(synthetic_feeds(session.signature))
-    except (ExecutionError, SignatureError):
-        # Without golden samples nobody knows which sizes of the varying dimensions make sense.
-        return None
+    return session.placement(made_up.feeds(session.signature)) if made_up else None
 
 
 def check_placement(config: SessionConfig, placement: Placement | None, saved: Precision) -> tuple[str, ...]:
@@ -83,7 +94,7 @@ def check_placement(config: SessionConfig, placement: Placement | None, saved: P
         if config.precision:
             raise LoweringError(
                 f"{config}: what it runs in cannot be read back",
-                attempts=("the graph has no golden samples and does not run on zeros",),
+                attempts=("the graph has no golden samples and runs no request that was made up",),
                 hint="convert it (graphkiln convert FILE.onnx), or leave `precision` out",
             )
         return ()

@@ -13,8 +13,9 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.plan import pick_fastest
-from graphkiln_backend.lowering.warmup import synthetic_feeds
+from graphkiln_backend.lowering.warmup import feeds_of
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -61,28 +62,30 @@ def keep_measurement(reservation: Reservation | None, measurement: Measurement) 
         _log.warning("the choice of an engine is not remembered: %s", error)
 
 
-def measure(sessions: Mapping[str, Session], golden: GoldenSamples | None, size: int) -> Measurement:
+def measure(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp | None, size: int) -> Measurement:
     """Compares sessions.
 
     Args:
         sessions: At least one, by name.
-        golden: Samples to repeat; synthetic ones are used when there are none.
+        samples: Golden samples to repeat, or how to make some up; None where neither is known.
         size: The batch size.
 
     Returns:
-        The comparison; a graph that does not run on synthetic inputs cannot be timed: the first session is chosen.
+        The comparison; a graph that cannot be run cannot be timed: the first session is chosen.
     """
+    if samples is None:
+        return Measurement(chosen=next(iter(sessions)), rates={})
     try:
-        times = {name: _time_s(session, golden, size) for name, session in sessions.items()}
+        times = {name: _time_s(session, samples, size) for name, session in sessions.items()}
     except (ExecutionError, SignatureError):
         return Measurement(chosen=next(iter(sessions)), rates={})
     chosen = list(times)[pick_fastest(list(times.values()))]
     return Measurement(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})
 
 
-def _time_s(session: Session, golden: GoldenSamples | None, size: int) -> float:
+def _time_s(session: Session, samples: GoldenSamples | MadeUp, size: int) -> float:
     """The fastest of some runs, in seconds."""
-    feeds = golden.batch(size) if golden else synthetic_feeds(session.signature, size)
+    feeds = feeds_of(samples, session.signature, size)
     times = []
     for _ in range(_RUNS):
         begun = time.perf_counter()

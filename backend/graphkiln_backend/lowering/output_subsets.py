@@ -17,10 +17,11 @@ from pathlib import Path
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.acceptance import Requirements, limits_of, replay
+from graphkiln_backend.lowering.acceptance import Requirements, check_signature, limits_of, replay
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.warmup import warm_up
 
 _log = logging.getLogger("graphkiln.lowering")
@@ -109,6 +110,7 @@ class SubsetBuilder:
         config: How the whole graph runs.
         artifacts: Of the version.
         requirements: What a session must do.
+        made_up: How to make up a request that the whole graph computes, or None.
     """
 
     engine: Engine
@@ -116,6 +118,7 @@ class SubsetBuilder:
     config: SessionConfig
     artifacts: Artifacts
     requirements: Requirements
+    made_up: MadeUp | None = None
 
     def build(self, outputs: tuple[str, ...]) -> Session | None:
         """Builds and proves the session of some outputs; None where its graph would be hardly smaller.
@@ -147,8 +150,11 @@ class SubsetBuilder:
 
     def _prove(self, session: Session, outputs: tuple[str, ...]) -> None:
         version = self.artifacts.version
+        check_signature(version, session.signature, outputs)
         golden = version.golden and version.golden.only(outputs)
         if golden and self.requirements.self_test:
             limits = limits_of(self.artifacts.saved, self.config)
             replay(session, golden, limits, self.requirements.largest_batch, version.ranking)
-        warm_up(session, self.requirements.batch_sizes, golden)
+        samples = golden or self.made_up
+        if samples and (failure := warm_up(session, self.requirements.batch_sizes, samples)):
+            raise LoweringError("the part fails where the whole does not", attempts=(failure,))

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
-from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
@@ -15,13 +15,17 @@ from graphkiln_backend.lowering.acceptance import (
     check_placement,
     check_signature,
     limits_of,
+    promised_signature,
     read_placement,
     replay,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.trial import Trial, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.lowering.warmup import warm_up
+from graphkiln_backend.proof.policy import Limits
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -40,6 +44,8 @@ class ProvenSession:
         warmup_s: Seconds that warming up took.
         notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
         replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be.
+        made_up: How to make up a request that it computes; None where golden samples are there, or no way is known.
+        separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
     """
 
     session: Session
@@ -51,6 +57,8 @@ class ProvenSession:
     warmup_s: float = 0.0
     notes: tuple[str, ...] = ()
     replay: Replay | None = None
+    made_up: MadeUp | None = None
+    separate: bool = False
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
@@ -76,7 +84,12 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
             return proven
         graph = artifacts.prepare_graph(config)
         builder = SubsetBuilder(
-            engine=engine, graph=graph, config=config, artifacts=artifacts, requirements=requirements
+            engine=engine,
+            graph=graph,
+            config=config,
+            artifacts=artifacts,
+            requirements=requirements,
+            made_up=proven.made_up,
         )
         subsets = SubsetSession(session, builder.build)
         return replace(proven, session=subsets, replay=proven.replay and replace(proven.replay, session=subsets))
@@ -89,25 +102,57 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
     _log.info("proving %s", config)
     version = artifacts.version
     check_signature(version, session.signature)
-    placement = read_placement(session, version.golden)
+    limits = limits_of(artifacts.saved, config)
+    trial = None if version.golden else _try_out(session, artifacts, config, requirements, limits)
+    made_up = trial.made_up if trial else None
+    placement = read_placement(session, version.golden, made_up)
     notes = check_placement(config, placement, artifacts.saved)
     self_test, again = None, None
-    limits = limits_of(artifacts.saved, config)
     if version.golden and requirements.self_test:
         self_test = replay(session, version.golden, limits, requirements.largest_batch, version.ranking)
         again = Replay.of_golden(session, version.golden, limits, version.ranking)
     elif version.golden:
         notes = (*notes, "self_test: off: the golden samples were not replayed")
     begun = time.monotonic()
-    warmup_note = warm_up(session, requirements.batch_sizes, version.golden, already=self_test is not None)
-    if requirements.self_test and not version.golden:
-        again = Replay.recorded(session, limits)
+    samples = version.golden or made_up
+    warmup_note = warm_up(session, requirements.batch_sizes, samples, already=self_test is not None) if samples else ""
+    if requirements.self_test and made_up:
+        again = Replay.recorded(session, limits, made_up.feeds(session.signature))
+    mixed = "" if version.golden else _find_mixed_rows(session, artifacts, requirements, made_up, limits)
     return ProvenSession(
         session=session,
         config=config,
         placement=placement,
         self_test=self_test,
         warmup_s=time.monotonic() - begun,
-        notes=tuple(filter(None, (*map(str, artifacts.replaced), *notes, warmup_note))),
+        notes=tuple(
+            filter(None, (*map(str, artifacts.replaced), *notes, trial.note if trial else "", warmup_note, mixed))
+        ),
         replay=again,
+        made_up=made_up,
+        separate=bool(mixed),
     )
+
+
+def _find_mixed_rows(
+    session: Session, artifacts: Artifacts, requirements: Requirements, made_up: MadeUp | None, limits: Limits
+) -> str:
+    """Why requests are computed one by one, as a note; empty where they may share a batch."""
+    if requirements.largest_batch < 2:
+        return ""
+    counted = [spec.name for spec in promised_signature(artifacts.version).outputs if spec.varies != spec.batchable]
+    reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
+    reason = reason or (find_mixed_rows(session, made_up, limits) if made_up else "")
+    return reason and f"requests are computed one by one: {reason}"
+
+
+def _try_out(
+    session: Session, artifacts: Artifacts, config: SessionConfig, requirements: Requirements, limits: Limits
+) -> Trial:
+    """Makes a request of a session whose version has no golden samples."""
+    graph = artifacts.prepare_graph(replace(config, precision=None))
+    if config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved):
+        return try_as_saved(session, graph, open_reference)
+    if requirements.self_test:
+        return try_beside(session, graph, open_reference, limits)
+    return try_as_saved(session, graph, open_reference)

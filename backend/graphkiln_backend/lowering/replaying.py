@@ -13,9 +13,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples, joined
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.output_subsets import SubsetSession
-from graphkiln_backend.lowering.warmup import synthetic_feeds
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import Limits
 
@@ -59,17 +57,17 @@ class Replay:
         return cls(session=session, samples=golden.feeds, reference=reference, limits=limits, ranking=ranking)
 
     @classmethod
-    def recorded(cls, session: Session, limits: Limits) -> Replay | None:
-        """Of a version without golden samples: what the session computes now for a sample of noise.
+    def recorded(cls, session: Session, limits: Limits, feeds: Arrays) -> Replay | None:
+        """Of a version without golden samples: what the session computes now for a request that was made up.
 
-        Whether that is right nobody knows, but later it must be the same. None where the graph does not run on noise,
+        Whether that is right nobody knows, but later it must be the same. None where the graph does not run on it,
         or does not compute the same twice: a fault must never be seen where there is none.
 
         Args:
             session: The session, proven and warm.
             limits: How far the outputs may be apart.
+            feeds: The request.
         """
-        feeds = _noise(session.signature)
         try:
             first, *others = (session.run(feeds) for _ in range(_RECORDED_RUNS))
             replay = cls(session=session, samples=(feeds,), reference=first, limits=limits)
@@ -111,16 +109,6 @@ class Replay:
         reference = {name: array for name, array in self.reference.items() if name in found}
         samples = len(self.samples)
         return prove(reference, found, self.limits, batch_sizes=(1,), ranking=self.ranking, samples=samples)
-
-
-def _noise(signature: Signature) -> dict[str, AnyArray]:
-    """One sample: numbers between 0 and 1 for floating-point inputs, zeros and empty texts for the others."""
-    generator = np.random.default_rng(0)
-    floats = {spec.name: spec.dtype for spec in signature.inputs if spec.dtype.is_float}
-    return {
-        name: generator.random(array.shape).astype(floats[name].numpy) if name in floats else array
-        for name, array in synthetic_feeds(signature).items()
-    }
 
 
 def _same_bits(first: AnyArray, second: AnyArray) -> bool:

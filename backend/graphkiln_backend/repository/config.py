@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
@@ -200,13 +199,12 @@ def _check_batch(config: ModelConfigProto, signature: Signature) -> None:
 
     A row of it might be computed from its neighbors.
     """
-    for spec in (*signature.inputs, *signature.outputs):
-        if not spec.shape:
-            raise RepositoryError(
-                f"max_batch_size is {config.max_batch_size}, but tensor {spec} has no batch dimension",
-                hint="set max_batch_size: 0, or convert the model with a dynamic batch",
-            )
-    if not signature.batchable:
+    for spec in (spec for spec in (*signature.inputs, *signature.outputs) if not spec.shape):
+        raise RepositoryError(
+            f"max_batch_size is {config.max_batch_size}, but tensor {spec} has no batch dimension",
+            hint="set max_batch_size: 0, or convert the model with a dynamic batch",
+        )
+    if not signature.varies:
         shapes = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
         fixed = signature.fixed_batch
         lacking = "no common batch dimension" if fixed is None else f"a fixed batch of {fixed}"
@@ -240,14 +238,20 @@ def _complete_tensors(
 
 
 def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool) -> None:
-    if tensor.data_type == pb.DataType.TYPE_INVALID:
-        tensor.data_type = _data_type(spec.dtype)
+    data_type = int(pb.DataType.Value(spec.dtype.config_name))
+    tensor.data_type = tensor.data_type or data_type
     dims = _dims(spec, batched=batched)
+    if not spec.has_rank:
+        if kind == "input" and not tensor.dims:
+            raise RepositoryError(
+                f"the graph does not say how many dimensions input '{tensor.name}' has: write its dims"
+            )
+        dims = list(tensor.dims) or [-1]
     if not tensor.dims:
         tensor.dims.extend(dims or [1])
         if not dims and batched:
             tensor.reshape.SetInParent()  # Triton has no scalars: [1] outside, [] inside
-    if tensor.data_type != _data_type(spec.dtype):
+    if tensor.data_type != data_type:
         raise _mismatch(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
     given = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
     if batched and given[:1] == [1] and len(given) == len(dims) + 1:
@@ -288,10 +292,6 @@ def _add_warmup(config: ModelConfigProto) -> None:
         warmup.inputs[tensor.name].zero_data = True
 
 
-def _data_type(dtype: DType) -> int:
-    return int(pb.DataType.Value(dtype.config_name))
-
-
 def _dims(spec: TensorSpec, *, batched: bool) -> list[int]:
     shape = spec.shape[1:] if batched else spec.shape
-    return [dim if isinstance(dim, int) else -1 for dim in shape]
+    return [dim if isinstance(dim, int) and dim else -1 for dim in shape]  # Triton knows no sizes of 0

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
 _PROTOBUF_LIMIT = 1 << 30
 """A message ends at 2 GiB."""
+_DEFAULTS_SINCE = 4
+"""IR version. Before it, every weight had to be named among the inputs, and none could be given in a request."""
 _MOST_DIMENSIONS = 32
 """Of numpy's arrays."""
 _QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+_KINDS = {
+    "sequence_type": "a sequence of tensors",
+    "map_type": "a map",
+    "optional_type": "an optional value",
+    "sparse_tensor_type": "a sparse tensor",
+    "opaque_type": "an opaque value",
+}
+_COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
+"""Operators whose outputs are as long as the values say: how many boxes were found."""
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
 _PRECISIONS: dict[int, Precision] = {
@@ -48,11 +60,32 @@ def read_signature(path: Path) -> Signature:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
     _check_external_data(graph, path)
     initialized = {tensor.name for tensor in graph.initializer}
+    defaults = [value for value in graph.input if value.name in initialized]
+    inputs = tuple(_spec(value, graph, path) for value in graph.input if value.name not in initialized)
+    stated = {value.name for value in graph.output if value.type.tensor_type.HasField("shape")}
+    outputs = tuple(_spec(value, graph, path) for value in _with_shapes(model))
+    outputs = tuple(spec if spec.name in stated else _counted(spec, ()) for spec in outputs)
     return Signature(
-        inputs=tuple(_spec(value, path) for value in graph.input if value.name not in initialized),
-        outputs=tuple(_spec(value, path) for value in graph.output),
-        optional_inputs=tuple(_spec(value, path) for value in graph.input if value.name in initialized),
+        inputs=inputs,
+        outputs=tuple(_counted(spec, inputs) for spec in outputs) if _counts(model) else outputs,
+        optional_inputs=tuple(_spec(value, graph, path) for value in defaults if model.ir_version >= _DEFAULTS_SINCE),
     )
+
+
+def keep_inputs(path: Path, names: Collection[str]) -> None:
+    """Takes every other input out of a graph's file, in place.
+
+    Args:
+        path: The graph. Its weights in other files stay as they are.
+        names: Of the inputs to keep.
+    """
+    model = onnx.load(path, load_external_data=False)
+    if all(value.name in names for value in model.graph.input):
+        return
+    kept = [value for value in model.graph.input if value.name in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    path.write_bytes(model.SerializeToString())
 
 
 def read_precision(path: Path) -> Precision:
@@ -137,6 +170,31 @@ def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
             )
 
 
+def _with_shapes(model: onnx.ModelProto) -> Sequence[onnx.ValueInfoProto]:
+    """The outputs of a graph; shapes that it does not state are inferred, as far as they can be."""
+    outputs = model.graph.output
+    if all(value.type.tensor_type.HasField("shape") for value in outputs if value.type.HasField("tensor_type")):
+        return outputs
+    try:
+        return onnx.shape_inference.infer_shapes(model).graph.output
+    except (onnx.shape_inference.InferenceError, ValueError):  # too large to be handed over, or not valid
+        return outputs
+
+
+def _counts(model: onnx.ModelProto) -> bool:
+    """Whether a graph holds an operator whose output is as long as its values say."""
+    operators = {node.op_type for node in model.graph.node}
+    operators |= {node.op_type for function in model.functions for node in function.node}
+    return not operators.isdisjoint(_COUNTING)
+
+
+def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
+    """An output of a graph that counts: its first dimension is no batch unless an input's has the same name."""
+    if not spec.varies or any(spec.shape[0] in other.shape[:1] for other in inputs):
+        return spec
+    return replace(spec, shape=(counted_dim(spec.name, 0), *spec.shape[1:]))
+
+
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Every tensor in a graph: weights, attributes, and those of its subgraphs."""
     graphs = [graph]
@@ -150,23 +208,44 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
 
 
-def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+def _spec(value: onnx.ValueInfoProto, graph: onnx.GraphProto, path: Path) -> TensorSpec:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise RepositoryError(
-            f"{path}: '{value.name}' is a {kind or 'value without a type'}, and Triton carries tensors only",
-            hint="cut it off the graph, or let the graph make a tensor of it",
+            f"{path}: '{value.name}' is {_KINDS.get(kind or '', 'a value without a type')}, and Triton's protocol has "
+            "tensors only",
+            hint=_way_out(kind, graph),
         )
     tensor = value.type.tensor_type
     if len(tensor.shape.dim) > _MOST_DIMENSIONS:
         raise RepositoryError(
             f"{path}: '{value.name}' has {len(tensor.shape.dim)} dimensions, and arrays have {_MOST_DIMENSIONS} at most"
         )
+    shape = tuple(_dim(dim, value.name, axis) for axis, dim in enumerate(tensor.shape.dim))
     return TensorSpec(
         name=value.name,
-        dtype=DType.from_onnx(tensor.elem_type),
-        shape=tuple(_dim(dim, value.name, axis) for axis, dim in enumerate(tensor.shape.dim)),
+        dtype=_dtype(tensor.elem_type, value.name),
+        shape=shape if tensor.HasField("shape") else (ANY_RANK,),
     )
+
+
+def _dtype(number: int, tensor: str) -> DType:
+    try:
+        return DType.from_onnx(number)
+    except ManifestError as error:
+        raise ManifestError(f"'{tensor}': {error.message}", hint=error.hint) from None
+
+
+def _way_out(kind: str | None, graph: onnx.GraphProto) -> str:
+    """What an owner can do about an input or output that is no tensor."""
+    if any(node.op_type == "ZipMap" for node in graph.node):
+        return "export without ZipMap (skl2onnx: options={'zipmap': False})"
+    ways = {
+        "sequence_type": "join its tensors in the graph (ConcatFromSequence), or name each of them (SequenceAt)",
+        "optional_type": "take the value out in the graph (OptionalGetElement), or leave the tensor out",
+        "sparse_tensor_type": "make it dense in the graph",
+    }
+    return ways.get(kind or "", "export the graph with tensors at its border")
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension, tensor: str, axis: int) -> Dim:

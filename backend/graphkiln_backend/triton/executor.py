@@ -86,6 +86,7 @@ class Executor:
         input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
             the graph's is guarded (`repository.batch_guard`).
         contract: Digest of the version's contract, where clients know it; requests made for another are refused.
+        separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
 
     Attributes:
         batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
@@ -95,7 +96,13 @@ class Executor:
     """
 
     def __init__(
-        self, session: Session, *, batching: bool, input_ranks: Mapping[str, int] | None = None, contract: str = ""
+        self,
+        session: Session,
+        *,
+        batching: bool,
+        input_ranks: Mapping[str, int] | None = None,
+        contract: str = "",
+        separate: bool = False,
     ) -> None:
         self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
         self.engine_failed = threading.Event()
@@ -104,6 +111,7 @@ class Executor:
         self._session = session
         self._batching = batching
         self._counting = batching
+        self._separate = separate or not batching
         signature = session.signature
         self._signature = signature.with_varying_batch() if self.fixed_batch_size else signature
         inputs = (*self._signature.inputs, *self._signature.optional_inputs)
@@ -184,7 +192,7 @@ class Executor:
     def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
         """Indices of the requests that are computed together."""
         indices = list(feeds)
-        if not self._batching:
+        if self._separate:
             return [[index] for index in indices]
         return [[indices[position] for position in group] for group in group_by_shape(list(feeds.values()))]
 

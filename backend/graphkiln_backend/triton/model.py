@@ -19,7 +19,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import PARAMETER
@@ -105,7 +104,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
         self._session = proven.session
         contract = deployment.version.contract.digest if PARAMETER in config.parameters else ""
-        executor = _build_executor(self._session, config, tensors, contract)
+        executor = _build_executor(proven, config, tensors, contract)
         self._executor: Executor | SequenceExecutor | Refusal = executor
         if sequence:
             self._executor = SequenceExecutor(executor, sequence)
@@ -176,10 +175,17 @@ def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, 
     return deployment
 
 
-def _build_executor(session: Session, config: ModelConfig, tensors: BatchTensors, contract: str) -> Executor:
+def _build_executor(proven: ProvenSession, config: ModelConfig, tensors: BatchTensors, contract: str) -> Executor:
+    session = proven.session
     if tensors := tensors.of_graph(session.signature):
         return RaggedExecutor(session, tensors, input_ranks=config.input_ranks, contract=contract)
-    return Executor(session, batching=config.max_batch_size > 0, input_ranks=config.input_ranks, contract=contract)
+    return Executor(
+        session,
+        batching=config.max_batch_size > 0,
+        input_ranks=config.input_ranks,
+        contract=contract,
+        separate=proven.separate,
+    )
 
 
 def _protect(signature: Signature, *, batching: bool) -> None:

@@ -14,6 +14,7 @@ import openvino
 import pytest
 import zoo
 from lowered import cpu, lower_version
+from onnx import TensorProto, helper
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
@@ -252,3 +253,25 @@ def test_a_process_takes_signals_when_sessions_have_ended(digits: Path) -> None:
     command = [sys.executable, "-c", program, str(digits / "1" / "model.onnx")]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (finished.returncode, finished.stdout) == (0, "taken\n"), finished.stderr
+
+
+class TestNames:
+    def build(self, tmp_path: Path, proto: onnx.ModelProto) -> OpenVinoSession:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        return OpenVinoEngine().build(path, CONFIG)
+
+    def test_a_tensor_that_has_several_has_the_graphs(self, tmp_path: Path) -> None:
+        """OpenVINO drops the Identity, and gives its input the names of both tensors."""
+        nodes = [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
+        with self.build(tmp_path, zoo.model(nodes, [zoo.value("x", (2,))], [zoo.value("y", (2,))])) as session:
+            assert [spec.name for spec in (*session.signature.inputs, *session.signature.outputs)] == ["x", "y"]
+            np.testing.assert_array_equal(session.run({"x": np.ones(2, np.float32)})["y"], [1, 1])
+
+    def test_an_input_that_it_drops_stays_one(self, tmp_path: Path) -> None:
+        nodes = [helper.make_node("CastLike", ["x", "like"], ["y"])]
+        inputs = [zoo.value("x", (2,)), zoo.value("like", (0,), TensorProto.DOUBLE)]
+        with self.build(tmp_path, zoo.model(nodes, inputs, [zoo.value("y", (2,), TensorProto.DOUBLE)])) as session:
+            assert [spec.name for spec in session.signature.inputs] == ["x", "like"]
+            outputs = session.run({"x": np.ones(2, np.float32), "like": np.empty(0)})
+        assert outputs["y"].tolist() == [1, 1]

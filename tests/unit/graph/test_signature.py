@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, SignatureError
-from graphkiln_backend.graph.signature import BATCH, Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import ANY_RANK, BATCH, Signature, TensorSpec, counted_dim, free_dim
 
 SIGNATURE = Signature(
     inputs=(
@@ -188,3 +188,20 @@ def test_an_input_and_an_output_may_share_a_name() -> None:
 def test_prints_as_people_write_shapes() -> None:
     assert str(spec("x", "batch", 3, dtype=DType.BF16)) == "x BF16[batch,3]"
     assert str(spec("x")) == "x FP32[]"
+
+
+class TestRank:
+    def test_a_tensor_of_unknown_rank_takes_any(self) -> None:
+        unknown = Signature(inputs=(spec("x", ANY_RANK),), outputs=())
+        for shape in ((), (2,), (2, 3)):
+            unknown.check({"x": np.zeros(shape, np.float32)})
+        assert not unknown.batchable
+
+    def test_it_is_like_one_of_any_rank(self) -> None:
+        assert spec("x", ANY_RANK).is_like(spec("x", 2, 3))
+        assert not spec("x", 2).is_like(spec("x", 2, 3))
+        assert not spec("x", ANY_RANK).is_like(spec("y", 2))
+
+    def test_what_values_count_varies_and_is_no_batch(self) -> None:
+        counted = spec("boxes", counted_dim("boxes", 0), 4)
+        assert (counted.varies, counted.batchable) == (True, False)

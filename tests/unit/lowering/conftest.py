@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lowered import write_graph
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig, Support
 from graphkiln_backend.graph.closing import Closeable
@@ -156,7 +157,7 @@ def version(tmp_path: Path, golden: GoldenSamples) -> ModelVersion:
     """A version whose graph only the engines above can run."""
     path = tmp_path / "store" / "m" / "1" / "model.onnx"
     path.parent.mkdir(parents=True)
-    path.write_bytes(b"graph")
+    write_graph(path, "y")
     return ModelVersion(graph_path=path, manifest=None, golden=golden)
 
 

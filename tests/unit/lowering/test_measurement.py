@@ -15,6 +15,7 @@ import pytest
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
 
 KEY = {"device": "cpu"}
@@ -76,21 +77,24 @@ class TestMeasure:
         measure(sessions, golden, size)
         np.testing.assert_array_equal(fed[0], np.tile(golden.inputs["x"], (3, 1))[:size])
 
-    def test_without_golden_samples_zeros_are_run(self, build: Build) -> None:
+    def test_without_golden_samples_some_are_made_up(self, build: Build) -> None:
         sessions = build(a=1.0)
         fed = feeds_of(sessions["a"])
-        assert measure(sessions, None, 5).rates == {"a": 5.0}
-        np.testing.assert_array_equal(fed[0], np.zeros((5, 3), np.float32))
+        assert measure(sessions, MadeUp(), 5).rates == {"a": 5.0}
+        assert fed[0].shape == (5, 3)
 
     @pytest.mark.parametrize(
         "error",
         [ExecutionError("no such index"), SignatureError("refused", expected="3", got="0")],
         ids=["run", "feed"],
     )
-    def test_a_graph_that_does_not_run_on_zeros_cannot_be_timed(self, build: Build, error: Exception) -> None:
+    def test_a_graph_that_does_not_run_cannot_be_timed(self, build: Build, error: Exception) -> None:
         sessions = build(a=1.0, b=0.5)
         sessions["b"].engine.run_error = error
-        assert measure(sessions, None, 1) == Measurement(chosen="a", rates={})
+        assert measure(sessions, MadeUp(), 1) == Measurement(chosen="a", rates={})
+
+    def test_nor_can_one_that_nothing_is_known_for(self, build: Build) -> None:
+        assert measure(build(a=1.0, b=0.5), None, 1) == Measurement(chosen="a", rates={})
 
     def test_another_failure_is_one(self, build: Build, golden: GoldenSamples) -> None:
         sessions = build(a=1.0)

@@ -10,20 +10,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lowered import BF16, ORT, OV, add_unrunnable, bf16_only, cpu, has_bf16, lower_version
+from lowered import BF16, ORT, OV, add_unrunnable, bf16_only, cpu, has_bf16, lower_version, write_graph
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Placement, Support
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoSession
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import EngineUnavailable, ExecutionError, GraphkilnError, LoweringError
+from graphkiln_backend.graph.errors import (
+    EngineUnavailable,
+    ExecutionError,
+    GraphkilnError,
+    LoweringError,
+    VerificationError,
+)
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
@@ -82,7 +89,7 @@ class TestProof:
         manifest = Manifest.read(path)
         outputs = tuple(replace(spec, name="SCORES") for spec in manifest.signature.outputs)
         replace(manifest, signature=replace(manifest.signature, outputs=outputs)).write(path)
-        with pytest.raises(LoweringError, match=r"the manifest's outputs are not the graph's"):
+        with pytest.raises(LoweringError, match=r"the manifest's outputs are not those of the graph"):
             lower_version(version_folder, self.PLAN, cache)
 
     def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path, cache: ArtifactCache) -> None:
@@ -235,11 +242,12 @@ class TestBuilding:
         assert engine.sessions[0].closed == 1
 
     def test_a_part_that_cannot_be_prepared_closes_the_whole(
-        self, add_engine: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+        self, add_engine: Any, build: Any, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: object, **__: object) -> object:
             raise MemoryError
 
+        write_graph(version.graph_path, "y", "z")
         engine = add_engine("engine", signature=TWO_OUTPUTS)
         monkeypatch.setattr("graphkiln_backend.lowering.proven_session.SubsetSession", fail)
         with pytest.raises(MemoryError):
@@ -247,24 +255,31 @@ class TestBuilding:
         assert engine.sessions[0].closed == 1
 
     def test_several_outputs_may_be_requested_alone(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
+        write_graph(bare.graph_path, "y", "z")
         engine = add_engine("engine", signature=TWO_OUTPUTS)
         with build(engine, bare).session as session:
             assert isinstance(session, SubsetSession)
             assert session.signature == TWO_OUTPUTS
         assert engine.sessions[0].closed == 1
 
-    def test_without_golden_samples_it_is_warmed_up_with_zeros(
-        self, add_engine: Any, build: Any, bare: ModelVersion
-    ) -> None:
+    def test_without_golden_samples_requests_are_made_up(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         engine = add_engine("engine")
         proven = build(engine, bare, batch_sizes=(1, 2))
         assert (proven.self_test, proven.notes) == (None, ())
-        assert engine.sessions[0].batches == [1, 1, 2, 2, 1, 1, 1]  # the last ones are kept for replays
+        # Compared with the saved graph, warmed up, kept for replays, and three rows together beside each alone.
+        assert engine.sessions[0].batches == [*[1] * 3, *[1, 1, 2, 2], *[1] * 3, *[3, 1, 1, 1]]
+        assert proven.made_up == MadeUp()
+        assert not proven.separate
 
-    def test_zeros_that_fail_are_noted(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
-        proven = build(add_engine("engine", run_error=ExecutionError("no such index")), bare)
-        assert proven.notes == ("synthetic inputs at batch 1 fail: no such index",)
-        assert proven.placement is None
+    def test_what_fails_where_the_saved_graph_does_not_never_serves(
+        self, add_engine: Any, build: Any, bare: ModelVersion
+    ) -> None:
+        with pytest.raises(LoweringError, match="fails where the saved graph does not; no such index"):
+            build(add_engine("engine", run_error=ExecutionError("no such index")), bare)
+
+    def test_nor_does_what_computes_something_else(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
+        with pytest.raises(VerificationError, match=r"not those of the saved graph.*for a request that was made up"):
+            build(add_engine("engine", factor=2.01), bare)
 
     def test_notes_come_in_order(self, add_engine: Any, version: ModelVersion, cache: ArtifactCache) -> None:
         artifacts = Artifacts(version, Precision.FP16, cache)
@@ -273,10 +288,12 @@ class TestBuilding:
         assert first.startswith("saved in fp16, computed in fp32")
         assert second == "self_test: off: the golden samples were not replayed"
 
-    def test_the_engine_starts_from_what_it_compiled(self, add_engine: Any, build: Any, cache: ArtifactCache) -> None:
+    def test_the_engine_starts_from_what_it_compiled(
+        self, add_engine: Any, build: Any, version: ModelVersion, cache: ArtifactCache
+    ) -> None:
         engine = add_engine("engine", facts={"release": "1"})
         build(engine)
         build(engine)
         (stored,) = cache.entries()
         assert [session.compiled for session in engine.sessions] == [stored.path] * 2
-        assert (stored.path / "blob").read_bytes() == b"engine on cpu graph"
+        assert (stored.path / "blob").read_bytes() == b"engine on cpu " + version.graph_path.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from graphkiln_backend.graph.errors import ExecutionError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import REPLAY
@@ -100,8 +102,9 @@ class Recorded:
         return {"y": self._compute(self.runs, feeds["x"])}
 
 
-def record(session: object) -> Replay | None:
-    return Replay.recorded(session, REPLAY[Precision.FP32])  # type: ignore[arg-type]
+def record(session: Any) -> Replay | None:
+    feeds = MadeUp().feeds(session.signature)
+    return Replay.recorded(session, REPLAY[Precision.FP32], feeds)  # type: ignore[arg-type]
 
 
 class TestRecorded:

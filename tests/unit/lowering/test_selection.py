@@ -348,11 +348,13 @@ class TestChoosing:
         select(*engines, **options)
         assert len(choices(cache)) == (1 if changed == "nothing" else 2)
 
-    def test_the_key_names_what_was_compared(self, add_engine: Any, select: Any, cache: ArtifactCache) -> None:
+    def test_the_key_names_what_was_compared(
+        self, add_engine: Any, select: Any, version: ModelVersion, cache: ArtifactCache
+    ) -> None:
         select(add_engine("a", facts={"release": "1"}), add_engine("b"), batch_sizes=(1, 8))
         (stored,) = choices(cache)
         key = dict(stored.entry.key)
-        graph = hashlib.sha256(b"graph").hexdigest()
+        graph = hashlib.sha256(version.graph_path.read_bytes()).hexdigest()
         assert key.pop("device")
         assert key == {
             "batch": "8",

@@ -1,8 +1,7 @@
-"""Warming up: the sizes that serving will form, with samples that make sense or synthetic ones."""
+"""Warming up: the sizes that serving will form, with samples that make sense or made-up ones."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, repeated
-from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.warmup import synthetic_feeds, warm_up
+from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.warmup import warm_up
 from graphkiln_backend.repository.version import read_version
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
@@ -32,7 +30,7 @@ def test_every_size_is_run(digits: Path) -> None:
     assert sorted(set(sizes)) == [1, 4, 7]
 
 
-def test_synthetic_inputs_that_fail_are_reported_not_raised(digits: Path) -> None:
+def test_made_up_inputs_that_fail_are_reported_not_raised(digits: Path) -> None:
     class Failing:
         def __init__(self, session: Any) -> None:
             self.signature = session.signature
@@ -43,19 +41,13 @@ def test_synthetic_inputs_that_fail_are_reported_not_raised(digits: Path) -> Non
     version = read_version(digits / "1")
     with OnnxRuntimeEngine().build(version.graph_path, CONFIG) as session:
         failing: Any = Failing(session)
-        assert "no such index" in warm_up(failing, (1,), None)
+        assert "no such index" in warm_up(failing, (1,), MadeUp())
         with pytest.raises(ExecutionError):
             warm_up(failing, (1,), version.golden)
 
 
 def test_samples_are_repeated_in_order() -> None:
     np.testing.assert_array_equal(repeated({"x": np.arange(3)}, 7)["x"], [0, 1, 2, 0, 1, 2, 0])
-
-
-def test_synthetic_feeds_fit_the_signature(digits: Path) -> None:
-    manifest = read_version(digits / "1").manifest
-    assert manifest
-    manifest.signature.check(synthetic_feeds(manifest.signature, 5))
 
 
 @pytest.fixture
@@ -76,7 +68,7 @@ class TestOrder:
         warm_up(session, sizes, golden, already=True)
         assert session.batches == runs
 
-    def test_it_stops_at_the_first_size_that_synthetic_inputs_fail_at(self, session: Any) -> None:
+    def test_it_stops_at_the_first_size_that_made_up_inputs_fail_at(self, session: Any) -> None:
         run = session.run
 
         def fail_at_four(feeds: Any) -> Any:
@@ -85,8 +77,8 @@ class TestOrder:
             return run(feeds)
 
         session.run = fail_at_four
-        note = warm_up(session, (1, 2, 4, 8), None)
-        assert note == "synthetic inputs at batch 4 fail: refused: expected 2, got 4"
+        note = warm_up(session, (1, 2, 4, 8), MadeUp())
+        assert note == "a made-up batch of 4 fails: refused: expected 2, got 4"
         assert session.batches == [1, 1, 2, 2]
 
     def test_golden_samples_must_not_fail_at_any_size(self, session: Any, golden: GoldenSamples) -> None:
@@ -97,7 +89,7 @@ class TestOrder:
     def test_a_fault_of_ours_is_not_taken_for_one_of_the_graph(self, session: Any) -> None:
         session.engine.run_error = ZeroDivisionError()
         with pytest.raises(ZeroDivisionError):
-            warm_up(session, (1,), None)
+            warm_up(session, (1,), MadeUp())
 
 
 class TestRepeated:
@@ -118,33 +110,3 @@ class TestRepeated:
         assert {name: str(array.dtype) for name, array in repeated(samples, 3).items()} == {
             name: name for name in samples
         }
-
-
-class TestSyntheticFeeds:
-    @pytest.mark.parametrize(
-        ("shape", "expected"),
-        [
-            (("batch", 3), (5, 3)),
-            ((2, 3), (2, 3)),
-            (("batch", "length", 8), (5, 1, 8)),
-            ((1, "length"), (1, 1)),
-            ((), ()),
-            (("n",), (5,)),
-            (("batch", 0), (5, 0)),
-        ],
-    )
-    def test_sizes(self, shape: tuple[int | str, ...], expected: tuple[int, ...]) -> None:
-        signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=shape),), outputs=())
-        assert synthetic_feeds(signature, 5)["x"].shape == expected
-
-    @pytest.mark.parametrize("dtype", list(DType))
-    def test_types(self, dtype: DType) -> None:
-        signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
-        feeds = synthetic_feeds(signature, 3)
-        signature.check(feeds)
-        assert not feeds["x"].any()
-
-    def test_optional_inputs_are_left_to_the_graph(self) -> None:
-        spec = TensorSpec(name="x", dtype=DType.FP32, shape=(1,))
-        signature = Signature(inputs=(spec,), outputs=(), optional_inputs=(replace(spec, name="bias"),))
-        assert list(synthetic_feeds(signature)) == ["x"]

@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
 from graphkiln_backend.repository.config import (
     DEFAULT_MAX_BATCH_SIZE,
     complete,
@@ -171,6 +171,20 @@ class TestCompletion:
     def test_a_scalar_without_a_batch_is_a_tensor_of_one(self) -> None:
         config = completed("", SCALAR)
         assert (dims(config.input[0]), config.input[0].HasField("reshape")) == ([1], False)
+
+    def test_a_size_of_zero_varies_for_triton(self) -> None:
+        config = completed("", signature(spec("x", 0, 3), outputs=(spec("y", 2, 0),)))
+        assert [dims(config.input[0]), dims(config.output[0])] == [[-1, 3], [2, -1]]
+
+    def test_an_output_without_a_stated_shape_may_have_any(self) -> None:
+        config = completed("", signature(spec("x", 3), outputs=(spec("y", ANY_RANK),)))
+        assert (dims(config.output[0]), config.max_batch_size) == ([-1], 0)
+
+    def test_an_input_without_one_has_that_of_the_configuration(self) -> None:
+        graph = signature(spec("x", ANY_RANK), outputs=(spec("y", ANY_RANK),))
+        assert dims(completed('input { name: "x" dims: [ -1, 2 ] }', graph).input[0]) == [-1, 2]
+        with pytest.raises(RepositoryError, match="how many dimensions input 'x' has"):
+            completed("", graph)
 
     def test_a_reshape_is_held_to_the_graph(self) -> None:
         text = 'max_batch_size: 4 input {{ name: "x" dims: [6] reshape {{ shape: [{}] }} }}'

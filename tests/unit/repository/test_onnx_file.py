@@ -17,7 +17,13 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.repository.onnx_file import count_products, read_precision, read_signature
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.repository.onnx_file import (
+    count_products,
+    keep_inputs,
+    read_precision,
+    read_signature,
+)
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ class TestSignature:
         assert ([spec.name for spec in read.inputs], read.optional_inputs) == (["x"], ())
 
     def test_a_sequence_is_refused_with_the_cure(self, path: Path) -> None:
-        with pytest.raises(RepositoryError, match=r"'y' is a sequence_type, and Triton .* only .*cut it off"):
+        with pytest.raises(RepositoryError, match=r"'y' is a sequence of tensors, and .* tensors only"):
             read_signature(write(path, zoo.with_sequence_output()))
 
     def test_a_value_without_a_type(self, path: Path) -> None:
@@ -85,7 +91,7 @@ class TestSignature:
             read_signature(write(path, proto))
 
     def test_an_element_type_that_cannot_travel(self, path: Path) -> None:
-        with pytest.raises(ManifestError, match="ONNX element type COMPLEX64 is not one that Triton can carry"):
+        with pytest.raises(ManifestError, match="'x': the ONNX element type COMPLEX64 is not one that Triton"):
             read_signature(write(path, zoo.identity(("batch", 2), TensorProto.COMPLEX64)))
 
 
@@ -226,3 +232,73 @@ class TestFilesFromOutside:
 
 def varint(number: int) -> bytes:
     return bytes([number & 0x7F | 0x80]) + varint(number >> 7) if number > 0x7F else bytes([number])
+
+
+def old_graph() -> onnx.ModelProto:
+    """IR version 3: the weight is named among the inputs."""
+    inputs = [zoo.value("x", ("n", 2)), zoo.value("w", (2,))]
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    return zoo.model(nodes, inputs, [zoo.value("y", ("n", 2))], {"w": np.ones(2, np.float32)}, opset=8, ir=3)
+
+
+class TestBorder:
+    def test_weights_of_old_graphs_are_no_inputs(self, path: Path) -> None:
+        old = read_signature(write(path, old_graph()))
+        assert ([spec.name for spec in old.inputs], old.optional_inputs) == (["x"], ())
+
+    def test_those_of_newer_ones_can_be_given(self, path: Path) -> None:
+        newer = old_graph()
+        newer.ir_version = 4
+        assert [spec.name for spec in read_signature(write(path, newer)).optional_inputs] == ["w"]
+
+    def test_other_inputs_are_taken_out(self, path: Path) -> None:
+        keep_inputs(write(path, old_graph()), {"x"})
+        (value,) = onnx.load(path).graph.input
+        assert value.name == "x"
+
+    def test_a_file_that_has_no_others_is_left_alone(self, path: Path) -> None:
+        stamp = write(path, old_graph()).stat().st_mtime_ns
+        keep_inputs(path, {"x", "w"})
+        assert path.stat().st_mtime_ns == stamp
+
+    def test_a_shape_that_is_not_stated_is_inferred(self, path: Path) -> None:
+        proto = old_graph()
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
+        (output,) = read_signature(write(path, proto)).outputs
+        assert (len(output.shape), output.shape[1], output.batchable) == (2, 2, False)  # nobody said that it is a batch
+
+    def test_or_else_unknown(self, path: Path) -> None:
+        proto = zoo.identity(())
+        for value in (*proto.graph.input, *proto.graph.output):
+            value.type.tensor_type.ClearField("shape")
+        found = read_signature(write(path, proto))
+        assert [spec.has_rank for spec in (*found.inputs, *found.outputs)] == [False, False]
+
+    def test_what_is_no_tensor_is_called_by_its_name(self, path: Path) -> None:
+        sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+        nodes = [helper.make_node("SequenceConstruct", ["x"], ["s"])]
+        graph = helper.make_graph(nodes, "g", [zoo.value("x", (2,))], [sequence])
+        with pytest.raises(RepositoryError, match=r"'s' is a sequence of tensors.*tensors only \(join its tensors"):
+            read_signature(write(path, helper.make_model(graph)))
+
+    @pytest.mark.parametrize(("dtype", "name"), [(TensorProto.INT4, "INT4"), (TensorProto.FLOAT8E5M2, "FLOAT8E5M2")])
+    def test_element_types_that_the_protocol_lacks(self, path: Path, dtype: int, name: str) -> None:
+        with pytest.raises(ManifestError, match=f"element type {name} is not one that .*cast it at the border"):
+            read_signature(write(path, zoo.identity((2,), dtype)))
+
+
+class TestCounting:
+    def outputs(self, path: Path, *, symbol: str, operator: str = "NonZero") -> Signature:
+        nodes = [helper.make_node(operator, ["x"], ["y"])]
+        graph = zoo.model(nodes, [zoo.value("x", ("n", 2))], [zoo.value("y", (symbol, 2), TensorProto.INT64)])
+        return read_signature(write(path, graph))
+
+    def test_an_output_as_long_as_its_values_say_is_no_batch(self, path: Path) -> None:
+        found = self.outputs(path, symbol="found")
+        assert (found.batchable, found.varies) == (False, True)
+
+    def test_unless_the_graph_gives_it_the_name_of_the_batch(self, path: Path) -> None:
+        assert self.outputs(path, symbol="n").batchable
+
+    def test_other_operators_keep_their_rows(self, path: Path) -> None:
+        assert self.outputs(path, symbol="found", operator="Identity").batchable

@@ -667,3 +667,10 @@ class TestContract:
     def test_a_version_whose_contract_is_not_published_takes_every_request(self) -> None:
         asked = InferenceRequest({"x": rows(1)}, parameters='{"contract":"b"}')
         assert isinstance(self.executor("").execute(asked), dict)
+
+
+def test_requests_for_a_graph_that_mixes_rows_are_computed_one_by_one() -> None:
+    session = FakeSession()
+    results = Executor(session, batching=True, separate=True).execute_batch([request(1), request(2)])
+    assert session.shapes == [(1, 2), (1, 2)]
+    check_outputs(results[1], y=rows(4))

@@ -26,6 +26,7 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
+from graphkiln_backend.repository.onnx_file import keep_inputs
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
 _LEVELS = {
@@ -226,7 +227,9 @@ def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target
     options.optimized_model_filepath = str(target)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    _open(graph_path, options, [(CPU, {})])
+    session = _open(graph_path, options, [(CPU, {})])
+    # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
+    keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
 
 
 def _open(
@@ -287,6 +290,7 @@ def _spec(node: Any) -> TensorSpec:
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
     options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # what a request does wrong is said in its response
     if arena_shrinkage:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
     return options

@@ -1,0 +1,67 @@
+"""Requests for graphs without golden samples: made up from the signature, since nobody knows what makes sense there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+
+_SIZES = (1, 8, 64, 224)
+"""Of dimensions that vary: the first that a graph takes. An image of one pixel is none for most networks."""
+_MOST_ELEMENTS = 1 << 22
+"""Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB."""
+_FILLS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUp:
+    """A way to make up a request.
+
+    Attributes:
+        size: Of every dimension that varies, but for the batch.
+        fill: 0: floating-point numbers between 0 and 1, other numbers 0, empty texts; 1: normal numbers, 1, a letter;
+            2: normal numbers, ascending ones, a letter.
+    """
+
+    size: int = 1
+    fill: int = 0
+
+    def feeds(self, signature: Signature, batch: int = 1) -> dict[str, AnyArray]:
+        """One request.
+
+        Args:
+            signature: Of the graph.
+            batch: Size of the first dimension where it varies.
+        """
+        generator = np.random.default_rng(0)
+        return {spec.name: self._array(spec, batch, generator) for spec in signature.inputs}
+
+    def _array(self, spec: TensorSpec, batch: int, generator: np.random.Generator) -> AnyArray:
+        dims = enumerate(spec.shape)
+        shape = [dim if isinstance(dim, int) else batch if axis == 0 else self.size for axis, dim in dims]
+        if spec.dtype is DType.BYTES:
+            return np.full(shape, "a" if self.fill else "", np.object_)
+        if spec.dtype.is_float:
+            numbers = generator.standard_normal(shape) if self.fill else generator.random(shape)
+            return numbers.astype(spec.dtype.numpy)
+        if self.fill == _FILLS - 1:
+            return np.arange(np.prod(shape, dtype=np.int64)).reshape(shape).astype(spec.dtype.numpy)
+        return np.full(shape, self.fill, spec.dtype.numpy)
+
+
+def ways(signature: Signature) -> Iterator[MadeUp]:
+    """Every way to make up a request for a graph, the plainest first."""
+    varies = any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
+    for size in _SIZES if varies else _SIZES[:1]:
+        if size == _SIZES[0] or _elements(signature, size) <= _MOST_ELEMENTS:
+            yield from (MadeUp(size=size, fill=fill) for fill in range(_FILLS))
+
+
+def _elements(signature: Signature, size: int) -> int:
+    shapes = ([dim if isinstance(dim, int) else size for dim in spec.shape[1:]] for spec in signature.inputs)
+    return sum(map(math.prod, shapes))

@@ -1,0 +1,162 @@
+"""One request is really made before a session serves, also where there are no golden samples.
+
+What a graph takes nobody knows then, and an operator may refuse what was made up: an index that is out of range, a size
+that does not fit. So the saved graph is asked, too, by ONNX Runtime with all optimizations off: what it computes, the
+session must compute; where it fails as well, the request is at fault and not the session. A session of another engine,
+or of another precision, must compute the same besides, as far as the saved graph itself computes the same twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, VerificationError
+from graphkiln_backend.lowering.made_up import MadeUp, ways
+from graphkiln_backend.proof.comparison import compare
+from graphkiln_backend.proof.policy import Limits
+
+_ROWS = 3
+
+OpenReference = Callable[[Path], Session]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of it.
+
+    Attributes:
+        made_up: How to make up a request that the session computes; None where no way is known.
+        note: Why there is none, or what could not be compared; empty where there is nothing to say.
+    """
+
+    made_up: MadeUp | None
+    note: str = ""
+
+
+def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReference) -> Trial:
+    """Asks a session that runs the graph as it was saved.
+
+    Args:
+        session: The session.
+        graph_path: The saved graph.
+        open_reference: Loads it for the comparison.
+
+    Raises:
+        LoweringError: It refuses what the saved graph computes.
+    """
+    failures: list[tuple[MadeUp, GraphkilnError]] = []
+    for way in ways(session.signature):
+        try:
+            session.run(way.feeds(session.signature))
+        except GraphkilnError as error:
+            failures.append((way, error))
+        else:
+            return Trial(way)
+    with _opened(open_reference, graph_path) as reference:
+        for way, failure in failures:
+            if _computes(reference, way):
+                raise LoweringError("the session fails where the saved graph does not", attempts=(str(failure),))
+    return Trial(None, f"no request that was made up runs, the first because: {failures[0][1]}")
+
+
+def try_beside(session: Session, graph_path: Path, open_reference: OpenReference, limits: Limits) -> Trial:
+    """Asks a session that another engine, or the passes, made of the saved graph.
+
+    It is never handed what the saved graph refuses: OpenVINO (2026.4) divides by a zero that ONNX Runtime reports.
+
+    Args:
+        session: The session.
+        graph_path: The saved graph.
+        open_reference: Loads it for the comparison.
+        limits: How far the outputs may be apart.
+
+    Raises:
+        LoweringError: It refuses what the saved graph computes.
+        VerificationError: It computes something else.
+    """
+    with _opened(open_reference, graph_path) as reference:
+        if reference is None:
+            return Trial(None, "ONNX Runtime does not load the saved graph: nothing was compared with it")
+        taken = [way for way in ways(reference.signature) if _computes(reference, way)]
+        for way in taken:
+            _compare(session, reference, way, limits)
+    return Trial(taken[0]) if taken else Trial(None, "the saved graph refuses every request that was made up")
+
+
+def find_mixed_rows(session: Session, made_up: MadeUp, limits: Limits) -> str:
+    """Why the rows of several requests must not be computed together; empty where they may.
+
+    Args:
+        session: The session.
+        made_up: How to make up a request.
+        limits: How far a row of a batch may be from the same row alone.
+    """
+    signature = session.signature
+    if not all(spec.batchable for spec in signature.inputs):
+        return ""
+    feeds = made_up.feeds(signature, _ROWS)
+    try:
+        together = session.run(feeds)
+        alone = [session.run({name: array[row : row + 1] for name, array in feeds.items()}) for row in range(_ROWS)]
+    except GraphkilnError as error:
+        return f"{_ROWS} rows at once fail: {error}"
+    for name, array in together.items():
+        if array.shape[:1] != (_ROWS,) or any(single[name].shape[:1] != (1,) for single in alone):
+            return f"output '{name}' has the shape {list(array.shape)} for {_ROWS} rows"
+    joined = {name: np.concatenate([single[name] for single in alone]) for name in together}
+    differing = [str(error) for error in compare(joined, together) if not error.within(limits)]
+    return f"a row depends on the others: {differing[0]}" if differing else ""
+
+
+@contextmanager
+def _opened(open_reference: OpenReference, graph_path: Path) -> Iterator[Session | None]:
+    """The saved graph as a session, or None where it cannot be loaded."""
+    try:
+        reference = open_reference(graph_path)
+    except GraphkilnError:
+        yield None
+        return
+    with reference:
+        yield reference
+
+
+def _computes(reference: Session | None, way: MadeUp) -> bool:
+    if reference is None:
+        return False
+    try:
+        reference.run(way.feeds(reference.signature))
+    except GraphkilnError:
+        return False
+    return True
+
+
+def _compare(session: Session, reference: Session, way: MadeUp, limits: Limits) -> None:
+    feeds = way.feeds(reference.signature)
+    expected = reference.run(feeds)
+    try:
+        outputs = session.run(feeds)
+    except GraphkilnError as error:
+        raise LoweringError("the session fails where the saved graph does not", attempts=(str(error),)) from error
+    wrong = [str(error) for error in compare(expected, outputs) if not error.within(limits)]
+    if wrong and _same(expected, reference.run(feeds)):
+        raise VerificationError(
+            "the outputs are not those of the saved graph",
+            report=f"{limits.name}, for a request that was made up: {'; '.join(wrong)}",
+            hint="choose another engine or precision, or convert the model with samples that make sense to it",
+        )
+
+
+def _same(first: Mapping[str, AnyArray], second: Mapping[str, AnyArray]) -> bool:
+    return all(map(partial(_same_array, first, second), first))
+
+
+def _same_array(first: Mapping[str, AnyArray], second: Mapping[str, AnyArray], name: str) -> bool:
+    return first[name].shape == second[name].shape and first[name].tobytes() == second[name].tobytes()

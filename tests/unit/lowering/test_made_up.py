@@ -1,0 +1,68 @@
+"""Requests that are made up from a signature."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.made_up import MadeUp, ways
+
+
+class TestFeeds:
+    @pytest.mark.parametrize(
+        ("shape", "expected"),
+        [
+            (("batch", 3), (5, 3)),
+            ((2, 3), (2, 3)),
+            (("batch", "length", 8), (5, 1, 8)),
+            ((1, "length"), (1, 1)),
+            ((), ()),
+            (("n",), (5,)),
+            (("batch", 0), (5, 0)),
+        ],
+    )
+    def test_sizes(self, shape: tuple[int | str, ...], expected: tuple[int, ...]) -> None:
+        signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=shape),), outputs=())
+        assert MadeUp().feeds(signature, 5)["x"].shape == expected
+
+    @pytest.mark.parametrize("fill", [0, 1, 2])
+    @pytest.mark.parametrize("dtype", list(DType))
+    def test_types(self, dtype: DType, fill: int) -> None:
+        signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
+        feeds = MadeUp(fill=fill).feeds(signature, 3)
+        signature.check(feeds)
+        assert dtype.is_float or bool(feeds["x"].any()) == bool(fill)
+
+    def test_optional_inputs_are_left_to_the_graph(self) -> None:
+        spec = TensorSpec(name="x", dtype=DType.FP32, shape=(1,))
+        signature = Signature(inputs=(spec,), outputs=(), optional_inputs=(replace(spec, name="bias"),))
+        assert list(MadeUp().feeds(signature)) == ["x"]
+
+
+def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
+    return Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
+
+
+class TestWays:
+    def test_fixed_sizes_are_filled_in_three_ways(self) -> None:
+        assert list(ways(signature("batch", 3))) == [MadeUp(), MadeUp(fill=1), MadeUp(fill=2)]
+
+    def test_sizes_that_vary_are_tried_as_well(self) -> None:
+        sizes = {way.feeds(signature("batch", 3, "h", "w"))["x"].shape for way in ways(signature("batch", 3, "h", "w"))}
+        assert sizes == {(1, 3, size, size) for size in (1, 8, 64, 224)}
+
+    def test_no_request_is_enormous(self) -> None:
+        assert {way.size for way in ways(signature("batch", "c", "d", "h", "w"))} == {1, 8}
+
+    def test_indices_divisors_and_ranges(self) -> None:
+        filled = [way.feeds(signature(3, dtype=DType.INT64))["x"].tolist() for way in ways(signature(3))]
+        assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2]]
+
+    def test_the_same_each_time_and_no_two_rows_alike(self) -> None:
+        first, second = (MadeUp().feeds(signature("batch", 3), 2)["x"] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+        assert (first[0] != first[1]).all()

@@ -1,0 +1,125 @@
+"""One request is made before a session serves: what the saved graph computes, the session must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, VerificationError
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.trial import find_mixed_rows, try_as_saved, try_beside
+from graphkiln_backend.proof.policy import OTHER_ENGINE
+
+GRAPH = Path("graph")
+Compute = Callable[[np.ndarray], np.ndarray]
+
+
+class Session(Closeable):
+    """Computes what it is told to."""
+
+    def __init__(self, compute: Compute, dtype: DType = DType.INT64) -> None:
+        spec = TensorSpec(name="x", dtype=dtype, shape=("batch", 3))
+        self.signature: Any = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=dtype, shape=("n",)),))
+        self._compute = compute
+        self.runs = 0
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
+        assert outputs is None
+        self.runs += 1
+        return {"y": self._compute(feeds["x"])}
+
+    def placement(self, feeds: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.runs = -1
+
+
+def refuse(x: np.ndarray) -> np.ndarray:
+    raise ExecutionError(f"out of range: {x.ravel()[0]}")
+
+
+def only_ones(x: np.ndarray) -> np.ndarray:
+    return x if x.all() and x.max() == 1 else refuse(x)
+
+
+def none(_: Path) -> Any:
+    raise LoweringError("not for ONNX Runtime", attempts=())
+
+
+class TestAsSaved:
+    def test_the_plainest_request_that_runs(self) -> None:
+        assert try_as_saved(Session(lambda x: x), GRAPH, none).made_up == MadeUp()
+        assert try_as_saved(Session(only_ones), GRAPH, none).made_up == MadeUp(fill=1)
+
+    def test_what_the_saved_graph_refuses_too_is_no_fault_of_the_session(self) -> None:
+        reference = Session(refuse)
+        trial = try_as_saved(Session(refuse), GRAPH, lambda _: reference)
+        assert trial.made_up is None
+        assert trial.note == "no request that was made up runs, the first because: out of range: 0"
+        assert reference.runs == -1  # closed
+
+    def test_what_it_computes_the_session_must_compute(self) -> None:
+        with pytest.raises(LoweringError, match="fails where the saved graph does not; out of range: 1"):
+            try_as_saved(Session(refuse), GRAPH, lambda _: Session(only_ones))
+
+    def test_without_a_reference_nobody_knows(self) -> None:
+        assert try_as_saved(Session(refuse), GRAPH, none).made_up is None
+
+
+class TestBeside:
+    def ask(self, session: Compute, reference: Compute, dtype: DType = DType.FP32) -> Any:
+        return try_beside(Session(session, dtype), GRAPH, lambda _: Session(reference, dtype), OTHER_ENGINE)
+
+    def test_the_same_outputs(self) -> None:
+        assert self.ask(lambda x: x, lambda x: x).made_up == MadeUp()
+
+    def test_other_outputs_are_refused(self) -> None:
+        with pytest.raises(VerificationError, match="not those of the saved graph"):
+            self.ask(lambda x: x * np.float32(1.01), lambda x: x)
+
+    def test_a_rounding_error_is_none(self) -> None:
+        self.ask(lambda x: x * np.float32(1 + 1e-6), lambda x: x)
+
+    def test_a_graph_that_computes_otherwise_each_time_tells_nothing(self) -> None:
+        random = np.random.default_rng(1)
+        assert self.ask(lambda x: x, lambda x: random.normal(size=x.shape).astype(np.float32)).made_up
+
+    def test_the_session_is_never_handed_what_the_saved_graph_refuses(self) -> None:
+        seen: list[int] = []
+        trial = self.ask(lambda x: (seen.append(int(x.min())), x)[1], only_ones, DType.INT64)
+        assert (trial.made_up, seen) == (MadeUp(fill=1), [1])
+
+    def test_nothing_that_the_saved_graph_takes(self) -> None:
+        assert self.ask(refuse, refuse).note == "the saved graph refuses every request that was made up"
+
+    def test_a_session_that_fails(self) -> None:
+        with pytest.raises(LoweringError, match="fails where the saved graph does not"):
+            self.ask(refuse, lambda x: x)
+
+    def test_without_a_reference_that_is_said(self) -> None:
+        assert "nothing was compared" in try_beside(Session(refuse), GRAPH, none, OTHER_ENGINE).note
+
+
+class TestRows:
+    def find(self, compute: Compute) -> str:
+        return find_mixed_rows(Session(compute, DType.FP32), MadeUp(), OTHER_ENGINE)
+
+    def test_rows_of_their_own(self) -> None:
+        assert self.find(lambda x: x * 2) == ""
+
+    def test_a_row_that_depends_on_the_others(self) -> None:
+        assert "a row depends on the others: y: relative L2" in self.find(lambda x: x - x.mean(axis=0))
+
+    def test_as_many_as_the_values_say(self) -> None:
+        assert self.find(lambda x: x[x > 0.5]).startswith("output 'y' has the shape [")
+
+    def test_rows_that_fail_together(self) -> None:
+        assert "3 rows at once fail" in self.find(lambda x: x if len(x) == 1 else refuse(x))
