@@ -110,14 +110,6 @@ class Signature:
         size = sizes.pop() if len(sizes) == 1 else None
         return size if isinstance(size, int) else None
 
-    def with_varying_batch(self) -> Signature:
-        """The same tensors with the first dimension of each named `batch`."""
-        return Signature(
-            inputs=tuple(_with_varying_batch(spec) for spec in self.inputs),
-            outputs=tuple(_with_varying_batch(spec) for spec in self.outputs),
-            optional_inputs=self.optional_inputs,
-        )
-
     def check(self, feeds: Mapping[str, AnyArray]) -> None:
         """Validates tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
 
@@ -136,10 +128,6 @@ class Signature:
         for spec in self.optional_inputs:
             if spec.name in feeds:
                 _check_tensor(spec, feeds[spec.name], sizes)
-
-
-def _with_varying_batch(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(name=spec.name, dtype=spec.dtype, shape=(BATCH, *spec.shape[1:]))
 
 
 def _check_tensor(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> None:

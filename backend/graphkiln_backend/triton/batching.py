@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ExecutionError, SignatureError
+from graphkiln_backend.graph.errors import ExecutionError
 
 Feeds = Mapping[str, AnyArray]
 """Arrays by input name."""
@@ -53,37 +53,6 @@ def split_batch(outputs: Feeds, sizes: Sequence[int]) -> list[dict[str, AnyArray
         {name: array[end - size : end] for name, array in outputs.items()}
         for end, size in zip(ends, sizes, strict=True)
     ]
-
-
-def pad_to_batches(feeds: Feeds, size: int) -> list[tuple[Feeds, int]]:
-    """Splits a batch for a graph with a fixed batch size: full batches, the last one padded with its last row.
-
-    Rows are repeated, not filled with zeros: a zero could fail (a division, an index) where the user's rows do not.
-
-    Args:
-        feeds: `[rows, ...]` arrays by name.
-        size: The graph's own batch size.
-
-    Returns:
-        Batches of exactly `size` rows, each with the number of its rows that are not padding.
-
-    Raises:
-        SignatureError: The batch is empty.
-    """
-    rows = batch_size(feeds)
-    if rows == 0:
-        raise SignatureError("the batch is empty", expected="at least one row", got="none")
-    batches: list[tuple[Feeds, int]] = []
-    for start in range(0, rows, size):
-        count = min(size, rows - start)
-        batch = {name: array[start : start + count] for name, array in feeds.items()}
-        if count < size:
-            batch = {
-                name: np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)])
-                for name, array in batch.items()
-            }
-        batches.append((batch, count))
-    return batches
 
 
 class Concatenator:

@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
@@ -26,7 +24,6 @@ from graphkiln_backend.triton.batching import (
     Feeds,
     batch_size,
     group_by_shape,
-    pad_to_batches,
     split_batch,
 )
 from graphkiln_backend.triton.precondition import check_contract
@@ -81,7 +78,7 @@ class Executor:
     """Executes requests on a session. Not thread-safe; does not own the session.
 
     Args:
-        session: What computes; of a fixed batch size or not.
+        session: What computes.
         batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
         input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
             the graph's is guarded (`repository.batch_guard`).
@@ -90,7 +87,6 @@ class Executor:
 
     Attributes:
         batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
-        fixed_batch_size: The batch size that every batch is padded or split to, or None.
         engine_failed: Set when the engine failed on a request; whoever looks into it clears it.
         last_run_at: When the last run ended, in seconds of `time.monotonic`.
     """
@@ -107,13 +103,11 @@ class Executor:
         self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
         self.engine_failed = threading.Event()
         self.last_run_at = 0.0
-        self.fixed_batch_size = session.signature.fixed_batch if batching else None
         self._session = session
         self._batching = batching
         self._counting = batching
         self._separate = separate or not batching
-        signature = session.signature
-        self._signature = signature.with_varying_batch() if self.fixed_batch_size else signature
+        self._signature = signature = session.signature
         inputs = (*self._signature.inputs, *self._signature.optional_inputs)
         self._input_types = {spec.name: spec.dtype for spec in inputs}
         self._scalars = {spec.name for spec in inputs if not spec.shape}
@@ -223,20 +217,10 @@ class Executor:
             self.batch_sizes.append(len(next(iter(feeds.values()))))  # batch_size(feeds), without the call
         begun = time.monotonic()
         try:
-            if self.fixed_batch_size:
-                return self._run_fixed(feeds, outputs, self.fixed_batch_size)
             return self._session.run(feeds, outputs)
         finally:
             self.last_run_at = time.monotonic()
             self._run_s = self.last_run_at - begun
-
-    def _run_fixed(self, feeds: Feeds, outputs: tuple[str, ...], size: int) -> Outputs:
-        """Runs a batch of any size on a graph of a fixed one."""
-        runs = [
-            {name: array[:count] for name, array in self._session.run(batch, outputs).items()}
-            for batch, count in pad_to_batches(feeds, size)
-        ]
-        return {name: np.concatenate([run[name] for run in runs]) for name in outputs}
 
     def _as_result(self, error: Exception) -> GraphkilnError:
         """An error as the result of its request; what nobody foresaw is logged with its traceback."""

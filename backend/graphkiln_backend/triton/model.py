@@ -110,7 +110,7 @@ class TritonPythonModel:
             self._executor = SequenceExecutor(executor, sequence)
         _protect(self._session.signature, batching=config.max_batch_size > 0)
         status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
-        _log_choices(args["model_name"], deployment, proven, executor.fixed_batch_size)
+        _log_choices(deployment, proven)
         instance = args["model_instance_name"]
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes)
         self._status = StatusFile.publish(instance, status)
@@ -200,15 +200,8 @@ def _device(args: dict[str, str]) -> Device:
     return Device.gpu(int(args["model_instance_device_id"])) if on_gpu else CPU
 
 
-def _log_choices(model: str, deployment: Deployment, proven: ProvenSession, fixed_batch_size: int | None) -> None:
+def _log_choices(deployment: Deployment, proven: ProvenSession) -> None:
     """Logs the plan, what runs, and what the owner of the model should know."""
-    if fixed_batch_size:
-        _log.warning(
-            "%s was saved with a fixed batch of %d: batches are padded or split to it; "
-            "convert the model with a dynamic batch to avoid the waste",
-            model,
-            fixed_batch_size,
-        )
     for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {proven.placement}"):
         _log.info(line)
     for line in (*proven.fallbacks, *proven.notes):

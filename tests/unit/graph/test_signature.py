@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, SignatureError
-from graphkiln_backend.graph.signature import ANY_RANK, BATCH, Signature, TensorSpec, counted_dim, free_dim
+from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, counted_dim, free_dim
 
 SIGNATURE = Signature(
     inputs=(
@@ -111,7 +111,6 @@ class TestOptionalInputs:
 
     def test_do_not_decide_whether_a_graph_takes_batches(self) -> None:
         assert OPTIONAL.batchable
-        assert OPTIONAL.with_varying_batch().optional_inputs == OPTIONAL.optional_inputs
 
 
 class TestBatch:
@@ -132,13 +131,6 @@ class TestBatch:
     ) -> None:
         inputs, outputs = shapes
         assert Signature(inputs=(spec("x", *inputs),), outputs=(spec("y", *outputs),)).fixed_batch == fixed
-
-    def test_the_first_dimension_can_be_made_to_vary(self) -> None:
-        fixed = Signature(inputs=(spec("x", 4, 3),), outputs=(spec("y", 4),))
-        varying = fixed.with_varying_batch()
-        assert [tensor.shape for tensor in (*varying.inputs, *varying.outputs)] == [(BATCH, 3), (BATCH,)]
-        assert varying.batchable
-        assert fixed.inputs[0].shape == (4, 3)
 
     def test_a_scalar_takes_no_batches(self) -> None:
         assert not spec("x").batchable

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.graph.errors import ExecutionError, SignatureError
-from graphkiln_backend.triton.batching import Concatenator, group_by_shape, pad_to_batches, split_batch
+from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.triton.batching import Concatenator, group_by_shape, split_batch
 
 shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -69,17 +69,3 @@ def test_an_output_without_the_batchs_rows_is_never_cut(shape: tuple[int, ...]) 
         return
     with pytest.raises(ExecutionError, match="for a batch of 3 rows"):
         split_batch({"y": np.zeros(shape)}, [1, 2])
-
-
-@given(rows=st.integers(1, 20), size=st.integers(1, 7))
-def test_fixed_batches_are_full_and_hold_every_row_once(rows: int, size: int) -> None:
-    batches = pad_to_batches({"x": np.arange(rows)}, size)
-    assert all(len(batch["x"]) == size for batch, _ in batches)
-    kept = np.concatenate([batch["x"][:count] for batch, count in batches])
-    np.testing.assert_array_equal(kept, np.arange(rows))
-    assert all(set(batch["x"]) <= set(range(rows)) for batch, _ in batches)
-
-
-def test_an_empty_batch_cannot_be_padded() -> None:
-    with pytest.raises(SignatureError, match="the batch is empty"):
-        pad_to_batches({"x": np.zeros((0, 3))}, 2)

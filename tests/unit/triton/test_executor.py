@@ -496,50 +496,6 @@ class TestBatch:
                 check_outputs(result, **expected)
 
 
-class TestFixedBatch:
-    SIGNATURE = Signature(inputs=(spec("x", 4, 2),), outputs=(spec("y", 4, 2), spec("sum", 4)))
-
-    @pytest.mark.parametrize(("count", "runs"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-    def test_any_number_of_rows_runs_in_full_batches(self, count: int, runs: int) -> None:
-        session = FakeSession(self.SIGNATURE)
-        executor = Executor(session, batching=True)
-        numbers = list(range(count))
-        result = executor.execute(request(*numbers, outputs=["y", "sum"]))
-        check_outputs(result, y=rows(*numbers) * 2, sum=np.array(numbers, np.float32) * 2)
-        assert session.shapes == [(4, 2)] * runs
-        assert executor.fixed_batch_size == 4
-
-    def test_padding_repeats_the_last_row(self) -> None:
-        seen: list[np.ndarray] = []
-        session = FakeSession(self.SIGNATURE, lambda feeds: (seen.append(feeds["x"].copy()), double(feeds))[1])
-        Executor(session, batching=True).execute(request(1, 7))
-        np.testing.assert_array_equal(seen[0], rows(1, 7, 7, 7))
-
-    def test_several_requests_fill_a_batch(self) -> None:
-        session = FakeSession(self.SIGNATURE)
-        first, second = Executor(session, batching=True).execute_batch([request(1, 2), request(3, 4)])
-        check_outputs(first, y=rows(2, 4))
-        check_outputs(second, y=rows(6, 8))
-        assert session.shapes == [(4, 2)]
-
-    def test_an_empty_batch_is_an_error(self) -> None:
-        result = Executor(FakeSession(self.SIGNATURE), batching=True).execute(
-            InferenceRequest({"x": np.zeros((0, 2), np.float32)})
-        )
-        assert isinstance(result, SignatureError)
-        assert "the batch is empty" in str(result)
-
-    def test_other_dimensions_stay_fixed(self) -> None:
-        result = Executor(FakeSession(self.SIGNATURE), batching=True).execute(request(1, width=3))
-        assert isinstance(result, SignatureError)
-
-    def test_without_batching_it_is_like_any_other_dimension(self) -> None:
-        executor = Executor(FakeSession(self.SIGNATURE), batching=False)
-        assert executor.fixed_batch_size is None
-        assert isinstance(executor.execute(request(1)), SignatureError)
-        check_outputs(executor.execute(request(1, 2, 3, 4)), y=rows(2, 4, 6, 8))
-
-
 class TestBatchSizes:
     def test_every_run_is_counted_with_its_rows(self) -> None:
         executor = Executor(FakeSession(), batching=True)
@@ -551,11 +507,6 @@ class TestBatchSizes:
         executor = Executor(FakeSession(), batching=True)
         executor.execute(InferenceRequest({}))
         assert not executor.batch_sizes
-
-    def test_a_fixed_batch_is_counted_once_and_without_its_padding(self) -> None:
-        executor = Executor(FakeSession(TestFixedBatch.SIGNATURE), batching=True)
-        executor.execute(request(*range(5)))
-        assert list(executor.batch_sizes) == [5]
 
 
 def test_a_single_request_passes_few_functions() -> None:
@@ -610,14 +561,10 @@ class TestHostileNeighbors:
                 st.tuples(st.just("cancelled"), st.none()),
             ),
             max_size=8,
-        ),
-        st.booleans(),
+        )
     )
-    def test_good_requests_get_their_own_rows(self, drawn: list[tuple[str, Any]], fixed: bool) -> None:
-        signature = SIGNATURE
-        if fixed:
-            signature = Signature(inputs=(spec("x", 2, "width"),), outputs=(spec("y", 2, "width"), spec("sum", 2)))
-        executor = Executor(FakeSession(signature, self.compute), batching=True, input_ranks={"x": 3})
+    def test_good_requests_get_their_own_rows(self, drawn: list[tuple[str, Any]]) -> None:
+        executor = Executor(FakeSession(SIGNATURE, self.compute), batching=True, input_ranks={"x": 3})
         executor._run_s = 1.0  # slow enough that cancellations are looked at
         results = executor.execute_batch([self.make(kind, value) for kind, value in drawn])
         assert len(results) == len(drawn)

@@ -225,15 +225,6 @@ class TestInitialize:
         warnings = [line for level, line in Logger.lines if level == "warning"]
         assert warnings == ["graphkiln: m: openvino failed", "graphkiln: m: warming up stopped early"]
 
-    def test_a_fixed_batch_is_warned_of_and_padded(self, deployment: FakeDeployment) -> None:
-        deployment.session = FakeSession(batch=4)
-        model = TritonPythonModel()
-        model.initialize(ARGS)
-        assert any("saved with a fixed batch of 4" in line for level, line in Logger.lines if level == "warning")
-        (response,) = model.execute([request(1, 2)])
-        np.testing.assert_array_equal(response.outputs["y"], [[2, 2], [4, 4]])
-        model.finalize()
-
     def test_without_a_supervisor_nothing_is_published(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
