@@ -270,7 +270,7 @@ class TestBadInput:
         [
             ("torchvision:resnet19", "did you mean 'resnet18'"),
             ("timm:resnet34x", "did you mean 'resnet34"),
-            ("tourchvision:resnet18", "did you mean 'torchvision'"),
+            ("tourchvision:resnet18", "did you mean 'torchvision:resnet18'"),
             ("huggingface:/nowhere/model", "cannot open '/nowhere/model'"),
             ("missing.onnx", "there is no file missing.onnx"),
             ("missing.pt2", "there is no file missing.pt2"),

@@ -35,7 +35,8 @@ class _MeanOfSum(RewriteRuleClassBase):
         return result
 
     def rewrite(self, op: Any, x: Any, axes: Any, summed: Any, **_: Any) -> Any:
-        return op.ReduceMean(x, axes, keepdims=summed.producer().attributes["keepdims"].as_int())
+        # With all attributes, those at their defaults, too: else it is not the same as a mean that was written as one.
+        return op.ReduceMean(x, axes, **summed.producer().attributes)
 
 
 class _Scaled(RewriteRuleClassBase):
