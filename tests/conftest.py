@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,6 +55,12 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Serving(folder, "--model-store", repository / "model_repository") as running:
         running.wait_ready()
         yield running
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in tests of it, also where a shell started them in the background and has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Collector(logging.Handler):

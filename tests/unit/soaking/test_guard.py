@@ -16,12 +16,11 @@ from soaking import guard
 from soaking.guard import known_runs, regions_of, remove_regions
 
 PROGRAM = """
-import os, signal, subprocess, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 from soaking.guard import Guard
 from soaking.service import MARKER
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job would ignore it
 folder = Path(sys.argv[1])
 with Guard(folder):
     child = subprocess.Popen(
