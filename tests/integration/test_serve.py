@@ -56,7 +56,7 @@ def test_prints_one_table_of_what_is_served(server: Server) -> None:
     assert "onnxruntime on cpu" in row
     assert "fp32" in row
     assert " ms" in row
-    assert sum("precision" in line and "│" in line for line in server.log.splitlines()) == 1
+    assert sum("precision" in line and "┃" in line for line in server.log.splitlines()) == 1
     assert max(len(line) for line in server.log.splitlines() if "│" in line) <= 80
 
 
