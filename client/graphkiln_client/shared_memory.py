@@ -21,14 +21,19 @@ from pathlib import Path
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ProtocolError
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ProtocolError, ServerError
 from graphkiln_client.connection import Connection
+from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
 from graphkiln_client.transports.tensors import datatype_of, to_raw
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 _MIN_BYTES = 1 << 20
+_IN_USE = "currently in use"
+"""What Triton says of a region that a request still refers to."""
+_RELEASE_S = 5.0
+_RELEASE_PAUSE_S = 0.02
 
 
 class Region:
@@ -169,8 +174,23 @@ class RegionPool:
     async def _discard(self, region: Region) -> None:
         self._all.remove(region)
         with suppress(ClientError):  # the server may be gone, and its mapping with it
-            await self._connection.call(self._connection.wire.unregister_region(region.name))
+            await self._unregister(region)
         region.close()
+
+    async def _unregister(self, region: Region) -> None:
+        """Makes the server forget the region, as soon as it has let go of the last request that lay in it.
+
+        It lets go of a request a little after it has answered it, or much later after a deadline of the client's.
+        """
+        connection = self._connection
+        deadline = Deadline.after(min(connection.timeout_s, _RELEASE_S))
+        while True:
+            try:
+                return await connection.call(connection.wire.unregister_region(region.name))
+            except ServerError as error:
+                if _IN_USE not in error.message or deadline.remaining_s <= _RELEASE_PAUSE_S:
+                    raise
+            await connection.transport.sleep(_RELEASE_PAUSE_S)
 
 
 def _write_inputs(

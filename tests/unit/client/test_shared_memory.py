@@ -142,8 +142,8 @@ class Server(FakeTransport):
 class Shared:
     """A model over shared memory, closed at the end."""
 
-    def __init__(self, server: Server, max_retries: int = 0) -> None:
-        connection = Connection(server, 10.0, max_retries)
+    def __init__(self, server: Server, max_retries: int = 0, timeout_s: float = 10.0) -> None:
+        connection = Connection(server, timeout_s, max_retries)
         self.pool = RegionPool(connection)
         settings: Any = {"preprocess": None, "labels": None, "fetch_urls": False}
         self._model = AsyncModel(connection, "m", "", **settings, regions=self.pool)
@@ -329,6 +329,22 @@ class TestRegionPool:
         with Shared(server) as model:
             run(model.infer(X))
             server.responses["unregister_region"] = ConnectionFailed("gone")
+
+    def test_a_region_that_a_request_still_refers_to_is_unregistered_later(self) -> None:
+        server = Server(X=("FP32", [-1]))
+        unregister = server.responses["unregister_region"]
+        in_use = ServerError("cannot unregister shared memory region 'r', it is currently in use.")
+        with Shared(server) as model:
+            run(model.infer(X))
+            server.responses["unregister_region"] = [in_use, in_use, unregister]
+        assert not server.regions
+
+    def test_one_that_stays_in_use_does_not_hold_up_the_client(self) -> None:
+        server = Server(X=("FP32", [-1]))
+        with Shared(server, timeout_s=0.1) as model:
+            run(model.infer(X))
+            server.responses["unregister_region"] = ServerError("it is currently in use.")
+        assert server.regions
 
     @pytest.mark.parametrize("unknown", [InvalidInput("no such region"), ModelNotFound("no such region")])
     def test_both_protocols_words_for_an_unknown_region(self, unknown: Exception) -> None:
