@@ -90,14 +90,22 @@ def newest_version(model: Path) -> Path:
             model.name, near, prefix=f"{model.parent}/", otherwise="name a model: model_repository/NAME"
         )
         raise RepositoryError(f"there is no folder {model}", hint=hint)
-    versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
-    models = sorted(path.parent.name for path in model.glob("*/[0-9]*") if path.name.isdecimal() and path.is_dir())
-    if models and not versions:
-        names = ", ".join(dict.fromkeys(models[:_NAMED]))
-        raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
+    versions = _version_folders(model)
     if not versions:
+        if models := [path.name for path in sorted(_visible_folders(model)) if _version_folders(path)]:
+            names = ", ".join(models[:_NAMED])
+            raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
         raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
     return max(versions, key=lambda path: int(path.name))
+
+
+def _version_folders(model: Path) -> list[Path]:
+    return [path for path in _visible_folders(model) if path.name.isdecimal()]
+
+
+def _visible_folders(folder: Path) -> list[Path]:
+    """Those that stay: what a conversion fills and renames is hidden, and may be gone before it is looked into."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
 
 
 def find_labels_file(model: Path) -> str | None:

@@ -204,6 +204,11 @@ class TestNewestVersion:
         (tmp_path / "4").write_text("a file")
         assert newest_version(tmp_path).name == "1"
 
+    def test_what_a_conversion_is_filling_is_not_looked_into(self, tmp_path: Path) -> None:
+        (tmp_path / "m" / ".graphkiln-abc" / "1").mkdir(parents=True)
+        with pytest.raises(RepositoryError, match="has no version folder"):
+            newest_version(tmp_path / "m")
+
     def test_a_model_without_one(self, tmp_path: Path) -> None:
         (tmp_path / "m").mkdir()
         with pytest.raises(RepositoryError, match=r"model 'm' has no version folder \(make m/1/model\.onnx\)"):
