@@ -105,10 +105,14 @@ class RemoteCopy:
         known = wanted if before is None and settled else _by_unit(before or {})
         stable = {unit for unit in changed if known.get(unit) == wanted[unit]}
         folder = Path(tempfile.mkdtemp(dir=self._staging))
-        self._fetch_units({unit: wanted[unit] for unit in stable}, folder)
-        if stable and before is None:
-            time.sleep(SETTLE_S)
-        after = _by_unit(self.files.list()) if stable else {}
+        try:
+            self._fetch_units({unit: wanted[unit] for unit in stable}, folder)
+            if stable and before is None:
+                time.sleep(SETTLE_S)
+            after = _by_unit(self.files.list()) if stable else {}
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # the next try begins anew: the disk would fill
+            raise
         whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_whole(folder, unit)}
         return Changes(
             folder=folder,
@@ -243,5 +247,6 @@ def _is_whole(folder: Path, unit: Unit) -> bool:
     except ManifestError:
         return True
     golden = [manifest.golden.file] if manifest.golden else []
-    named = [manifest.graph_file, *golden, *([manifest.labels_file] if manifest.labels_file else [])]
+    labels = [manifest.labels_file] if manifest.labels_file else []
+    named = [manifest.graph_file, *manifest.weights, *golden, *labels]
     return all((version / name).is_file() for name in named)

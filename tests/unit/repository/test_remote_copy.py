@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.repository import remote_copy as module
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.repository.remote_copy import RemoteCopy
@@ -138,6 +140,31 @@ def test_a_version_without_what_its_manifest_names_waits(files: FakeFiles, copy:
     files.contents = whole
     follow(copy)
     assert follow(copy) == sorted(whole)
+
+
+def test_a_version_without_its_weights_waits(files: FakeFiles, copy: RemoteCopy, tmp_path: Path) -> None:
+    manifest = replace(Manifest.read(DIGITS / "manifest.json"), weights={"model.onnx.data": "0" * 64})
+    manifest.write(tmp_path / "manifest.json")
+    files.contents = {f"digits/1/{path.name}": path.read_bytes() for path in DIGITS.iterdir()}
+    files.contents["digits/1/manifest.json"] = (tmp_path / "manifest.json").read_bytes()
+    assert follow(copy, settled=True) == []
+    files.contents["digits/1/model.onnx.data"] = b"w"
+    follow(copy)
+    assert follow(copy) == sorted(files.contents)
+
+
+def test_what_cannot_be_fetched_leaves_nothing_behind(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large"}
+
+    def fail(path: str) -> None:
+        if path == "a/1/weights":
+            raise RemoteStoreError("no network", passing=True)
+
+    files.on_fetch = fail
+    for _ in range(3):
+        with pytest.raises(RemoteStoreError):
+            copy.fetch(settled=True)
+    assert list((copy.folder / "staging").iterdir()) == []
 
 
 def test_a_file_that_comes_short_is_not_taken(files: FakeFiles, copy: RemoteCopy) -> None:
