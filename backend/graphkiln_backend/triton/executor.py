@@ -192,18 +192,27 @@ class Executor:
 
     def _execute_group(self, requests: list[InferenceRequest], feeds: list[Feeds]) -> list[Result]:
         """Runs requests of like shapes at once; when that fails, each on its own."""
-        if len(requests) == 1:
-            return [self.execute(requests[0])]
         requested = [self._requested_outputs(request) for request in requests]
-        union = tuple([name for name in self._output_names if any(name in names for names in requested)])
         try:
-            outputs = self._run(self._concatenator.concatenate(feeds), union)
-            parts = split_batch(outputs, [batch_size(request_feeds) for request_feeds in feeds])
+            return [*self._run_together(feeds, requested)]
         except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
+            if len(requests) == 1:
+                return [self._as_result(error)]
             results = [self.execute(request) for request in requests]
             self._tell_failed_batch(error, results)
             return results
+
+    def _run_together(self, feeds: Sequence[Feeds], requested: Sequence[tuple[str, ...]]) -> list[Outputs]:
+        """The requested outputs of each request, computed in one run."""
+        if len(feeds) == 1:
+            return [self._run(feeds[0], requested[0])]
+        outputs = self._run(self._concatenator.concatenate(feeds), self._union(requested))
+        parts = split_batch(outputs, [batch_size(request_feeds) for request_feeds in feeds])
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
+
+    def _union(self, requested: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """The outputs that any of some requests asks for, in the signature's order."""
+        return tuple([name for name in self._output_names if any(name in names for names in requested)])
 
     def _tell_failed_batch(self, error: Exception, results: list[Result]) -> None:
         """Says once where no request was at fault: a graph that cannot batch is slow, and nobody would know."""

@@ -46,10 +46,7 @@ class RaggedExecutor(Executor):
 
     def execute(self, request: InferenceRequest) -> Result:
         """Executes a single request: a batch of one."""
-        try:
-            return self._run_requests([self._read(request)], [self._requested_outputs(request)])[0]
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-            return self._as_result(error)
+        return self.execute_batch([request])[0]
 
     def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
         """Requests whose other inputs are of like shapes."""
@@ -61,21 +58,11 @@ class RaggedExecutor(Executor):
         ]
         return [[indices[position] for position in group] for group in group_by_shape(rows)]
 
-    def _execute_group(self, requests: list[InferenceRequest], feeds: list[Feeds]) -> list[Result]:
-        if len(requests) == 1:
-            return [self.execute(requests[0])]
-        requested = [self._requested_outputs(request) for request in requests]
-        try:
-            return [*self._run_requests(feeds, requested)]
-        except Exception:  # noqa: BLE001 - the request at fault gets it once more, alone
-            return [self.execute(request) for request in requests]
-
-    def _run_requests(self, feeds: Sequence[Feeds], requested: Sequence[tuple[str, ...]]) -> list[Outputs]:
+    def _run_together(self, feeds: Sequence[Feeds], requested: Sequence[tuple[str, ...]]) -> list[Outputs]:
         batch = form_batch(feeds, self._tensors)
         self._graph.check(batch)
-        union = tuple(name for name in self._output_names if any(name in names for names in requested))
         self.batch_sizes.append(sum(map(batch_size, feeds)))
-        parts = share_out(self._run(batch, union), feeds, self._tensors)
+        parts = share_out(self._run(batch, self._union(requested)), feeds, self._tensors)
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
 
 

@@ -616,6 +616,19 @@ class TestContract:
         assert isinstance(self.executor("").execute(asked), dict)
 
 
+def test_a_request_that_shares_no_batch_is_read_once() -> None:
+    class Counted(InferenceRequest):
+        reads = 0
+
+        def inputs(self):
+            self.reads += 1
+            return super().inputs()
+
+    counted = [Counted({"x": rows(1, width=width)}, ["y"]) for width in (2, 3)]
+    Executor(FakeSession(), batching=True, separate=True).execute_batch(counted)
+    assert [each.reads for each in counted] == [1, 1]
+
+
 def test_requests_for_a_graph_that_mixes_rows_are_computed_one_by_one() -> None:
     session = FakeSession()
     results = Executor(session, batching=True, separate=True).execute_batch([request(1), request(2)])

@@ -95,6 +95,18 @@ class TestExecutor:
         check(results[2], 2)
 
 
+def test_a_graph_that_cannot_batch_is_told(logged: list[str]) -> None:
+    class Alone(FakeSession):
+        def run(self, feeds: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
+            if len(feeds["n"]) > 1:
+                raise ExecutionError("one at a time")
+            return super().run(feeds, outputs)
+
+    for result, length in zip(executor(Alone()).execute_batch([request(3), request(5)]), (3, 5), strict=True):
+        check(result, length)
+    assert logged == ["a batch of 2 requests failed, each of them alone did not: one at a time"]
+
+
 def test_only_requested_outputs_are_computed() -> None:
     results = executor(FakeSession()).execute_batch([request(3, "y"), request(2, "count")])
     assert [list(result) for result in results if isinstance(result, dict)] == [["y"], ["count"]]
