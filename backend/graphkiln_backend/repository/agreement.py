@@ -7,10 +7,14 @@ input, an input dimension that varies where it was fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+from graphkiln_backend.repository.config import ModelConfigProto, complete
+from graphkiln_backend.repository.version import read_version_signature
+from graphkiln_backend.repository.version_policy import select_versions
 
 HINT = "convert it under another --name, or take the versions that have the other signature out of the store"
 
@@ -23,6 +27,49 @@ def find_disagreement(new: ModelConfigProto, old: ModelConfigProto) -> str:
         old: Complete.
     """
     return "; ".join(_disagreements(new, old))
+
+
+def check_agreement(
+    written: ModelConfigProto, version: Path, serving: Collection[int], graph_folder: Callable[[Path], Path]
+) -> None:
+    """Refuses a version that is loaded beside others whose requests it could not take, or they its own.
+
+    Those that serve already decide; of versions that are loaded together, the newest one.
+
+    Args:
+        written: The model's configuration, not completed: what is written in it holds for all versions.
+        version: The version's folder, beside those of the others.
+        serving: Numbers of the versions that serve by now.
+        graph_folder: Finds the graph of a version.
+
+    Raises:
+        RepositoryError: It is refused, or its own graph cannot be read or contradicts the configuration.
+        ManifestError: Its own manifest cannot be read.
+    """
+    number = int(version.name)
+    numbers = [int(path.name) for path in version.parent.iterdir() if path.name.isdecimal() and path.is_dir()]
+    deciding = [each for each in select_versions(written, numbers) if each in serving or each > number]
+    others = [each for each in reversed(deciding) if each != number]
+    own = _complete_for(written, graph_folder(version)) if others else written
+    for other in others:
+        try:
+            theirs = _complete_for(written, graph_folder(version.with_name(str(other))))
+        except (GraphkilnError, OSError):  # its own loading says so
+            continue
+        newer, older = (own, theirs) if number > other else (theirs, own)
+        if problem := find_disagreement(newer, older):
+            role = "which serves" if other in serving else "which is newer"
+            raise RepositoryError(
+                f"its signature is not that of version {other}, {role}: {find_disagreement(own, theirs) or problem}",
+                hint=HINT,
+            )
+
+
+def _complete_for(written: ModelConfigProto, graph: Path) -> ModelConfigProto:
+    config = ModelConfigProto()
+    config.CopyFrom(written)
+    complete(config, read_version_signature(graph, written.default_model_filename), labels_file=None)
+    return config
 
 
 def _disagreements(new: ModelConfigProto, old: ModelConfigProto) -> Iterator[str]:

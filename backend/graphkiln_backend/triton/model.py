@@ -7,11 +7,13 @@ Runs inside the stub process only. Everything that can be done without Triton li
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import threading
 import time
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.repository.agreement import check_agreement
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors
 from graphkiln_backend.repository.config import complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
@@ -49,6 +52,7 @@ from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import to_response
 from graphkiln_backend.triton.sequences import SequenceExecutor
+from graphkiln_backend.triton.snapshot import serving_versions
 
 _log = logging.getLogger("graphkiln.triton")
 
@@ -64,7 +68,8 @@ class TritonPythonModel:
         """Completes a configuration from the graph, when Triton asks for it (`serve` normally has done it before).
 
         Raises:
-            TritonModelException: The configuration contradicts the graph, or the graph cannot be read.
+            TritonModelException: The configuration contradicts the graph, the graph cannot be read, or it is not for
+                the requests of the versions that it would be served with.
         """
         document = config.as_dict()
         log_to_triton(document["name"])
@@ -72,6 +77,8 @@ class TritonPythonModel:
         try:
             with open_cache() as cache:
                 graph = convert_if_needed(version, cache)
+                written, serving = parse_json(json.dumps(document)), serving_versions(document["name"])
+                check_agreement(written, version, serving, partial(convert_if_needed, cache=cache))
             signature = read_version_signature(graph, document.get("default_model_filename", ""))
             complete_dictionary(document, signature, labels_file=labels_file_of(version))
         except GraphkilnError as error:

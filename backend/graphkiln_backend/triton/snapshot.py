@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.instance_status import InstanceStatus, Loading, Progress
 
 _log = logging.getLogger("graphkiln.server")
@@ -109,6 +110,13 @@ def read_snapshot(folder: Path) -> Snapshot:
         folder: Of their files.
     """
     return SnapshotReader(folder).read()
+
+
+def serving_versions(model: str) -> frozenset[int]:
+    """The versions of a model of which an instance is ready; none where no supervisor started this server."""
+    folder = instances_folder()
+    statuses = read_snapshot(folder).statuses.values() if folder else ()
+    return frozenset(status.version for status in statuses if status.model == model)
 
 
 def is_ready(folder: Path, key: str) -> bool:

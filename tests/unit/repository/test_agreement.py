@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+import zoo
 from google.protobuf import text_format
 
-from graphkiln_backend.repository.agreement import find_disagreement
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.agreement import check_agreement, find_disagreement
 from graphkiln_backend.repository.config import ModelConfigProto
 
 OLD = """
@@ -51,3 +56,49 @@ def test_what_breaks_them(change: tuple[str, str], words: str) -> None:
 def test_what_does_not(change: tuple[str, str]) -> None:
     assert find_disagreement(parse(OLD.replace(*change)), parse(OLD)) == ""
     assert find_disagreement(parse(OLD), parse(OLD)) == ""
+
+
+class TestBesideOthers:
+    """Versions of one model, each with its own number of columns, under a configuration that says nothing of them."""
+
+    @pytest.fixture
+    def model(self, tmp_path: Path) -> Path:
+        for version, columns in ((1, 3), (2, 3), (3, 4)):
+            zoo.add(tmp_path, "m", zoo.scale(("batch", columns)), version=version)
+        return tmp_path / "m"
+
+    def check(self, model: Path, version: int, *serving: int, policy: str = "all {}") -> None:
+        check_agreement(parse(f"version_policy {{ {policy} }}"), model / str(version), serving, lambda folder: folder)
+
+    @pytest.mark.parametrize("policy", ["all {}", "specific { versions: [1, 3] }", "latest { num_versions: 3 }"])
+    def test_one_that_comes_to_one_that_serves_is_refused(self, model: Path, policy: str) -> None:
+        words = r"not that of version 1, which serves: output 'y' is FP32 \[4\], not FP32 \[3\].*--name"
+        with pytest.raises(RepositoryError, match=words):
+            self.check(model, 3, 1, policy=policy)
+
+    def test_an_older_one_that_comes_to_one_that_serves_is_refused(self, model: Path) -> None:
+        with pytest.raises(RepositoryError, match="version 3, which serves"):
+            self.check(model, 1, 3)
+
+    def test_of_those_that_come_together_the_newest_decides(self, model: Path) -> None:
+        self.check(model, 3)
+        for older in (1, 2):
+            words = r"version 3, which is newer: .* is FP32 \[3\], not FP32 \[4\]"
+            with pytest.raises(RepositoryError, match=words):
+                self.check(model, older)
+
+    def test_one_that_will_not_be_served_beside_it_decides_nothing(self, model: Path) -> None:
+        self.check(model, 3, 1, policy="latest {}")
+        self.check(model, 2, 1, policy="specific { versions: [1, 2] }")
+        shutil.rmtree(model / "1")
+        self.check(model, 3, 1)
+
+    def test_dims_that_are_written_hold_for_all(self, model: Path) -> None:
+        text = (
+            'input { name: "x" dims: [3] } output { name: "y" dims: [3] } max_batch_size: 8 version_policy { all {} }'
+        )
+        check_agreement(parse(text), model / "2", (1, 3), lambda folder: folder)
+
+    def test_one_that_cannot_be_read_decides_nothing(self, model: Path) -> None:
+        (model / "3" / "model.onnx").write_bytes(b"no graph")
+        self.check(model, 1, 3)

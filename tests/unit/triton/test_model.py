@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import fake_triton
 import numpy as np
 import pytest
+import zoo
 from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
-from statuses import read_counters, read_statuses
+from statuses import instance_status, read_counters, read_statuses
 
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU, Device
@@ -34,6 +35,7 @@ from graphkiln_backend.triton import model as module
 from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.executor import Executor
+from graphkiln_backend.triton.instance_status import StatusFile
 from graphkiln_backend.triton.model import TritonPythonModel
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.sequences import SequenceExecutor
@@ -461,6 +463,24 @@ class TestAutoComplete:
         config = self.Config(name="digits", max_batch_size=8, input=wrong, output=[])
         with pytest.raises(TritonModelException, match=r"^digits: .*nothing"):
             TritonPythonModel.auto_complete_config(config)
+
+    def test_another_signature_than_that_of_a_version_that_serves_is_one(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        for version, columns in ((1, 3), (2, 4)):
+            zoo.add(tmp_path, "m", zoo.scale(("batch", columns)), version=version)
+        monkeypatch.setattr(fake_triton, "model_dir", str(tmp_path / "m" / "2"))
+        monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path / "instances"))
+        (tmp_path / "instances").mkdir()
+
+        def complete(**policy: object) -> object:
+            return TritonPythonModel.auto_complete_config(self.Config(name="m", version_policy=policy))
+
+        assert complete(all={})
+        with StatusFile(tmp_path / "instances", "m_0", instance_status(model="m", version=1)):
+            assert complete(latest={"num_versions": 1})
+            with pytest.raises(TritonModelException, match=r"^m: its signature is not that of version 1, which serves"):
+                complete(all={})
 
     def test_a_graph_that_is_missing_is_one_too(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / "m" / "1").mkdir(parents=True)

@@ -16,8 +16,9 @@ import pytest
 from statuses import instance_status, read_counters, read_statuses
 
 from graphkiln_backend.triton import snapshot as module
+from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.instance_status import LoadingFile, StatusFile
-from graphkiln_backend.triton.snapshot import Snapshot, SnapshotReader, is_ready, read_snapshot
+from graphkiln_backend.triton.snapshot import Snapshot, SnapshotReader, is_ready, read_snapshot, serving_versions
 
 STATUS = instance_status()
 _OPENED: list[list[str]] = []
@@ -158,3 +159,14 @@ def test_whether_an_instance_is_still_ready(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "m_0", STATUS):
         assert is_ready(tmp_path, "m_0.1")
     assert not is_ready(tmp_path, "m_0.1")
+
+
+def test_the_versions_of_a_model_that_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(RUN_FOLDER_VARIABLE, raising=False)
+    assert serving_versions("m") == set()
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path))
+    with ExitStack() as stack:
+        for name, model, version in (("m_0", "m", 1), ("m_1", "m", 1), ("m_2", "m", 3), ("n_0", "n", 2)):
+            stack.enter_context(StatusFile(tmp_path, name, instance_status(model=model, version=version)))
+        stack.enter_context(LoadingFile(tmp_path, "m_3", "m", 4))
+        assert serving_versions("m") == {1, 3}
