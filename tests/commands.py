@@ -44,7 +44,10 @@ class FakeModel:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"inputs": self.inputs}
+        outputs = [
+            {"name": name, "datatype": "FP32", "shape": list(array.shape)} for name, array in self.outputs.items()
+        ]
+        return {"inputs": self.inputs, "outputs": outputs}
 
     def infer(self, feeds: dict[str, AnyArray], outputs: Any = ()) -> dict[str, AnyArray]:
         self.fed.append(dict(feeds))

@@ -13,7 +13,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.files import GIB, format_size, open_regular
 
-_NPY = b"\x93NUMPY"
+_NPY, _NPZ = b"\x93NUMPY", b"PK"
 _SMALL_BYTES = GIB
 _MOST_INFLATED = 20
 """Arrays over a GiB may be this many times as large as their file: samples shrink to a half, a bomb a thousandfold."""
@@ -43,6 +43,8 @@ def parse_npy(content: bytes) -> AnyArray:
     Raises:
         ManifestError: The bytes are none, or those of an .npz.
     """
+    if not content.startswith((_NPY, _NPZ)):
+        raise ManifestError("it begins otherwise" if content else "it is empty")
     try:
         found = np.load(io.BytesIO(content), allow_pickle=False)
         if isinstance(found, np.ndarray):

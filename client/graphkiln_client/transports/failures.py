@@ -8,6 +8,7 @@ from graphkiln_client.transports.endpoint import Endpoint
 
 _NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
 """With TLS 1.3 all that a client sees of it is a connection that is closed."""
+_SECURED = {True: "with", False: "without"}
 
 WHAT_IS_SERVED = "graphkiln models, or client.models(), lists what is served"
 
@@ -36,6 +37,8 @@ def tls_failed(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
 def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -> ConnectionFailed:
     """No server listens at the address, or there is no way to it."""
     hint = "is the server running? graphkiln health --url URL"
+    if endpoint.scheme.startswith("grpc"):
+        hint = f"is a server running there, and is it its gRPC port, {_SECURED[endpoint.is_secure]} TLS? Usually 8001"
     if "Socket closed" in str(reason):  # gRPC's word for a connection that ended right after it was made
         hint = _hint(endpoint, hint)
     return ConnectionFailed(f"cannot reach {endpoint}: {reason}", hint=hint, status=status)

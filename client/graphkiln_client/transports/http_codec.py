@@ -147,7 +147,10 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the response is not JSON: {body[:80]!r}") from error
+        raise ProtocolError(
+            f"the response is not JSON: {body[:80]!r}",
+            hint="is it the HTTP port of a Triton server? Usually that is 8000",
+        ) from error
 
 
 def json_object(body: bytes) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class ConnectionOptions:
         """
         from graphkiln_client import Client
 
+        _check_tls(self)
         return Client(
             self.url,
             timeout_s=self.timeout,
@@ -114,6 +115,21 @@ def _parameter(name: str, default: ConnectionOptions) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=getattr(default, name), annotation=_HINTS[name]
     )
+
+
+def _check_tls(options: ConnectionOptions) -> None:
+    """Refuses options of TLS for a connection without it, which would be plain all the same.
+
+    Raises:
+        InvalidInput: There are some.
+    """
+    given = {"--ca-file": options.ca_file, "--client-cert": options.client_cert, "--client-key": options.client_key}
+    named = [name for name, value in given.items() if value is not None]
+    if named and not options.url.startswith(("https://", "grpcs://")):
+        raise InvalidInput(
+            f"{', '.join(named)}: the connection to {options.url} is not secured",
+            hint="--url https://HOST:PORT or grpcs://HOST:PORT",
+        )
 
 
 def _parse_headers(texts: list[str]) -> dict[str, str]:

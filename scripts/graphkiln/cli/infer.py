@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.dtypes import AnyArray
+    from graphkiln_client import Model
 
 
 @with_connection()
@@ -39,7 +40,12 @@ def infer(
     given = parse_inputs(input_)
     with connection.connect() as client:
         opened = client.model(model, version)
-        outputs = opened.infer(to_feeds(given, opened), output or ())
+        feeds = to_feeds(given, opened)
+        try:
+            outputs = opened.infer(feeds, output or ())
+        except InvalidInput as error:
+            error.hint = error.hint or _declared(opened)
+            raise
     if output_dir:
         _write(outputs, output_dir)
     if as_json:
@@ -47,6 +53,19 @@ def infer(
     elif not output_dir:
         for name, array in outputs.items():
             typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{_readable(array)}")
+
+
+def _declared(model: Model) -> str:
+    """What a model takes and returns, in words; empty where the server does not say."""
+    try:
+        metadata = model.metadata
+    except ClientError:
+        return ""
+    inputs, outputs = (
+        ", ".join(f"{row['name']} {row['datatype']}{row['shape']}" for row in metadata[kind])
+        for kind in ("inputs", "outputs")
+    )
+    return f"it takes {inputs} and returns {outputs}; -1: any size"
 
 
 def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln_backend.graph.errors import ModelNotFound, ServerError
+from graphkiln_backend.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
@@ -25,7 +27,11 @@ def load(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> No
     found by itself for a server of yours on this machine.
     """
     with connection.connect() as client:
-        client.load(model)
+        try:
+            client.load(model)
+        except ServerError:
+            _check_known(client, model)
+            raise
         typer.echo(f"{model}: {_states(client, model)}")
 
 
@@ -37,8 +43,20 @@ def unload(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> 
     this machine.
     """
     with connection.connect() as client:
+        _check_known(client, model)  # Triton unloads what it never knew
         client.unload(model)
         typer.echo(f"{model}: unloading")
+
+
+def _check_known(client: Client, model: str) -> None:
+    """Tells a misspelled name from a model that is there.
+
+    Raises:
+        ModelNotFound: No store of the server has such a model.
+    """
+    names = sorted({each.name for each in client.models()})
+    if model not in names:
+        raise ModelNotFound(f"the server knows no model '{model}'", hint=did_you_mean(model, names))
 
 
 def _states(client: Client, model: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -88,6 +89,7 @@ def main() -> None:
     So do the machine's own: a full disk, a folder that may not be entered, too little memory.
     """
     log_to_stderr()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs what it then raises
     try:
         app(prog_name="graphkiln")
     except GraphkilnError as error:

@@ -54,8 +54,10 @@ def story(
 ) -> None:
     """Measure the steps from eager PyTorch to a served graph.
 
-    Each step is proven, and all are measured in turn, again and again, so that a noisy machine favors none. Ctrl-C
-    keeps what was measured. Exit code 1 when the outputs of a step changed more than the numeric policy allows.
+    Each step is proven, and all are measured in turn, again and again, so that a noisy machine favors none.
+    Ctrl-C keeps what was measured.
+
+    Exit code 1 when the outputs of a step changed more than the numeric policy allows.
     """
     try:
         from graphkiln.story.request import this_platform

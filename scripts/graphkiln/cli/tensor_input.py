@@ -154,10 +154,10 @@ def _read_file(file: str) -> AnyArray:
 
 
 def _read_archive(file: str) -> Given:
+    if not Path(file).is_file():
+        raise InvalidInput(f"there is no file {file}")
     try:
         return read_npz(Path(file))
-    except OSError as error:
-        raise InvalidInput(f"cannot read {file}: {error.strerror or error}") from error
     except ManifestError as error:
         raise InvalidInput(f"{file} is not an .npz file of numbers or texts: {error.message}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_with_all_of_them(made: list[dict[str, Any]]) -> None:
 
 def test_certificate_and_admin_key(made: list[dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    connect("http://h:1", client_cert=Path("c"), client_key=Path("k"), admin_key_file=tmp_path / "key")
+    connect("https://h:1", client_cert=Path("c"), client_key=Path("k"), admin_key_file=tmp_path / "key")
     assert (made[0]["client_cert"], made[0]["client_key"], made[0]["admin_key"]) == (Path("c"), Path("k"), "secret")
 
 
@@ -105,3 +106,11 @@ def test_every_verb_that_talks_to_a_server_offers_them(run: RunVerb, verb: str) 
         assert option in shown
     assert ("--admin-key-file" in shown) is (verb in {"health", "load", "models", "unload"})
     assert ("--timeout" in shown) is (verb not in {"health", "models"})
+
+
+@pytest.mark.parametrize("option", ["ca_file", "client_cert", "client_key"])
+def test_options_of_tls_for_a_connection_without_it(option: str, tmp_path: Path) -> None:
+    """They would have no effect: what was meant to be secured would be sent in the clear."""
+    options = replace(DEFAULT_CONNECTION, url="http://h:8000", **{option: tmp_path / "file"})
+    with pytest.raises(InvalidInput, match=f"--{option.replace('_', '-')}: the connection to .* is not secured"):
+        options.connect()

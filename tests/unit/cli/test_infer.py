@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import FakeClient, RunVerb
 
-from graphkiln_backend.graph.errors import ServerError
+from graphkiln_backend.graph.errors import InvalidInput, ServerError
 
 
 @pytest.fixture
@@ -110,3 +110,12 @@ class TestLiterals:
             "graphkiln: input 'X' has the shape [1, 2], the model expects [-1, 2, 2] (-1: any size)\n"
         )
         assert client.fake_model.fed == []
+
+
+def test_a_request_that_the_server_refuses_says_what_the_model_takes(
+    run: RunVerb, client: FakeClient, sample: Path
+) -> None:
+    client.fake_model.error = InvalidInput("unexpected inference input 'Z'")
+    finished = run("infer", "--model", "digits", "--input", f"Z={sample}")
+    assert finished.code == 2
+    assert "it takes X FP32[-1, 2, 2] and returns Y FP32[1, 2]" in finished.err

@@ -204,3 +204,16 @@ class TestLiterals:
     def test_another_name(self) -> None:
         with pytest.raises(InvalidInput, match=r"no input 'y'.*known: x"):
             to_array("y", Literal(1), rows(DType.FP32, -1))
+
+
+def test_what_is_no_array_at_all(tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name, words in (("image.png", "it begins otherwise"), ("empty.npy", "it is empty")):
+        with pytest.raises(InvalidInput, match=words):
+            parse_inputs([f"X={tmp_path / name}"])
+
+
+def test_an_archive_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no file"):
+        parse_inputs([str(tmp_path / "nowhere.npz")])

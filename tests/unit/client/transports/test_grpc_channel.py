@@ -57,7 +57,7 @@ class TestErrors:
         error = translate(grpc.StatusCode.UNAVAILABLE, reachable=False)
         assert type(error) is ConnectionFailed
         assert "cannot reach grpc://host:8001: because" in str(error)
-        assert "graphkiln health" in error.hint
+        assert "is a server running there" in error.hint
 
     @pytest.mark.parametrize("code", list(grpc.StatusCode))
     def test_only_one_status_needs_a_second_look(self, code: grpc.StatusCode) -> None:

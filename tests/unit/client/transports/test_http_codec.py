@@ -276,3 +276,8 @@ class TestDecodeResponse:
     def test_a_header_longer_than_the_response(self) -> None:
         with pytest.raises(ProtocolError, match="header has 99 bytes, the response only 2"):
             decode((b"{}", 99))
+
+
+def test_a_web_page_is_told_from_a_server() -> None:
+    with pytest.raises(ProtocolError, match="HTTP port of a Triton server"):
+        http_codec.parse_json(b"<html>")
