@@ -15,6 +15,7 @@ from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.version import GRAPH_FILE
+from graphkiln_converters.given_files import check_given_files
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.opening import OpenModel, open_model
 from graphkiln_converters.precision import check_lowers, loosened, lower_and_prove
@@ -53,6 +54,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     begun = time.perf_counter()
     folder = recipe.model_store / recipe.name
     check_name(recipe.name)
+    check_given_files(recipe)
     if recipe.version is not None:
         check_free(folder, recipe.version)
     _log.info("opening %s", recipe.source)

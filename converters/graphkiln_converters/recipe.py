@@ -186,7 +186,9 @@ class Recipe(BaseModel):
         for value in values:
             if not _SHAPE.fullmatch(value):
                 raise ValueError(f"'{value}' is not [NAME=]SIZExSIZE..., for example 3x224x224")
-            if math.prod(map(int, value.rpartition("=")[2].split("x"))) > _MOST:
+            if not (elements := math.prod(map(int, value.rpartition("=")[2].split("x")))):
+                raise ValueError(f"'{value}' holds no element: sizes are at least 1, for example 3x224x224")
+            if elements > _MOST:
                 raise ValueError(f"'{value}' is more than {_MOST} elements a sample")
         return values
 

@@ -12,10 +12,14 @@ from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
+from graphkiln_converters.given_files import check_file
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
 _SHOWN = 8
+_BEGINS = (b"P", b"\x80")
+"""The first byte of what torch.save writes: a zip archive, or in old releases a pickle."""
+_HINT = "save the state dict alone: torch.save(module.state_dict(), path)"
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
@@ -74,19 +78,21 @@ def _unwrap(checkpoint: dict[str, Any], expected: Mapping[str, Any]) -> dict[str
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ConversionError(f"there are no weights at {path}", hint="name a .pth, .pt or .safetensors file")
+    check_file(path, what="weights", expected="a .pth, .pt or .safetensors file")
     try:
-        open_regular(path).close()
+        with open_regular(path) as file:
+            begun = file.read(1)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return dict(load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if begun not in _BEGINS:
+            raise ConversionError(f"{path} holds no weights: torch.save did not write it", hint=_HINT) from error
         raise ConversionError(
             f"{path} holds more than tensors and is not loaded: it could run code ({_reason(error)})",
-            hint="save the state dict alone: torch.save(module.state_dict(), path)",
+            hint=_HINT,
         ) from error
     except Exception as error:
         raise ConversionError(f"cannot read weights from {path}: {_reason(error)}") from error

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MOST = 40
+"""Names that anybody reads."""
+
 
 def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
     """A hint for somebody who wrote a name that does not exist.
@@ -16,7 +19,13 @@ def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", otherwise
         otherwise: What to say when nothing is near; the known names when empty.
     """
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean '{prefix}{near[0]}'?"
-    return otherwise or f"known: {', '.join(names) or 'none'}"
+    if near := nearest(name, names):
+        return f"did you mean '{prefix}{near}'?"
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return otherwise or f"known: {', '.join(names[:_MOST]) or 'none'}{more}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like another one; empty where none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return near[0] if near else ""

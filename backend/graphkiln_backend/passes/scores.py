@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir
 
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.splicing import append
@@ -60,9 +61,18 @@ class TopK:
         return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Replaces the first output by two."""
+        """Replaces the first output by two.
+
+        Raises:
+            ConversionError: It has fewer scores.
+        """
         value = model.graph.outputs[0]
         name = str(value.name)
+        classes = value.shape[-1] if value.shape else None
+        if isinstance(classes, int) and classes < self.k:
+            raise ConversionError(
+                f"top-k {self.k}: the output {name} has {classes} scores", hint=f"choose at most {classes}: --top-k"
+            )
         size = onnx_ir.Value(name=f"{name}_k", const_value=onnx_ir.tensor(np.array([self.k], np.int64)))
         model.graph.register_initializer(size)
         shape = onnx_ir.Shape([*list(value.shape or ())[:-1], self.k])

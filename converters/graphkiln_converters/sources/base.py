@@ -205,7 +205,7 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     if suffix in _SUFFIXES and kind not in _KINDS:
         module_name, location = _SUFFIXES[suffix], source
         extra = module_name if module_name in _KINDS else "convert"
-        if suffix == _RUNS_CODE and not options.allow_code and Path(source).exists():
+        if suffix == _RUNS_CODE and not options.allow_code and Path(source).is_file():
             raise ConversionError(f"{source} is not loaded: a {_RUNS_CODE} file can run code", hint=CODE_HINT)
     elif separator and kind in _KINDS:
         module_name, extra = _KINDS[kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.files import open_regular
+from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
@@ -59,12 +61,12 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
 
 
 def _load(location: str, options: SourceOptions) -> Any:
-    if not Path(location).exists():
-        raise ConversionError(f"there is no file {location}")
+    check_file(location)
     if Path(location).suffix != ".keras":  # the loader of older formats runs what they hold
         raise ConversionError(f"{location} is no .keras file", hint="save the model again: model.save('NAME.keras')")
     try:
-        open_regular(location).close()
+        with open_regular(location) as file:
+            zipfile.ZipFile(file).close()  # of other files, Keras says that they are missing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return keras.saving.load_model(location, compile=False, safe_mode=not options.allow_code)

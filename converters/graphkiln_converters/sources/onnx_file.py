@@ -30,6 +30,7 @@ from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
+from graphkiln_converters.given_files import check_file
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.batches import dependent_rows, free_batch, saved_size, without_batch
@@ -124,8 +125,7 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
     if options.weights:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     path = Path(location)
-    if path.is_dir() or not path.exists():
-        raise ConversionError(f"there is no file {location}")
+    check_file(path)
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
         signature = read_signature(path)  # a pipe, weights outside of its folder, ...: no runtime is to open that

@@ -13,6 +13,7 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.examples import input_specs
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
@@ -62,8 +63,8 @@ def _specs(options: SourceOptions) -> tuple[InputSpec, ...]:
 
 def _import(place: str) -> ModuleType:
     path = Path(place)
-    if path.suffix == ".py" and not path.is_file():
-        raise ConversionError(f"there is no file {path}")
+    if path.suffix == ".py":
+        check_file(path)
     try:
         return _import_file(path) if path.suffix == ".py" else importlib.import_module(place)
     except Exception as error:

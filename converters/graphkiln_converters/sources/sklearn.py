@@ -28,6 +28,7 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.graph.text import as_text, is_text
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
+from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.sklearn_columns import column_inputs, table_of
 
@@ -119,8 +120,7 @@ def open_source(location: str, options: SourceOptions) -> SklearnModel:
 
 
 def _load(location: str, options: SourceOptions) -> Any:
-    if not Path(location).exists():
-        raise ConversionError(f"there is no file {location}")
+    check_file(location)
     try:
         open_regular(location).close()
         untrusted = skops.io.get_untrusted_types(file=location)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from graphkiln_converters.given_files import near_file
+
 _ALIASES = {
     **dict.fromkeys(("tv", "torch", "pytorch", "torchvision.models", "flowvision"), "torchvision"),
     **dict.fromkeys(("hf", "transformers", "hub", "hf-hub", "hf_hub"), "huggingface"),
@@ -42,6 +44,7 @@ def suggest(source: str, kinds: Collection[str]) -> str:
         return _of_path(Path(source))
     finders: tuple[Callable[[], str], ...] = (
         lambda: _of_path(Path(source)),
+        lambda: near_file(Path(source)) if Path(source).suffix else "",
         lambda: _of_kind(source, kinds),
         lambda: _of_architecture(source),
     )

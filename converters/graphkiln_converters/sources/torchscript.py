@@ -25,6 +25,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel
 
@@ -65,8 +66,7 @@ def open_source(location: str, options: SourceOptions) -> ScriptModel:
     """
     if options.weights:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
-    if not Path(location).exists():
-        raise ConversionError(f"there is no file {location}")
+    check_file(location)
     reaching = _reaching_out(location)
     if reaching and not options.allow_code:
         raise ConversionError(

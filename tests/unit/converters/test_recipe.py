@@ -136,3 +136,8 @@ def test_only_these_fields_have_no_flag() -> None:
         name for name, field in Recipe.model_fields.items() if any(isinstance(item, Flag) for item in field.metadata)
     }
     assert set(Recipe.model_fields) - flagged == {"source", "quantize_bias", "quantize_ends"}
+
+
+def test_a_sample_without_elements() -> None:
+    with pytest.raises(ValueError, match="sizes are at least 1"):
+        Recipe.model_validate({"source": "m.onnx", "shape": ["3x0"]})

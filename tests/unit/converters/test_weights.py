@@ -118,7 +118,7 @@ class Harmful:
 
 class TestFiles:
     def test_a_missing_one(self, path: Path) -> None:
-        with pytest.raises(ConversionError, match="there are no weights at") as caught:
+        with pytest.raises(ConversionError, match="weights: there is no file") as caught:
             load_weights(classifier(), path)
         assert ".safetensors" in caught.value.hint
 
@@ -189,3 +189,9 @@ def test_what_is_no_file_is_named(tmp_path: Path, kind: str, ending: str) -> Non
     make(tmp_path / f"w.{ending}")
     with pytest.raises(ConversionError, match=rf"cannot read weights from .*w\.{ending}: {reason}"):
         load_weights(classifier(), tmp_path / f"w.{ending}")
+
+
+def test_a_file_that_torch_did_not_write_is_not_called_dangerous(path: Path) -> None:
+    path.write_bytes(b"\x08\x09 a graph")
+    with pytest.raises(ConversionError, match=r"holds no weights: torch\.save did not write it"):
+        load_weights(classifier(), path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.spelling import did_you_mean, nearest
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,13 @@ def test_a_long_list_can_be_replaced() -> None:
 
 def test_names_may_come_once_only() -> None:
     assert did_you_mean("zzz", (name for name in ("a", "b"))) == "known: a, b"
+
+
+def test_of_a_thousand_names_some_are_shown() -> None:
+    hint = did_you_mean("zzz", [f"n{number}" for number in range(1000)])
+    assert hint.endswith("n39 and 960 more")
+
+
+def test_the_nearest_name_alone() -> None:
+    assert nearest("labls", ["labels", "layout"]) == "labels"
+    assert nearest("zzz", ["labels"]) == ""

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.scores import Softmax, TopK
@@ -59,6 +60,10 @@ class TestTopK:
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array)
             assert found[name].dtype == array.dtype
+
+    def test_more_than_there_are(self) -> None:
+        with pytest.raises(ConversionError, match=r"top-k 6: the output y has 5 scores \(choose at most 5"):
+            run_passes(graph(SCORES), [TopK(k=6)])
 
     def test_of_equal_scores_the_first(self) -> None:
         edge = run_passes(graph(SCORES), [TopK(3)]).edge

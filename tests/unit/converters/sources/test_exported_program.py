@@ -104,3 +104,17 @@ class TestErrors:
     def test_weights_of_its_own(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match="holds its own weights"):
             open_source("m.pt2", SourceOptions(weights=tmp_path / "w.pth"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_what_torch_export_did_not_save_is_one_error_without_a_traceback(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "weights.pt2"
+    if content is None:
+        torch.save({"weight": torch.zeros(2)}, path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ConversionError, match=r"is not a program of torch\.export: .*torch\.export\.save"):
+        open_source(str(path), OPTIONS)
+    assert not caplog.records

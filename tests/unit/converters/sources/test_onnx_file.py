@@ -79,7 +79,7 @@ class TestErrors:
 
     def test_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").mkdir()
-        with pytest.raises(ConversionError, match="there is no file"):
+        with pytest.raises(ConversionError, match="is a folder, not a file"):
             open_source(str(tmp_path / "m.onnx"), OPTIONS)
 
     @pytest.mark.parametrize("kept", [0, 20, 60])
@@ -94,7 +94,7 @@ class TestErrors:
 def test_odd_files(tmp_path: Path, kind: str) -> None:
     make, reason = ODD[kind]
     make(tmp_path / "m.onnx")
-    with pytest.raises(ConversionError, match=f"{reason}|there is no file .*m\\.onnx"):
+    with pytest.raises(ConversionError, match=f"{reason}|m\\.onnx is a folder|there is no file .*m\\.onnx"):
         open_source(str(tmp_path / "m.onnx"), OPTIONS)
 
 

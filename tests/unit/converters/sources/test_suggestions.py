@@ -91,3 +91,8 @@ def test_nobody_waits_for_libraries_because_of_a_file(tmp_path: Path, monkeypatc
     (tmp_path / "bert-base").touch()
     monkeypatch.chdir(tmp_path)
     assert suggest("bert-base", KINDS) == ""
+
+
+def test_a_file_with_nearly_that_name(tmp_path: Path) -> None:
+    (tmp_path / "good.onnx").touch()
+    assert suggest(str(tmp_path / "good.onx"), KINDS) == f"did you mean '{tmp_path / 'good.onnx'}'?"
