@@ -57,7 +57,7 @@ class RemoteAddress:
             raise RepositoryError(
                 f"'{text}': model stores of the kind {scheme}:// are not known", hint=", ".join(_FORMS.values())
             )
-        return _PARSERS[scheme](text.rstrip("/"), rest)
+        return _PARSERS[scheme](f"{scheme}://{rest}", rest)
 
     def split(self) -> tuple[RemoteAddress, str]:
         """The folder above, and the name of this one in it.

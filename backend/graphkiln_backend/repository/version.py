@@ -84,6 +84,11 @@ def newest_version(model: Path) -> Path:
     Raises:
         RepositoryError: There is none.
     """
+    if model.is_file():
+        raise RepositoryError(
+            f"{model} is a file, expected the folder of a model",
+            hint=f"graphkiln convert {model} makes a version of it" if model.suffix == ".onnx" else "name the folder",
+        )
     if not model.is_dir():
         near = [path.name for path in model.parent.iterdir() if path.is_dir()] if model.parent.is_dir() else []
         hint = did_you_mean(
@@ -95,7 +100,8 @@ def newest_version(model: Path) -> Path:
         if models := [path.name for path in sorted(_visible_folders(model)) if _version_folders(path)]:
             names = ", ".join(models[:_NAMED])
             raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
-        raise RepositoryError(f"model '{model.name}' has no version folder", hint=f"make {model.name}/1/model.onnx")
+        name = model.resolve().name
+        raise RepositoryError(f"model '{name}' has no version folder", hint=f"make {name}/1/model.onnx")
     return max(versions, key=lambda path: int(path.name))
 
 

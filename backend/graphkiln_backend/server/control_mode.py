@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.server.flags import TritonFlags
 
 _POLL_S = 15.0
 """Source: tritonserver's default of `--repository-poll-secs`."""
+_NAMES = ("none", "poll", "explicit")
 _RAW_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name"}
 
 
@@ -33,9 +35,14 @@ class ControlMode:
         """Reads the user's flags.
 
         Raises:
-            ServerSetupError: The interval is not a number of seconds.
+            ServerSetupError: There is no such mode, or the interval is not a number of seconds.
         """
         name = flags.values.get("model-control-mode", "none")
+        if name not in _NAMES:  # Triton would print all of its flags
+            raise ServerSetupError(
+                f"unknown --model-control-mode '{name}'",
+                hint=did_you_mean(name, _NAMES),
+            )
         ours = name in {"none", "poll"} and "load-model" not in flags.values  # the rest is Triton's to refuse
         return cls(
             name=name,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.admin_key import is_local
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.spelling import did_you_mean, nearest
 from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
 
 _TRUE = {"true", "1", "on"}
@@ -169,9 +169,17 @@ class TritonFlags:
                 check_free(service, address)
 
 
+def _near_folder(argument: str) -> str:
+    """What was probably meant by a path that leads nowhere."""
+    path = Path(argument)
+    there = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+    near = nearest(path.name, there)
+    return f"did you mean '{path.parent / near}'?" if near else f"to serve a folder: --model-store {argument}"
+
+
 def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
     if not argument.startswith("--"):
-        raise ServerSetupError(f"unexpected argument '{argument}'", hint=f"to serve a folder: --model-store {argument}")
+        raise ServerSetupError(f"unexpected argument '{argument}'", hint=_near_folder(argument))
     if name not in known:
         otherwise = "graphkiln serve --help names the flags"
         raise ServerSetupError(

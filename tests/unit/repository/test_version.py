@@ -214,6 +214,16 @@ class TestNewestVersion:
         with pytest.raises(RepositoryError, match=r"model 'm' has no version folder \(make m/1/model\.onnx\)"):
             newest_version(tmp_path / "m")
 
+    def test_of_a_folder_named_by_a_dot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(RepositoryError, match=f"model '{tmp_path.name}' has no version folder"):
+            newest_version(Path())
+
+    def test_a_graph_that_lies_in_no_version(self, tmp_path: Path) -> None:
+        (tmp_path / "m.onnx").touch()
+        with pytest.raises(RepositoryError, match=r"is a file, .*graphkiln convert .*m\.onnx makes a version of it"):
+            newest_version(tmp_path / "m.onnx")
+
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(RepositoryError, match=r"there is no folder .*nowhere"):
             newest_version(tmp_path / "nowhere")

@@ -60,3 +60,8 @@ def test_the_interval() -> None:
 def test_an_interval_that_is_none(text: str) -> None:
     with pytest.raises(ServerSetupError, match="repository-poll-secs"):
         read(f"--repository-poll-secs={text}")
+
+
+def test_a_mode_that_is_none_does_not_print_all_of_tritons_flags() -> None:
+    with pytest.raises(ServerSetupError, match=r"unknown --model-control-mode 'pol' \(did you mean 'poll'"):
+        read("--model-control-mode=pol")

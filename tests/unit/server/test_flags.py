@@ -211,3 +211,9 @@ def test_addresses_have_the_forms_that_their_libraries_want() -> None:
 @pytest.mark.parametrize(("host", "public"), [("::1", False), ("127.0.0.1", False), ("::", True), ("0.0.0.0", True)])
 def test_which_addresses_other_machines_reach(host: str, public: bool) -> None:
     assert {address.is_public for address in TritonFlags.parse([], KNOWN, host).listen_addresses()} == {public}
+
+
+def test_a_folder_that_is_misspelled(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ServerSetupError, match=r"unexpected argument .* \(did you mean '.*/models'"):
+        TritonFlags.parse([str(tmp_path / "model")], {}, "")
