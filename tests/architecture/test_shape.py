@@ -23,6 +23,7 @@ TESTED_TOGETHER = {
     "graphkiln_backend/passes/batch_following.py": "passes/test_batch.py",
     "graphkiln_backend/passes/batch_rules_products.py": "passes/test_batch_rules.py",
     "graphkiln_backend/passes/batch_rules_shapes.py": "passes/test_batch_rules.py",
+    "graphkiln_backend/repository/row_rules.py": "repository/test_row_mixing.py",
     "graphkiln_backend/passes/casts.py": "passes/test_precision.py",
 }
 """Modules that do one thing in two ways, or as two halves, and pass the same tests: module -> its tests."""

@@ -104,7 +104,7 @@ class OpenVinoSession(Closeable):
             ),
             outputs=tuple(_spec(port, spec.name) for port, spec in zip(compiled.outputs, saved.outputs, strict=True)),
         )
-        splits = all(spec.batchable for spec in (*self._signature.inputs, *self._signature.outputs))
+        splits = saved.batchable and self._signature.batchable
         self._requests = [compiled.create_infer_request() for _ in range(streams if splits else 1)]
         self._limit = current_limit()
         self._bf16_outputs = {spec.name for spec in self._signature.outputs if spec.dtype is DType.BF16}

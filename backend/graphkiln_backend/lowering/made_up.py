@@ -16,6 +16,8 @@ _SIZES = (1, 8, 64, 224)
 _MOST_ELEMENTS = 1 << 22
 """Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB."""
 _FILLS = 3
+_SCALES = (1.0, 0.5, 4.0, 0.25)
+"""Of the floating-point numbers of rows that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,15 @@ class MadeUp:
     size: int = 1
     fill: int = 0
 
-    def feeds(self, signature: Signature, batch: int = 1) -> dict[str, AnyArray]:
+    def feeds(self, signature: Signature, batch: int = 1, *, seed: int = 0) -> dict[str, AnyArray]:
         """One request.
 
         Args:
             signature: Of the graph.
             batch: Size of the first dimension where it varies.
+            seed: Of the floating-point numbers.
         """
-        generator = np.random.default_rng(0)
+        generator = np.random.default_rng(seed)
         return {spec.name: self._array(spec, batch, generator) for spec in signature.inputs}
 
     def _array(self, spec: TensorSpec, batch: int, generator: np.random.Generator) -> AnyArray:
@@ -60,6 +63,25 @@ def ways(signature: Signature) -> Iterator[MadeUp]:
     for size in _SIZES if varies else _SIZES[:1]:
         if size == _SIZES[0] or _elements(signature, size) <= _MOST_ELEMENTS:
             yield from (MadeUp(size=size, fill=fill) for fill in range(_FILLS))
+
+
+def different_rows(signature: Signature, size: int) -> Iterator[dict[str, AnyArray]]:
+    """Requests of one row each that differ as much as requests can that nobody knows, so that a mean over them shows.
+
+    Args:
+        signature: Of a graph whose inputs all have a first dimension that varies.
+        size: Of every other dimension that varies.
+    """
+    for row, scale in enumerate(_SCALES):
+        feeds = MadeUp(size=size, fill=row % _FILLS).feeds(signature, seed=row)
+        yield {name: _scaled(array, scale) for name, array in feeds.items()}
+
+
+def _scaled(array: AnyArray, scale: float) -> AnyArray:
+    if array.dtype.kind in "biuOSU":
+        return array
+    scaled: AnyArray = (array.astype(np.float64) * scale).astype(array.dtype)
+    return scaled
 
 
 def _elements(signature: Signature, size: int) -> int:

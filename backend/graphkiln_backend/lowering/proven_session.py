@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference
-from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
     Requirements,
@@ -23,11 +23,14 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.lowering.trial import Trial, find_mixed_rows, try_as_saved, try_beside
+from graphkiln_backend.lowering.trial import Trial, check_repeats, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.lowering.warmup import warm_up
 from graphkiln_backend.proof.policy import Limits
+from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing
 
 _log = logging.getLogger("graphkiln.lowering")
+
+_STREAMS = "leave `streams` out, or let each request be computed whole: max_batch_size: 0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +108,8 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
     limits = limits_of(artifacts.saved, config)
     trial = None if version.golden else _try_out(session, artifacts, config, requirements, limits)
     made_up = trial.made_up if trial else None
+    if made_up and not draws_numbers(version.graph_path):
+        check_repeats(session, made_up, limits)
     placement = read_placement(session, version.golden, made_up)
     notes = check_placement(config, placement, artifacts.saved)
     self_test, again = None, None
@@ -118,7 +123,10 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
     warmup_note = warm_up(session, requirements.batch_sizes, samples, already=self_test is not None) if samples else ""
     if requirements.self_test and made_up:
         again = Replay.recorded(session, limits, made_up.feeds(session.signature))
-    mixed = "" if version.golden else _find_mixed_rows(session, artifacts, requirements, made_up, limits)
+    mixed = ""
+    if not version.golden:
+        size = requirements.largest_batch
+        mixed = _find_mixed_rows(session, artifacts, config, largest_batch=size, made_up=made_up, limits=limits)
     return ProvenSession(
         session=session,
         config=config,
@@ -135,14 +143,29 @@ def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requir
 
 
 def _find_mixed_rows(
-    session: Session, artifacts: Artifacts, requirements: Requirements, made_up: MadeUp | None, limits: Limits
+    session: Session,
+    artifacts: Artifacts,
+    config: SessionConfig,
+    *,
+    largest_batch: int,
+    made_up: MadeUp | None,
+    limits: Limits,
 ) -> str:
-    """Why requests are computed one by one, as a note; empty where they may share a batch."""
-    if requirements.largest_batch < 2:
+    """Why requests are computed one by one, as a note; empty where they may share a batch.
+
+    Raises:
+        LoweringError: Parts of a batch would be computed side by side, and its rows depend on each other.
+    """
+    if largest_batch < 2:
         return ""
     counted = [spec.name for spec in promised_signature(artifacts.version).outputs if spec.varies != spec.batchable]
     reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
-    reason = reason or (find_mixed_rows(session, made_up, limits) if made_up else "")
+    reason = read_mixing(artifacts.version.graph_path) or reason or find_mixed_rows(session, made_up, limits)
+    if not reason and config.streams > 1:  # which cut every batch up, rows that depend on each other, too
+        with open_reference(artifacts.prepare_graph(replace(config, precision=None))) as reference:
+            reason = find_mixed_rows(reference, made_up, limits)
+    if reason and config.streams > 1:
+        raise LoweringError(f"{config} cannot compute parts of a batch side by side", attempts=(reason,), hint=_STREAMS)
     return reason and f"requests are computed one by one: {reason}"
 
 

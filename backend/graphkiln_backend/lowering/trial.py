@@ -8,7 +8,7 @@ or of another precision, must compute the same besides, as far as the saved grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +19,14 @@ import numpy as np
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, VerificationError
-from graphkiln_backend.lowering.made_up import MadeUp, ways
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.lowering.made_up import MadeUp, different_rows, ways
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits
 
-_ROWS = 3
+_FEWEST_ROWS = 3
+_SIZE = 8
+"""Of dimensions that vary, beside the size that a request was made up with: along a dimension of 1 nothing mixes."""
 
 OpenReference = Callable[[Path], Session]
 
@@ -91,29 +94,75 @@ def try_beside(session: Session, graph_path: Path, open_reference: OpenReference
     return Trial(taken[0]) if taken else Trial(None, "the saved graph refuses every request that was made up")
 
 
-def find_mixed_rows(session: Session, made_up: MadeUp, limits: Limits) -> str:
+def check_repeats(session: Session, made_up: MadeUp, limits: Limits) -> None:
+    """Makes the same request twice.
+
+    ONNX Runtime (1.31) writes the new statistics of a BatchNormalization in training mode over the saved ones.
+
+    Raises:
+        LoweringError: The responses differ: what was requested before would be part of every response.
+    """
+    feeds = made_up.feeds(session.signature)
+    wrong = [str(error) for error in compare(session.run(feeds), session.run(feeds)) if not error.within(limits)]
+    if wrong:
+        raise LoweringError(
+            "the same request gets another response the second time",
+            attempts=(wrong[0],),
+            hint="a BatchNormalization in training mode does that: export the model in evaluation mode (model.eval())",
+        )
+
+
+def find_mixed_rows(session: Session, made_up: MadeUp | None, limits: Limits) -> str:
     """Why the rows of several requests must not be computed together; empty where they may.
 
     Args:
         session: The session.
-        made_up: How to make up a request.
+        made_up: How to make up a request that it computes; None where no way is known.
         limits: How far a row of a batch may be from the same row alone.
     """
     signature = session.signature
     if not all(spec.batchable for spec in signature.inputs):
         return ""
-    feeds = made_up.feeds(signature, _ROWS)
+    if made_up is None:
+        return "no request is known that the graph computes, so nobody knows whether its rows depend on each other"
+    sizes = dict.fromkeys((made_up.size, _SIZE)) if _has_sizes(signature) else (made_up.size,)
+    for size in sizes:
+        rows = [row for row in different_rows(signature, size) if _runs(session, row)]
+        if len(rows) < _FEWEST_ROWS and size == made_up.size:
+            rows = [made_up.feeds(signature, seed=seed) for seed in range(_FEWEST_ROWS)]
+        if len(rows) >= _FEWEST_ROWS and (reason := _compare_rows(session, rows, limits)):
+            return reason
+    return ""
+
+
+def _compare_rows(session: Session, rows: Sequence[Mapping[str, AnyArray]], limits: Limits) -> str:
+    """Computes rows alone and together; each is compared by itself, since a large one would hide the others."""
+    feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     try:
+        alone = [session.run(row) for row in rows]
         together = session.run(feeds)
-        alone = [session.run({name: array[row : row + 1] for name, array in feeds.items()}) for row in range(_ROWS)]
     except GraphkilnError as error:
-        return f"{_ROWS} rows at once fail: {error}"
+        return f"{len(rows)} rows at once fail: {error}"
     for name, array in together.items():
-        if array.shape[:1] != (_ROWS,) or any(single[name].shape[:1] != (1,) for single in alone):
-            return f"output '{name}' has the shape {list(array.shape)} for {_ROWS} rows"
-    joined = {name: np.concatenate([single[name] for single in alone]) for name in together}
-    differing = [str(error) for error in compare(joined, together) if not error.within(limits)]
-    return f"a row depends on the others: {differing[0]}" if differing else ""
+        if array.shape[:1] != (len(rows),) or any(single[name].shape[:1] != (1,) for single in alone):
+            return f"output '{name}' has the shape {list(array.shape)} for {len(rows)} rows"
+    for index, single in enumerate(alone):
+        found = {name: array[index : index + 1] for name, array in together.items()}
+        if differing := [str(error) for error in compare(single, found) if not error.within(limits)]:
+            return f"a row depends on the others: {differing[0]}"
+    return ""
+
+
+def _has_sizes(signature: Signature) -> bool:
+    return any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
+
+
+def _runs(session: Session, feeds: Mapping[str, AnyArray]) -> bool:
+    try:
+        session.run(feeds)
+    except GraphkilnError:
+        return False
+    return True
 
 
 @contextmanager

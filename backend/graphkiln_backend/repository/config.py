@@ -129,7 +129,7 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
     Raises:
         RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
     """
-    if config.max_batch_size == 0 and signature.batchable and _omits_batch(config, signature):
+    if config.max_batch_size == 0 and signature.varies and _omits_batch(config, signature):
         config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batched = config.max_batch_size > 0
     signature = _check_provided(config, signature)
@@ -181,12 +181,14 @@ def _check_provided(config: ModelConfigProto, signature: Signature) -> Signature
 
 
 def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
-    """Whether the dims in the configuration, if there are any, come without the batch dimension.
+    """Whether the dims in the configuration come without the batch dimension; or there are none, and the graph has one.
 
     Source: Triton ONNX Runtime backend, auto-completion of `max_batch_size`.
     """
     ranks = {spec.name: len(spec.shape) for spec in (*signature.inputs, *signature.outputs)}
     named = [tensor for tensor in (*config.input, *config.output) if tensor.dims]
+    if not named:
+        return signature.batchable
     # A batch of scalars is written as dims [1]: Triton has no empty dims.
     return all(
         len(tensor.dims) == ranks.get(tensor.name, 0) - 1 or (ranks.get(tensor.name) == 1 and tensor.dims[0] == 1)

@@ -16,6 +16,7 @@ from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
+from graphkiln_backend.repository.row_mixing import find_mixing
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
 _PROTOBUF_LIMIT = 1 << 30
@@ -34,6 +35,10 @@ _KINDS = {
 }
 _COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
 """Operators whose outputs are as long as the values say: how many boxes were found."""
+_DRAWING = frozenset(
+    ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
+)
+"""Operators that draw random numbers; a Dropout does in training mode."""
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
 _PRECISIONS: dict[int, Precision] = {
@@ -46,7 +51,8 @@ _PRECISIONS: dict[int, Precision] = {
 def read_signature(path: Path) -> Signature:
     """Inputs and outputs of a graph, in its own order; inputs with a default in the graph are optional.
 
-    An output that is no tensor is told of as what is served in its place, see `tensor_outputs`.
+    An output that is no tensor is told of as what is served in its place, see `tensor_outputs`. The first dimension of
+    an output is no batch where the graph is known to compute rows from each other, see `read_mixing`.
 
     Raises:
         RepositoryError: The file is damaged, an input or every output is not a tensor, or weights in another file are
@@ -65,11 +71,41 @@ def read_signature(path: Path) -> Signature:
     stated = {value.name for value in graph.output if value.type.tensor_type.HasField("shape")}
     outputs = tuple(_spec(value, graph, path) for value in _with_shapes(model))
     outputs = tuple(spec if spec.name in stated else _counted(spec, ()) for spec in outputs)
+    outputs = tuple(_counted(spec, inputs) for spec in outputs) if _counts(model) else outputs
+    if _find_mixing(model, inputs, outputs):
+        outputs = tuple(_counted(spec, ()) for spec in outputs)
     return Signature(
         inputs=inputs,
-        outputs=tuple(_counted(spec, inputs) for spec in outputs) if _counts(model) else outputs,
+        outputs=outputs,
         optional_inputs=tuple(_spec(value, graph, path) for value in defaults if model.ir_version >= _DEFAULTS_SINCE),
     )
+
+
+def read_mixing(path: Path) -> str:
+    """Which node of a graph computes a row from others, though all first dimensions vary; empty where none is known.
+
+    Raises:
+        RepositoryError: The file is damaged, or an input is not a tensor.
+        ManifestError: An element type cannot be carried by Triton.
+    """
+    model = _load_model(path)
+    with_tensor_outputs(model)
+    given = {tensor.name for tensor in model.graph.initializer}
+    inputs = tuple(_spec(value, model.graph, path) for value in model.graph.input if value.name not in given)
+    return _find_mixing(model, inputs, tuple(_spec(value, model.graph, path) for value in model.graph.output))
+
+
+def draws_numbers(path: Path) -> bool:
+    """Whether a graph draws random numbers, so that equal requests get different responses.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    model = _load_model(path)
+    parts: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
+    for part in parts:  # and the graphs inside of it
+        parts += [attribute.g for node in part.node for attribute in node.attribute if attribute.HasField("g")]
+    return any(node.op_type in _DRAWING for part in parts for node in part.node)
 
 
 def keep_inputs(path: Path, names: Collection[str]) -> None:
@@ -193,6 +229,11 @@ def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
     if not spec.varies or any(spec.shape[0] in other.shape[:1] for other in inputs):
         return spec
     return replace(spec, shape=(counted_dim(spec.name, 0), *spec.shape[1:]))
+
+
+def _find_mixing(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    varies = all(spec.varies for spec in (*inputs, *outputs))
+    return find_mixing(model) if varies and inputs else ""
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

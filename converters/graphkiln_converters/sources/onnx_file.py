@@ -28,7 +28,7 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits
-from graphkiln_backend.repository.onnx_file import read_replaced_outputs, read_signature
+from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.kernels import save_runnable
@@ -150,7 +150,7 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
 
 def _with_batches(model: OnnxModel, signature: Signature, options: SourceOptions) -> OnnxModel:
     """The source, batched where its rows are independent, else whole, with the reason."""
-    reason = without_batch(signature)
+    reason = read_mixing(model.path) or without_batch(signature)
     if signature.batchable:
         reason = dependent_rows(model.run, model.run, model.inputs, _limits(_load(model.path)))
     elif not reason:

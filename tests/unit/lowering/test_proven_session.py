@@ -266,8 +266,9 @@ class TestBuilding:
         engine = add_engine("engine")
         proven = build(engine, bare, batch_sizes=(1, 2))
         assert (proven.self_test, proven.notes) == (None, ())
-        # Compared with the saved graph, warmed up, kept for replays, and three rows together beside each alone.
-        assert engine.sessions[0].batches == [*[1] * 3, *[1, 1, 2, 2], *[1] * 3, *[3, 1, 1, 1]]
+        # Compared with the saved graph, the same request twice, warmed up,
+        # kept for replays, and four rows, each alone twice, then together.
+        assert engine.sessions[0].batches == [*[1] * 5, *[1, 1, 2, 2], *[1] * 3, *[1] * 8, 4]
         assert proven.made_up == MadeUp()
         assert not proven.separate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, VerificationError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.made_up import MadeUp
-from graphkiln_backend.lowering.trial import find_mixed_rows, try_as_saved, try_beside
+from graphkiln_backend.lowering.trial import check_repeats, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.proof.policy import OTHER_ENGINE
 
 GRAPH = Path("graph")
@@ -108,6 +109,16 @@ class TestBeside:
         assert "nothing was compared" in try_beside(Session(refuse), GRAPH, none, OTHER_ENGINE).note
 
 
+class TestRepeats:
+    def test_the_same_response(self) -> None:
+        check_repeats(Session(lambda x: x), MadeUp(), OTHER_ENGINE)
+
+    def test_another_response(self) -> None:
+        runs = count()
+        with pytest.raises(LoweringError, match="another response the second time"):
+            check_repeats(Session(lambda x: x + next(runs)), MadeUp(), OTHER_ENGINE)
+
+
 class TestRows:
     def find(self, compute: Compute) -> str:
         return find_mixed_rows(Session(compute, DType.FP32), MadeUp(), OTHER_ENGINE)
@@ -118,8 +129,30 @@ class TestRows:
     def test_a_row_that_depends_on_the_others(self) -> None:
         assert "a row depends on the others: y: relative L2" in self.find(lambda x: x - x.mean(axis=0))
 
+    def test_a_small_row_beside_a_large_one(self) -> None:
+        """As a large request would round a small one away: over all rows the error is small."""
+
+        def quantize(x: np.ndarray) -> np.ndarray:
+            step = np.abs(x).max() / np.float32(1e4)
+            return np.round(x / step) * step
+
+        assert "a row depends" in self.find(quantize)
+
+    def test_integers_differ_from_row_to_row(self) -> None:
+        found = find_mixed_rows(Session(lambda x: x + x.max(axis=0)), MadeUp(), OTHER_ENGINE)
+        assert "a row depends on the others" in found
+
+    def test_what_takes_zeros_alone_is_asked_for_equal_rows(self) -> None:
+        session = Session(lambda x: x.cumsum(axis=0) + 1 if not x.any() else refuse(x))
+        assert find_mixed_rows(session, MadeUp(), OTHER_ENGINE) == ""
+        session = Session(lambda x: x + len(x) if not x.any() else refuse(x))
+        assert "a row depends on the others" in find_mixed_rows(session, MadeUp(), OTHER_ENGINE)
+
+    def test_nobody_knows_of_a_graph_that_refuses_all_requests(self) -> None:
+        assert "no request is known" in find_mixed_rows(Session(refuse), None, OTHER_ENGINE)
+
     def test_as_many_as_the_values_say(self) -> None:
         assert self.find(lambda x: x[x > 0.5]).startswith("output 'y' has the shape [")
 
     def test_rows_that_fail_together(self) -> None:
-        assert "3 rows at once fail" in self.find(lambda x: x if len(x) == 1 else refuse(x))
+        assert "4 rows at once fail" in self.find(lambda x: x if len(x) == 1 else refuse(x))
