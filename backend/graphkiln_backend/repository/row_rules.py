@@ -132,13 +132,6 @@ def _normalization(node: onnx.NodeProto, known: Places) -> Place | None:
     return known.data
 
 
-def _mean_variance(node: onnx.NodeProto, known: Places) -> Place | None:
-    axes = _integers(node, "axes") or [0, 2, 3]
-    if known.data and known.data.axis in [axis % known.data.rank for axis in axes]:
-        raise Mixes(node, "normalizes over the rows")
-    return known.data
-
-
 def _batch_norm(node: onnx.NodeProto, known: Places) -> tuple[Place | None, ...] | None:
     trains = any(node.output[1:]) if known.version < _SELECTED_OUTPUTS else _integer(node, "training_mode", 0) == 1
     if trains and known.data:
@@ -297,7 +290,6 @@ RULES: dict[str, Rule] = {
     "Gather": _gather,
     "Gemm": _gemm,
     "MatMul": _matmul,
-    "MeanVarianceNormalization": _mean_variance,
     "Reshape": _reshape,
     "Slice": _slice,
     "Split": _split,
