@@ -248,16 +248,15 @@ def _slice(node: onnx.NodeProto, known: Places) -> Place | None:
 
 
 def _concat(node: onnx.NodeProto, known: Places) -> Place | None:
-    places = set(known.places)
-    if len(places) != 1 or not (place := places.pop()):
+    place = known.places[0]
+    if not place or set(known.places) != {place}:
         return None
     return None if _integer(node, "axis", 0) % place.rank == place.axis else place
 
 
 def _split(node: onnx.NodeProto, known: Places) -> Place | None:
-    if not known.data:
-        return None
-    return None if known.data.axis == _integer(node, "axis", 0) % known.data.rank else known.data
+    along = known.data and known.data.axis == _integer(node, "axis", 0) % known.data.rank
+    return None if along else known.data
 
 
 _ELEMENTWISE = (
