@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import onnx
 import onnx_ir
 
 from graphkiln_backend.graph.errors import ConversionError
@@ -49,7 +48,6 @@ class VaryBatch:
         Raises:
             ConversionError: The inputs have no common batch, or a node mixes samples.
         """
-        _name_defaults(model)
         follower = _followed(model, saved_batch(model))
         follower.repair()
         for value, axis in follower.axes.items():
@@ -109,17 +107,6 @@ def _follow(follower: Follower) -> None:
             follower.axes.update(zip(node.outputs[1:], others, strict=False))
         for value in node.outputs:
             follower.axes.setdefault(value, axis)
-
-
-def _name_defaults(model: onnx_ir.Model) -> None:
-    """Gives every node the attributes that it leaves to their defaults, so that the rules find them."""
-    version = model.opset_imports.get("") or 1
-    for node in model.graph:
-        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
-            continue
-        for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
-            if name not in node.attributes and attribute.default_value.type:
-                node.attributes.add(onnx_ir.from_proto(attribute.default_value))
 
 
 def _first_dim(value: Value) -> object:

@@ -10,6 +10,7 @@ import onnx_ir
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.signature import BATCH
+from graphkiln_backend.passes.attributes import find_attribute
 
 Value = onnx_ir.Value
 
@@ -115,6 +116,17 @@ class Follower:
         if value is None:
             raise self.error(node, f"input {index} is missing")
         return value
+
+    def attribute(self, node: onnx_ir.Node, name: str) -> onnx_ir.Attr | None:
+        """An attribute of a node, or its default; None where it has neither."""
+        return find_attribute(node, name, self.model.opset_imports.get("") or 1)
+
+    def integer(self, node: onnx_ir.Node, name: str) -> int:
+        """The number that an attribute is, or is by default."""
+        attribute = self.attribute(node, name)
+        if attribute is None:
+            raise self.error(node, f"its attribute {name} is missing")
+        return attribute.as_int()
 
     def data_axis(self, node: onnx_ir.Node) -> BatchAxis:
         """Where the first input carries the batch; no other may."""

@@ -83,7 +83,7 @@ def _along_together(why: str) -> Rule:
 
     def rule(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
         batch = _together(follower, node)
-        if batch.axis == node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0])):
+        if batch.axis == follower.integer(node, "axis") % len(follower.shape(node.outputs[0])):
             raise follower.error(node, why)
         return batch
 
@@ -127,13 +127,13 @@ def _along(axis_of: Callable[[Follower, onnx_ir.Node], list[int]]) -> Rule:
     return rule
 
 
-def _attribute_axis(_: Follower, node: onnx_ir.Node) -> list[int]:
-    return [node.attributes["axis"].as_int()]
+def _attribute_axis(follower: Follower, node: onnx_ir.Node) -> list[int]:
+    return [follower.integer(node, "axis")]
 
 
 def _from_axis(follower: Follower, node: onnx_ir.Node) -> list[int]:
     rank = len(follower.shape(node.inputs[0]))
-    return list(range(node.attributes["axis"].as_int() % rank, rank))
+    return list(range(follower.integer(node, "axis") % rank, rank))
 
 
 def _input_axis(follower: Follower, node: onnx_ir.Node) -> list[int]:
@@ -149,18 +149,19 @@ def _padded_axes(follower: Follower, node: onnx_ir.Node) -> list[int]:
 def _reduction(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     batch = follower.data_axis(node)
     rank = len(follower.shape(node.inputs[0]))
-    given = [node.attributes["axis"].as_int()] if "axis" in node.attributes else follower.constant(node, 1)
+    single = follower.attribute(node, "axis")
+    given = follower.constant(node, 1) if single is None else [single.as_int()]
     axes = {axis % rank for axis in (given or range(rank))}
     if batch.axis in axes:
         raise follower.error(node, "it takes the samples of the batch together")
-    if "keepdims" not in node.attributes or node.attributes["keepdims"].as_int():
+    if follower.integer(node, "keepdims"):
         return batch
     return replace(batch, axis=batch.axis - sum(axis < batch.axis for axis in axes))
 
 
 def _gather(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     data, indices = follower.required(node, 0), follower.required(node, 1)
-    rank, axis = len(follower.shape(data)), node.attributes["axis"].as_int()
+    rank, axis = len(follower.shape(data)), follower.integer(node, "axis")
     axis %= rank
     if data in follower.axes and indices in follower.axes:
         raise follower.error(node, "data and indices both carry the batch")
@@ -177,7 +178,7 @@ def _gather(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
 
 def _one_hot(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     batch = follower.data_axis(node)
-    new = node.attributes["axis"].as_int() % len(follower.shape(node.outputs[0]))
+    new = follower.integer(node, "axis") % len(follower.shape(node.outputs[0]))
     return replace(batch, axis=batch.axis + (new <= batch.axis))
 
 

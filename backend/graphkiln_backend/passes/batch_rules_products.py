@@ -18,7 +18,7 @@ _SEQUENCE_LENGTHS, _FIRST_STATE, _LAST_STATE = 4, 5, 6
 def gemm(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """`A B + C`, the batch in the rows of A."""
     a, b = follower.required(node, 0), follower.required(node, 1)
-    rows = 1 if node.attributes["transA"].as_int() else 0
+    rows = 1 if follower.integer(node, "transA") else 0
     if b in follower.axes or a not in follower.axes or follower.axes[a].axis != rows:
         raise follower.error(node, "the batch is not in the rows of the first factor")
     result = replace(follower.axes[a], axis=0)
@@ -56,7 +56,7 @@ def einsum(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
 
 def recurrent(follower: Follower, node: onnx_ir.Node) -> tuple[BatchAxis, ...]:
     """LSTM, GRU and RNN: `[time, batch, features]`, or the batch first with `layout: 1`."""
-    first = node.attributes["layout"].as_int() == 1
+    first = follower.integer(node, "layout") == 1
     batch = BatchAxis(0 if first else 1)
     if follower.axes.get(follower.required(node, 0)) != batch:
         raise follower.error(node, f"the batch of its input is not axis {batch.axis}: it would be taken for the time")
@@ -76,7 +76,8 @@ def recurrent(follower: Follower, node: onnx_ir.Node) -> tuple[BatchAxis, ...]:
 
 def batch_norm(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """With saved statistics: in training mode they are those of the batch."""
-    if "training_mode" in node.attributes and node.attributes["training_mode"].as_int():
+    mode = follower.attribute(node, "training_mode")  # none before opset 14
+    if mode is not None and mode.as_int():
         raise follower.error(node, "in training mode it normalizes by the statistics of the batch")
     batch = follower.data_axis(node)
     if batch.axis != 0:
@@ -94,7 +95,9 @@ def dropout(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
 def mean_variance(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """MeanVarianceNormalization, which by default takes all samples together."""
     batch = follower.data_axis(node)
-    if batch.axis in [axis % len(follower.shape(node.inputs[0])) for axis in node.attributes["axes"].as_ints()]:
+    axes = follower.attribute(node, "axes")
+    rank = len(follower.shape(node.inputs[0]))
+    if axes is None or batch.axis in [axis % rank for axis in axes.as_ints()]:
         raise follower.error(node, "it normalizes by the statistics of the batch")
     return batch
 
@@ -102,7 +105,7 @@ def mean_variance(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
 def quantize(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """With a scale for all, or one along another axis."""
     batch = follower.data_axis(node)
-    axis = node.attributes["axis"].as_int() % max(1, len(follower.shape(node.inputs[0])))
+    axis = follower.integer(node, "axis") % max(1, len(follower.shape(node.inputs[0])))
     if follower.shape(node.inputs[1]) not in ((), (1,)) and axis == batch.axis:
         raise follower.error(node, "each sample has a scale of its own")
     return batch

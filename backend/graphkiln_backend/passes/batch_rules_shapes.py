@@ -20,7 +20,7 @@ def flatten(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """`[first axes, last axes]`."""
     batch = follower.data_axis(node)
     shape = follower.shape(node.inputs[0])
-    at = node.attributes["axis"].as_int()
+    at = follower.integer(node, "axis")
     at += len(shape) if at < 0 else 0
     start, stop, axis = (0, at, 0) if batch.axis < at else (at, len(shape), 1)
     before, after = math.prod(shape[start : batch.axis]), math.prod(shape[batch.axis + 1 : stop])
@@ -48,7 +48,7 @@ def _ones(shape: tuple[int, ...], batch: BatchAxis) -> list[int]:
 def split(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """Along another axis than the batch; into one part along any."""
     batch = follower.data_axis(node)
-    axis = node.attributes["axis"].as_int() % len(follower.shape(node.inputs[0]))
+    axis = follower.integer(node, "axis") % len(follower.shape(node.inputs[0]))
     if axis == batch.axis:
         raise follower.error(node, "it splits the batch")
     return batch
@@ -105,7 +105,7 @@ def gather_all(follower: Follower, node: onnx_ir.Node) -> bool:
     """Whether a Gather or GatherND picks every sample of the batch in order, as a copy does for a batch of any size."""
     data, indices = follower.required(node, 0), follower.required(node, 1)
     nd = node.op_type == "GatherND"
-    axis = node.attributes["batch_dims" if nd else "axis"].as_int() % len(follower.shape(data))
+    axis = follower.integer(node, "batch_dims" if nd else "axis") % len(follower.shape(data))
     if follower.axes.get(data) != BatchAxis(axis):
         return False
     if follower.shape(indices) != ((follower.batch, 1) if nd else (follower.batch,)):
