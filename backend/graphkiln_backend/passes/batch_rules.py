@@ -35,6 +35,8 @@ def _by_sample(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
 def _reshape(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     batch = follower.data_axis(node)
     source, target = follower.shape(node.inputs[0]), follower.shape(node.outputs[0])
+    if not math.prod(source):
+        raise follower.error(node, "what it reshapes is empty")
     ahead = math.prod(source[: batch.axis]) * batch.before
     places = []
     passed = 1
@@ -142,8 +144,9 @@ def _input_axis(follower: Follower, node: onnx_ir.Node) -> list[int]:
 
 def _padded_axes(follower: Follower, node: onnx_ir.Node) -> list[int]:
     widths = follower.constant(node, 1) or []
-    rank = len(widths) // 2
-    return [axis for axis in range(rank) if widths[axis] or widths[axis + rank]]
+    count = len(widths) // 2
+    axes = follower.constant(node, 3) or list(range(count))
+    return [axis for at, axis in enumerate(axes) if widths[at] or widths[at + count]]
 
 
 def _reduction(follower: Follower, node: onnx_ir.Node) -> BatchAxis:

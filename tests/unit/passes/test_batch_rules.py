@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "product": ("y = MatMul(x, w)", "3,4", {"w": draw(5, 4)}),
     "product from the left": (f"t = {TURN}(x) p = MatMul(w, t) y = {TURN}(p)", "3,4", {"w": draw(4, 5)}),
     "padded": ("y = Pad(x, widths)", "3,8", {"widths": ints(0, 1, 0, 2)}),
+    "padded along a named axis": ("y = Pad(x, widths, , last)", "3,8", {"widths": ints(1, 2), "last": ints(-1)}),
     "a slice": ("y = Slice(x, one, four, one)", "3,3", {"one": ints(1), "four": ints(4)}),
     "probabilities": ("y = Softmax<axis=1>(x)", "3,5", {}),
     "logarithms": ("y = LogSoftmax<axis=-1>(x)", "3,5", {}),
@@ -86,6 +87,13 @@ def test_the_graph_of_any_batch_computes_row_by_row(kind: str) -> None:
         (f"t = {TURN}(x) y = LayerNormalization<axis=0>(t, w)", "5,4", {"w": draw(5, 4)}, "works along the batch"),
         (f"t = {TURN}(x) y = Softmax<axis=-1>(t)", "5,4", {}, "works along the batch"),
         ("y = Pad(x, widths)", "5,5", {"widths": ints(1, 0, 0, 0)}, "works along the batch"),
+        ("y = Pad(x, widths, , turned)", "6,5", {"widths": ints(0, 1, 0, 1), "turned": ints(1, 0)}, "works along"),
+        (
+            "e = Slice(x, n, n, one) y = Reshape<allowzero=1>(e, s)",
+            "0,4",
+            {"n": ints(0), "one": ints(1), "s": ints(0, 4)},
+            "what it reshapes is empty",
+        ),
         ("y = ReduceMax<keepdims=0>(x, zero)", "5", {"zero": ints(0)}, "takes the samples of the batch together"),
         ("y = GatherElements<axis=0>(x, i)", "4,5", {"i": np.zeros((4, 5), np.int64)}, "picks samples of the batch"),
         (f"t = {TURN}(x) y = MatMul(t, x)", "5,5", {}, "it sums over the batch"),
@@ -97,6 +105,12 @@ def test_what_mixes_samples_is_refused(body: str, dims: str, weights: dict[str, 
     model = graph(f"(float[4,5] x) => (float[{dims}] y) {{ {body} }}", **weights)
     with pytest.raises(ConversionError, match=why):
         run_passes(model, [VaryBatch()])
+
+
+def test_nodes_that_need_no_repair_stay_as_they_were_saved() -> None:
+    model = graph("(float[4,5] x) => (float[4,3] y) { n = Softmax(x) y = Gemm(n, w) }", w=draw(5, 3))
+    run_passes(model, [VaryBatch()])
+    assert [dict(node.attributes) for node in model.graph] == [{}, {}]
 
 
 def test_rules_are_of_operators_that_exist() -> None:
