@@ -96,7 +96,8 @@ def prove(
         samples: How many samples there are; None for as many as the first output has rows.
 
     Raises:
-        VerificationError: An output is outside its limits, or a perturbed copy would have passed.
+        VerificationError: An output is outside its limits, a perturbed copy would have passed, or the reference of an
+            output is NaN alone.
     """
     if ranking and not {ranking.scores, ranking.indices} <= reference.keys() & outputs.keys():
         ranking = None  # of a part of the outputs
@@ -110,6 +111,7 @@ def prove(
     verification = _record(errors, decisions, limits, samples=count, batch_sizes=batch_sizes, passed=not failures)
     if failures:
         raise VerificationError("the outputs changed", report=f"{verification.verdict}: {'; '.join(failures)}")
+    _check_says_something(trusted)
     _check_negative_control(trusted, limits)
     return verification
 
@@ -182,8 +184,8 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
     finite = np.isfinite(expected) & np.isfinite(computed)
     if not np.array_equal(expected[~finite], computed[~finite], equal_nan=True):
         return _fault(name, "has NaN or Inf where the reference has none or another, or the reverse")
-    difference = np.abs(computed[finite] - expected[finite])
-    magnitude = np.abs(expected[finite])
+    expected, computed = _near_one(expected[finite], computed[finite])
+    difference, magnitude = np.abs(computed - expected), np.abs(expected)
     rms = float(np.sqrt(np.mean(magnitude**2))) if magnitude.size else 0.0
     rounding = rounding_of(DType.from_numpy(reference.dtype))
     if rms == 0.0:
@@ -197,6 +199,15 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
     )
 
 
+def _near_one(
+    expected: npt.NDArray[np.float64], computed: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Both by the power of two that brings the largest reference near 1: the squares of others may leave fp64."""
+    exponent = int(np.frexp(np.max(np.abs(expected), initial=0.0))[1])
+    with np.errstate(over="ignore"):  # what becomes infinite is far from its reference
+        return np.ldexp(expected, -exponent), np.ldexp(computed, -exponent)
+
+
 def _is_float(array: AnyArray) -> bool:
     return DType.from_numpy(array.dtype).is_float
 
@@ -205,10 +216,21 @@ def _fault(name: str, fault: str) -> OutputError:
     return OutputError(name=name, relative_l2=np.inf, worst_element=np.inf, fault=fault)
 
 
+def _check_says_something(reference: Mapping[str, AnyArray]) -> None:
+    """Refuses a reference that is no number anywhere: every graph that fails as it does would equal it."""
+    for name, array in reference.items():
+        if _is_float(array) and array.size and np.isnan(array.astype(np.float64)).all():
+            raise VerificationError(
+                "the samples prove nothing",
+                report=f"{name} is NaN for each of them",
+                hint="give samples of which the source makes numbers: --samples",
+            )
+
+
 def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
     """Perturbs a copy beyond the limit and makes sure that the same check refuses it."""
     perturbed = {name: _perturb(array, limits) if _is_float(array) else array for name, array in reference.items()}
-    floats = [name for name, array in reference.items() if _is_float(array) and np.any(array)]
+    floats = [name for name, array in reference.items() if _is_float(array) and _can_be_perturbed(array)]
     errors = {error.name: error for error in compare(reference, perturbed)}
     passed = [name for name in floats if errors[name].within(limits)]
     if passed:
@@ -217,6 +239,12 @@ def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -
             report=f"negative control passed on {', '.join(passed)}",
             hint="report this: the comparison is broken",
         )
+
+
+def _can_be_perturbed(array: AnyArray) -> bool:
+    """Whether an element is neither zero nor infinite nor NaN, which are compared exactly."""
+    exact = array.astype(np.float64)
+    return bool(np.any(np.isfinite(exact) & (exact != 0)))
 
 
 def _perturb(array: AnyArray, limits: Limits) -> AnyArray:

@@ -104,6 +104,14 @@ class TestProof:
         with pytest.raises(VerificationError, match="the graph does not run with"):
             prove_graph(path, [replace(samples(), feeds=feeds)], EXPORT)
 
+    def test_infinite_outputs_have_no_noise(self, tmp_path: Path) -> None:
+        text = "(float[batch,2] x) => (float[batch,2] y, float[batch,2] z) { y = Log(x) z = Mul(x, two) }"
+        onnx_ir.save(graph(text, two=np.float32(2)), tmp_path / "model.onnx")
+        x = np.array([[0, 1], [1, 0]], np.float32)
+        y = np.array([[-np.inf, 0], [0, -np.inf]], np.float32)
+        off = ReferenceSamples(feeds={"x": x}, outputs={"y": y, "z": 2 * x * np.float32(1 + 5e-6)})
+        assert prove_graph(tmp_path / "model.onnx", [off], EXPORT).noise == pytest.approx(1e-5, rel=0.1)
+
 
 class TestGradients:
     def off(self, factor: float, noise: float = 0.0) -> ReferenceSamples:

@@ -126,6 +126,13 @@ class TestFigures:
         assert error.relative_l2 == pytest.approx(1000**-0.5)
         assert error.worst_element == pytest.approx(0.5)
 
+    @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e160, 1e300])
+    def test_values_whose_squares_leave_fp64(self, scale: float) -> None:
+        reference = np.array([1.0, 2.0, -2.0]) * scale
+        error = compare({"y": reference}, {"y": np.array([1.0, 2.0, -1.0]) * scale})[0]
+        assert error.relative_l2 == pytest.approx(1 / 3, rel=1e-3)
+        assert error.worst_element == pytest.approx(1 / (2 + 3**0.5), rel=1e-3)
+
     def test_large_fp16_values_do_not_overflow(self) -> None:
         reference = {"y": np.full((4, 1000), 60000, np.float16)}
         assert compare(reference, reference)[0].relative_l2 == 0
@@ -283,6 +290,16 @@ class TestNegativeControl:
         reference = {"zeros": np.zeros(4, np.float32), "classes": np.arange(4)}
         assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")
 
+    @pytest.mark.parametrize("values", [[np.inf, -np.inf], [np.nan, 0.0], [-np.inf]])
+    def test_infinite_ones_too(self, values: list[float]) -> None:
+        reference = {"y": np.array(values, np.float32)}
+        assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")
+
+    def test_a_reference_of_nothing_but_nan_proves_nothing(self) -> None:
+        reference = {"x": np.ones(2, np.float32), "y": np.full(2, np.nan, np.float32)}
+        with pytest.raises(VerificationError, match="the samples prove nothing: y is NaN for each of them"):
+            prove(reference, reference, EXPORT, batch_sizes=(1,))
+
 
 class TestHalfPrecision:
     @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
@@ -292,7 +309,7 @@ class TestHalfPrecision:
         reference = {"y": REFERENCE["y"].astype(dtype.numpy)}
         assert prove(reference, reference, limits, batch_sizes=(1,)).verdict.endswith("PASS")
 
-    @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32])
+    @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32, DType.FP64])
     def test_values_at_the_ends_of_a_type(self, dtype: DType) -> None:
         """Scaled, the smallest would be rounded back and the largest become infinite."""
         info = ml_dtypes.finfo(dtype.numpy)
