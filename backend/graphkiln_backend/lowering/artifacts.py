@@ -22,6 +22,7 @@ from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.errors import CacheError, LoweringError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 from graphkiln_backend.repository.version import ModelVersion
@@ -95,14 +96,23 @@ class Artifacts:
 
         return self._cache.get_lasting(config.engine, self._model, key, build)
 
-    def build_session(self, engine: Engine, config: SessionConfig) -> Session:
+    def build_session(self, engine: Engine, config: SessionConfig, phases: Phases | None = None) -> Session:
         """A session from what was compiled where that is kept, else from the graph.
+
+        Args:
+            engine: Builds it.
+            config: How to run it.
+            phases: Takes the time.
 
         Raises:
             GraphkilnError: As `prepare_graph`, `prepare_compiled` and `Engine.build`.
         """
-        compiled = self.prepare_compiled(engine, config)
-        return engine.build(self.prepare_graph(config), config, compiled)
+        phases = phases or Phases()
+        with phases.measure("artifacts"):
+            compiled = self.prepare_compiled(engine, config)
+            graph = self.prepare_graph(config)
+        with phases.measure("session"):
+            return engine.build(graph, config, compiled)
 
     @contextmanager
     def reserve_choice(
@@ -122,12 +132,41 @@ class Artifacts:
             # "step" is what a configuration was called when the first caches were filled.
             parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
             key |= {f"{config}: {name}": value for name, value in parts.items()}
+        with self._reserve("choice", key, "the choice of an engine") as reservation:
+            yield reservation
+
+    @contextmanager
+    def reserve_observations(
+        self, engine: Engine, config: SessionConfig, conditions: Mapping[str, str]
+    ) -> Iterator[Reservation | None]:
+        """Holds the cache's entry for what was found out about a session.
+
+        Args:
+            engine: Builds it.
+            config: How.
+            conditions: What else the observations depend on.
+
+        Yields:
+            Its reservation, or None where nothing that is found out is kept.
+        """
+        identity = engine.identity(config)
+        if not self._cache.lasting or not identity:
+            yield None
+            return
+        session = {"session": f"{config}, {config.threads} threads, {sorted(config.options.items())}"}
+        device = {"device": hardware.identity(config.device), "graphkiln": version_of("graphkiln")}
+        key = {**self._graph_key(config), **identity, **device, **session, **conditions}
+        with self._reserve("observations", key, f"what was found out about {config}") as reservation:
+            yield reservation
+
+    @contextmanager
+    def _reserve(self, kind: str, key: Mapping[str, str], what: str) -> Iterator[Reservation | None]:
         with ExitStack() as held:
             reservation = None
             try:
-                reservation = held.enter_context(self._cache.reserve("choice", self._model, key))
+                reservation = held.enter_context(self._cache.reserve(kind, self._model, key))
             except CacheError as error:
-                _log.warning("the choice of an engine is not remembered: %s", error)
+                _log.warning("%s is not remembered: %s", what, error)
             yield reservation
 
     @property

@@ -156,5 +156,6 @@ class SubsetBuilder:
             limits = limits_of(self.artifacts.saved, self.config)
             replay(session, golden, limits, self.requirements.largest_batch, version.ranking)
         samples = golden or self.made_up
-        if samples and (failure := warm_up(session, self.requirements.batch_sizes, samples)):
+        sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
+        if samples and (failure := warm_up(session, sizes, samples, everything=on_gpu).note):
             raise LoweringError("the part fails where the whole does not", attempts=(failure,))

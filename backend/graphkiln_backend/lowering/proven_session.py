@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from graphkiln_backend.engines.base import Placement, Session, SessionConfig
+from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
     Requirements,
@@ -21,16 +22,20 @@ from graphkiln_backend.lowering.acceptance import (
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.observations import Observations, ReadPlacement, keep_observations, read_observations
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
+from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.trial import Trial, check_repeats, find_mixed_rows, try_as_saved, try_beside
-from graphkiln_backend.lowering.warmup import warm_up
+from graphkiln_backend.lowering.warmup import WarmUp, repeat_warm_up, warm_up
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing
 
 _log = logging.getLogger("graphkiln.lowering")
 
 _STREAMS = "leave `streams` out, or let each request be computed whole: max_batch_size: 0"
+WARM_UP = "warm-up"
+"""The phase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +49,7 @@ class ProvenSession:
         self_test: What the golden samples proved, or None for a version that has none, or with `self_test: off`.
         fallbacks: One line per configuration that failed before this one.
         slower: One line per candidate that works and is not the fastest.
-        warmup_s: Seconds that warming up took.
+        phases: Seconds of each phase of building and proving it.
         notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
         replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be.
         made_up: How to make up a request that it computes; None where golden samples are there, or no way is known.
@@ -57,11 +62,16 @@ class ProvenSession:
     self_test: Verification | None
     fallbacks: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
-    warmup_s: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     replay: Replay | None = None
     made_up: MadeUp | None = None
     separate: bool = False
+
+    @property
+    def warmup_s(self) -> float:
+        """Seconds that warming up took."""
+        return self.phases.get(WARM_UP, 0.0)
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
@@ -76,13 +86,15 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
         EngineUnavailable: The engine is not installed, or cannot run on the device.
         GraphkilnError: The session cannot be built, or fails its proof; it is closed.
     """
-    engine = load_engine(config.engine)
-    support = engine.probe(config.device)
+    phases = Phases()
+    with phases.measure("engine"):
+        engine = load_engine(config.engine)
+        support = engine.probe(config.device)
     if not support.ok:
         raise EngineUnavailable(support.reason)
-    session = artifacts.build_session(engine, config)
+    session = artifacts.build_session(engine, config, phases)
     try:
-        proven = _prove(session, artifacts, config, requirements)
+        proven = _Proof(session, engine, artifacts, config, requirements, phases).run()
         if len(session.signature.outputs) == 1:
             return proven
         graph = artifacts.prepare_graph(config)
@@ -101,81 +113,138 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
         raise
 
 
-def _prove(session: Session, artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
-    _log.info("proving %s", config)
-    version = artifacts.version
-    check_signature(version, session.signature)
-    limits = limits_of(artifacts.saved, config)
-    trial = None if version.golden else _try_out(session, artifacts, config, requirements, limits)
-    made_up = trial.made_up if trial else None
-    if made_up and not draws_numbers(version.graph_path):
-        check_repeats(session, made_up, limits)
-    placement = read_placement(session, version.golden, made_up)
-    notes = check_placement(config, placement, artifacts.saved)
-    self_test, again = None, None
-    if version.golden and requirements.self_test:
-        self_test = replay(session, version.golden, limits, requirements.largest_batch, version.ranking)
-        again = Replay.of_golden(session, version.golden, limits, version.ranking)
-    elif version.golden:
-        notes = (*notes, "self_test: off: the golden samples were not replayed")
-    begun = time.monotonic()
-    samples = version.golden or made_up
-    warmup_note = warm_up(session, requirements.batch_sizes, samples, already=self_test is not None) if samples else ""
-    if requirements.self_test and made_up:
-        again = Replay.recorded(session, limits, made_up.feeds(session.signature))
-    mixed = ""
-    if not version.golden:
-        size = requirements.largest_batch
-        mixed = _find_mixed_rows(session, artifacts, config, largest_batch=size, made_up=made_up, limits=limits)
-    return ProvenSession(
-        session=session,
-        config=config,
-        placement=placement,
-        self_test=self_test,
-        warmup_s=time.monotonic() - begun,
-        notes=tuple(
-            filter(None, (*map(str, artifacts.replaced), *notes, trial.note if trial else "", warmup_note, mixed))
-        ),
-        replay=again,
-        made_up=made_up,
-        separate=bool(mixed),
-    )
+@dataclass(slots=True)
+class _Proof:
+    """Proves and warms one session; what was found out at an earlier start is not looked for again."""
 
+    session: Session
+    engine: Engine
+    artifacts: Artifacts
+    config: SessionConfig
+    requirements: Requirements
+    phases: Phases
+    known: Observations = field(default_factory=Observations)
 
-def _find_mixed_rows(
-    session: Session,
-    artifacts: Artifacts,
-    config: SessionConfig,
-    *,
-    largest_batch: int,
-    made_up: MadeUp | None,
-    limits: Limits,
-) -> str:
-    """Why requests are computed one by one, as a note; empty where they may share a batch.
+    def run(self) -> ProvenSession:
+        _log.info("proving %s", self.config)
+        version, measure = self.artifacts.version, self.phases.measure
+        with measure("signature"):
+            check_signature(version, self.session.signature)
+            self.known = read_observations(self.artifacts, self.engine, self.config, self._conditions)
+        limits = limits_of(self.artifacts.saved, self.config)
+        with measure("trial"):
+            trial = Trial(None) if version.golden else self._try_out(limits)
+            self._check_repeats(trial.made_up, limits)
+        with measure("placement"):
+            placement = self._place(trial.made_up)
+        notes = check_placement(self.config, placement, self.artifacts.saved)
+        with measure("golden replay"):
+            self_test = self._replay(limits)
+        if version.golden and not self_test:
+            notes = (*notes, "self_test: off: the golden samples were not replayed")
+        with measure(WARM_UP):
+            warmed = self._warm_up(version.golden or trial.made_up, replayed=self_test is not None)
+        with measure("replays"):
+            again = self._prepare_replays(trial.made_up, limits)
+        with measure("rows"):
+            mixed = self._find_mixed_rows(trial.made_up, limits)
+        self._keep(placement, mixed, warmed, repeats=again is not None)
+        separate = mixed and f"requests are computed one by one: {mixed}"
+        told = (*map(str, self.artifacts.replaced), *notes, trial.note, warmed.note, separate)
+        return ProvenSession(
+            session=self.session,
+            config=self.config,
+            placement=placement,
+            self_test=self_test,
+            phases=self.phases.seconds,
+            notes=tuple(filter(None, told)),
+            replay=again,
+            made_up=trial.made_up,
+            separate=bool(mixed),
+        )
 
-    Raises:
-        LoweringError: Parts of a batch would be computed side by side, and its rows depend on each other.
-    """
-    if largest_batch < 2:
-        return ""
-    counted = [spec.name for spec in promised_signature(artifacts.version).outputs if spec.varies != spec.batchable]
-    reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
-    reason = read_mixing(artifacts.version.graph_path) or reason or find_mixed_rows(session, made_up, limits)
-    if not reason and config.streams > 1:  # which cut every batch up, rows that depend on each other, too
-        with open_reference(artifacts.prepare_graph(replace(config, precision=None))) as reference:
-            reason = find_mixed_rows(reference, made_up, limits)
-    if reason and config.streams > 1:
-        raise LoweringError(f"{config} cannot compute parts of a batch side by side", attempts=(reason,), hint=_STREAMS)
-    return reason and f"requests are computed one by one: {reason}"
+    @property
+    def _conditions(self) -> dict[str, str]:
+        """What the observations depend on beside the session."""
+        requirements = self.requirements
+        golden = self.artifacts.version.golden is not None
+        return {"batches": f"{requirements.batch_sizes}", "proof": f"{requirements.self_test}, golden: {golden}"}
 
+    def _keep(self, placement: Placement | None, mixed: str, warmed: WarmUp, *, repeats: bool) -> None:
+        if self.known.complete:
+            return
+        placed = ReadPlacement.of(placement) if placement else None
+        observations = Observations(
+            complete=True, placed=placed, mixed=mixed, repeats=repeats, warmed=None if warmed.note else warmed.sizes
+        )
+        with self.phases.measure("observations"):
+            keep_observations(self.artifacts, self.engine, self.config, self._conditions, observations)
 
-def _try_out(
-    session: Session, artifacts: Artifacts, config: SessionConfig, requirements: Requirements, limits: Limits
-) -> Trial:
-    """Makes a request of a session whose version has no golden samples."""
-    graph = artifacts.prepare_graph(replace(config, precision=None))
-    if config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved):
-        return try_as_saved(session, graph, open_reference)
-    if requirements.self_test:
-        return try_beside(session, graph, open_reference, limits)
-    return try_as_saved(session, graph, open_reference)
+    def _replay(self, limits: Limits) -> Verification | None:
+        version, requirements = self.artifacts.version, self.requirements
+        if not (version.golden and requirements.self_test):
+            return None
+        return replay(self.session, version.golden, limits, requirements.largest_batch, version.ranking)
+
+    def _try_out(self, limits: Limits) -> Trial:
+        """Makes a request of a session whose version has no golden samples."""
+        artifacts, config = self.artifacts, self.config
+        graph = artifacts.prepare_graph(replace(config, precision=None))
+        as_saved = config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved)
+        if self.requirements.self_test and not as_saved:
+            return try_beside(self.session, graph, open_reference, limits)
+        return try_as_saved(self.session, graph, open_reference)
+
+    def _place(self, made_up: MadeUp | None) -> Placement | None:
+        if self.known.placed:
+            return self.known.placed.placement
+        return read_placement(self.session, self.artifacts.version.golden, made_up)
+
+    def _warm_up(self, samples: GoldenSamples | MadeUp | None, *, replayed: bool) -> WarmUp:
+        if samples is None:
+            return WarmUp()
+        if self.known.warmed is not None:
+            return repeat_warm_up(self.session, self.known.warmed, samples)
+        sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
+        return warm_up(self.session, sizes, samples, everything=on_gpu, already=replayed)
+
+    def _prepare_replays(self, made_up: MadeUp | None, limits: Limits) -> Replay | None:
+        """What proves the session again while it serves; None where nothing does."""
+        version = self.artifacts.version
+        if not self.requirements.self_test:
+            return None
+        if version.golden:
+            return Replay.of_golden(self.session, version.golden, limits, version.ranking)
+        if made_up is None or (self.known.complete and not self.known.repeats):
+            return None
+        return Replay.recorded(
+            self.session, limits, made_up.feeds(self.session.signature), runs=2 if self.known.complete else 3
+        )
+
+    def _check_repeats(self, made_up: MadeUp | None, limits: Limits) -> None:
+        if self.known.complete or made_up is None or draws_numbers(self.artifacts.version.graph_path):
+            return
+        check_repeats(self.session, made_up, limits)
+
+    def _find_mixed_rows(self, made_up: MadeUp | None, limits: Limits) -> str:
+        """Why the rows of several requests are computed one by one; empty where they may share a batch.
+
+        Raises:
+            LoweringError: Parts of a batch would be computed side by side, and its rows depend on each other.
+        """
+        version, config = self.artifacts.version, self.config
+        if version.golden or self.requirements.largest_batch < 2:
+            return ""
+        if self.known.complete:
+            return self.known.mixed
+        counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
+        reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
+        reason = read_mixing(version.graph_path) or reason or find_mixed_rows(self.session, made_up, limits)
+        if not reason and config.streams > 1:  # which cut every batch up, rows that depend on each other, too
+            with open_reference(self.artifacts.prepare_graph(replace(config, precision=None))) as reference:
+                reason = find_mixed_rows(reference, made_up, limits)
+        if reason and config.streams > 1:
+            raise LoweringError(
+                f"{config} cannot compute parts of a batch side by side", attempts=(reason,), hint=_STREAMS
+            )
+        return reason

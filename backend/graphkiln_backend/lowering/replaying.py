@@ -19,9 +19,6 @@ from graphkiln_backend.proof.policy import Limits
 
 Arrays = Mapping[str, AnyArray]
 
-_RECORDED_RUNS = 3
-"""A session that computes the same bits so often computes them the next time, too, or something is wrong."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
@@ -57,7 +54,7 @@ class Replay:
         return cls(session=session, samples=golden.feeds, reference=reference, limits=limits, ranking=ranking)
 
     @classmethod
-    def recorded(cls, session: Session, limits: Limits, feeds: Arrays) -> Replay | None:
+    def recorded(cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3) -> Replay | None:
         """Of a version without golden samples: what the session computes now for a request that was made up.
 
         Whether that is right nobody knows, but later it must be the same. None where the graph does not run on it,
@@ -67,9 +64,11 @@ class Replay:
             session: The session, proven and warm.
             limits: How far the outputs may be apart.
             feeds: The request.
+            runs: A session that computes the same bits so often computes them the next time, too, or something is
+                wrong.
         """
         try:
-            first, *others = (session.run(feeds) for _ in range(_RECORDED_RUNS))
+            first, *others = (session.run(feeds) for _ in range(runs))
             replay = cls(session=session, samples=(feeds,), reference=first, limits=limits)
             replay.judge([first])
         except (GraphkilnError, TypeError, ValueError):

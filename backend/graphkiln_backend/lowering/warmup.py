@@ -1,12 +1,17 @@
-"""Runs a session at the batch sizes that serving will form, before the first request does.
+"""Runs a session at batch sizes before the first request does, as far as that pays.
 
-Runtimes plan memory and pick kernels per shape at the first run; a session that has run its shapes serves its first
-request as fast as its thousandth.
+What the first run of a size costs beside a later one differs by engine and graph (processor time, 2 cores):
+ONNX Runtime makes its kernels ready at the very first run; a further size costs it 0.2 ms, and the memory that a larger
+one takes for the first time a tenth to a third of the run. OpenVINO makes code for each size: 15 to 50 ms, which is
+five runs of MobileNetV3-small and nothing beside a run of ResNet-50. So nothing is assumed: the sizes are tried in
+ascending order, until the first run of one costs hardly more than the second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -15,37 +20,144 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.made_up import MadeUp
 
-_RUNS = 2
-"""The first run allocates, the second finds its memory planned."""
+_LITTLE_S = 1e-3
+"""No request waits noticeably longer for what a first run costs more than this."""
+_PAYS = 1.5
+"""A first run that takes this many times as long as the next pays for being made before a request is."""
+_LONG_S = 0.2
+"""Processor time of a run beside which what is made for its size does not matter."""
 
 
-def warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | MadeUp, *, already: bool = False) -> str:
-    """Runs the session at every size.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """What came of warming up.
+
+    Attributes:
+        sizes: The batch sizes that paid, in the order of the runs.
+        note: Empty, or why it stopped: what was made up need not make sense to a graph, which is no fault of it.
+    """
+
+    sizes: tuple[int, ...] = ()
+    note: str = ""
+
+
+def warm_up(
+    session: Session,
+    sizes: tuple[int, ...],
+    samples: GoldenSamples | MadeUp,
+    *,
+    everything: bool = False,
+    already: bool = False,
+) -> WarmUp:
+    """Runs a session at the sizes that pay, which it finds out by trying.
 
     Args:
         session: Ready to run; its signature's first dimension varies when there is more than one size.
-        sizes: Batch sizes.
+        sizes: Batch sizes that serving will form, the largest last.
         samples: Golden samples to repeat, or how to make some up.
+        everything: Whether to run every one of these sizes twice instead: where a run computes on another device, its
+            processor time says nothing.
         already: Whether the session has run the largest size once.
-
-    Returns:
-        Empty, or why warming stopped: what was made up need not make sense to a graph, which is no fault of it.
 
     Raises:
         GraphkilnError: The golden samples fail.
     """
-    for size in sizes:
-        feeds = feeds_of(samples, session.signature, size)
-        try:
-            for _ in range(_RUNS - (already and size == max(sizes))):
-                session.run(feeds)
-        except GraphkilnError as error:
-            if isinstance(samples, GoldenSamples):
-                raise
-            return f"a made-up batch of {size} fails: {error}"
-    return ""
+    runs = _Runs(session, samples)
+    if everything:
+        return runs.until_failure(lambda: _warm_all(runs, sizes, already=already))
+    return runs.until_failure(lambda: _warm_what_pays(runs, sizes[-1], already=already))
+
+
+def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | MadeUp) -> WarmUp:
+    """Runs a session at the sizes that have paid before.
+
+    Args:
+        session: As for `warm_up`.
+        sizes: What that came to.
+        samples: As for `warm_up`.
+
+    Raises:
+        GraphkilnError: The golden samples fail.
+    """
+    runs = _Runs(session, samples)
+
+    def repeat() -> tuple[int, ...]:
+        for size in sizes:
+            runs.run(size)
+        return sizes
+
+    return runs.until_failure(repeat)
 
 
 def feeds_of(samples: GoldenSamples | MadeUp, signature: Signature, size: int) -> Mapping[str, AnyArray]:
     """A batch of golden samples, or of a request that is made up."""
     return samples.feeds(signature, size) if isinstance(samples, MadeUp) else samples.batch(size)
+
+
+class _Runs:
+    """Runs a session at batch sizes; `largest` is that of those so far."""
+
+    def __init__(self, session: Session, samples: GoldenSamples | MadeUp) -> None:
+        self._session = session
+        self._samples = samples
+        self._size = 0
+        self.largest = 0
+
+    def run(self, size: int) -> float:
+        """Processor time of a run in seconds: of all threads, whatever else happens on the machine."""
+        self._size = size
+        feeds = feeds_of(self._samples, self._session.signature, size)
+        begun = time.process_time()
+        self._session.run(feeds)
+        self.largest = max(self.largest, size)
+        return time.process_time() - begun
+
+    def until_failure(self, warm: Callable[[], tuple[int, ...]]) -> WarmUp:
+        """What warming came to.
+
+        Raises:
+            GraphkilnError: The golden samples fail.
+        """
+        try:
+            return WarmUp(sizes=warm())
+        except GraphkilnError as error:
+            if isinstance(self._samples, GoldenSamples):
+                raise
+            return WarmUp(note=f"a made-up batch of {self._size} fails: {error}")
+
+
+def _warm_all(runs: _Runs, sizes: tuple[int, ...], *, already: bool) -> tuple[int, ...]:
+    """Runs every size twice: the first run allocates, the second finds its memory planned."""
+    wanted = tuple(size for size in sizes for _ in range(1 if already and size == sizes[-1] else 2))
+    for size in wanted:
+        runs.run(size)
+    return wanted
+
+
+def _warm_what_pays(runs: _Runs, largest: int, *, already: bool) -> tuple[int, ...]:
+    one = runs.run(1)
+    if one > _LONG_S:
+        return ()
+    paid = _climb(runs, largest)
+    if one * largest < _LONG_S and largest > runs.largest:  # cheap, and it takes the most memory
+        again = (largest,) if already else (largest, largest)
+        for size in again:
+            runs.run(size)
+        paid += again
+    return paid
+
+
+def _climb(runs: _Runs, largest: int) -> tuple[int, ...]:
+    """Doubles the size until that no longer pays; the sizes that did, and those between them."""
+    paid: list[int] = []
+    size = 1
+    while size < largest:
+        below, size = size, min(2 * size, largest)
+        first, later = runs.run(size), runs.run(size)
+        if first < later * _PAYS or first - later < _LITTLE_S or later > _LONG_S:
+            break
+        between = range(below + 1, size)
+        for other in between:
+            runs.run(other)
+        paid += (*between, size)
+    return tuple(paid)

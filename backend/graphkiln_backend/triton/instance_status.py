@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -58,6 +58,7 @@ class InstanceStatus:
         self_test: Verdict line of the golden samples, or empty.
         self_test_error: Relative L2 error on the golden samples, or -1.
         fallbacks: How many session configurations of the plan failed before the one that serves.
+        phases_ms: Milliseconds of each phase of loading.
     """
 
     pid: int
@@ -74,6 +75,7 @@ class InstanceStatus:
     self_test: str
     self_test_error: float
     fallbacks: int
+    phases_ms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
@@ -97,14 +99,17 @@ class TritonPythonModel:
 
     def _load(self, args: dict[str, str]) -> None:
         begun = time.monotonic()
+        phases = Phases()
+        phases.seconds["stub start"] = _process_age_s()
         log_to_triton(args["model_name"])
         self._cache = open_cache()
         try:
-            device = _device(args)
-            document = parse_json(args["model_config"])
-            config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
-            tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
-            deployment = _read_deployment(args, config, device, self._cache)
+            with phases.measure("read"):
+                device = _device(args)
+                document = parse_json(args["model_config"])
+                config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
+                tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
+                deployment = _read_deployment(args, config, device, self._cache)
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()
@@ -116,7 +121,8 @@ class TritonPythonModel:
         if sequence:
             self._executor = SequenceExecutor(executor, sequence)
         _protect(self._session.signature, batching=config.max_batch_size > 0)
-        status = _status(args, proven, load_ms=(time.monotonic() - begun) * 1e3)
+        phases.seconds |= proven.phases
+        status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(deployment, proven)
         instance = args["model_instance_name"]
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes)
@@ -215,7 +221,9 @@ def _log_choices(deployment: Deployment, proven: ProvenSession) -> None:
         _log.warning(line)
 
 
-def _status(args: dict[str, str], proven: ProvenSession, *, load_ms: float) -> InstanceStatus:
+def _status(
+    args: dict[str, str], proven: ProvenSession, phases_s: Mapping[str, float], *, load_ms: float
+) -> InstanceStatus:
     return InstanceStatus(
         pid=os.getpid(),
         model=args["model_name"],
@@ -231,7 +239,14 @@ def _status(args: dict[str, str], proven: ProvenSession, *, load_ms: float) -> I
         self_test=proven.self_test.verdict if proven.self_test else "",
         self_test_error=proven.self_test.relative_l2 if proven.self_test else -1.0,
         fallbacks=len(proven.fallbacks),
+        phases_ms={name: seconds * 1e3 for name, seconds in phases_s.items()},
     )
+
+
+def _process_age_s() -> float:
+    """How long ago this process was started. Source: proc(5), `starttime` of /proc/self/stat."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _shared_memory_bytes() -> int:

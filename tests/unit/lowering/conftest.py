@@ -35,6 +35,7 @@ class FakeSession(Closeable):
         self.compiled = compiled
         self.signature = engine.signature
         self.batches: list[int] = []
+        self.placements = 0
         self.closed = 0
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
@@ -51,6 +52,7 @@ class FakeSession(Closeable):
         if self.engine.run_error:
             raise self.engine.run_error
         assert feeds
+        self.placements += 1
         return self.engine.placement
 
     def close(self) -> None:

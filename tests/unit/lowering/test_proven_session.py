@@ -194,7 +194,7 @@ class TestBuilding:
         assert proven.session is engine.sessions[0]
         assert proven.config == engine.config
         assert proven.self_test.batch_sizes == (1, 4)
-        replayed, warmed = [1, 1, 1, 4], [1, 1, 4]
+        replayed, warmed = [1, 1, 1, 4], [1, 2, 2, 4]
         assert engine.sessions[0].batches == [*replayed, *warmed]
         assert (proven.notes, proven.fallbacks, proven.slower) == ((), (), ())
         assert proven.warmup_s >= 0
@@ -268,7 +268,7 @@ class TestBuilding:
         assert (proven.self_test, proven.notes) == (None, ())
         # Compared with the saved graph, the same request twice, warmed up,
         # kept for replays, and four rows, each alone twice, then together.
-        assert engine.sessions[0].batches == [*[1] * 5, *[1, 1, 2, 2], *[1] * 3, *[1] * 8, 4]
+        assert engine.sessions[0].batches == [*[1] * 5, *[1, 2, 2], *[1] * 3, *[1] * 8, 4]
         assert proven.made_up == MadeUp()
         assert not proven.separate
 
@@ -295,6 +295,72 @@ class TestBuilding:
         engine = add_engine("engine", facts={"release": "1"})
         build(engine)
         build(engine)
-        (stored,) = cache.entries()
+        (stored,) = (stored for stored in cache.entries() if stored.entry.kind == "engine")
         assert [session.compiled for session in engine.sessions] == [stored.path] * 2
         assert (stored.path / "blob").read_bytes() == b"engine on cpu " + version.graph_path.read_bytes()
+
+
+class TestLaterStarts:
+    """What was found out about a session at its first start is not looked for again."""
+
+    @pytest.fixture
+    def start(self, tmp_path: Path) -> Callable[..., ProvenSession]:
+        def start(engine: Any, version: ModelVersion, **requirements: Any) -> ProvenSession:
+            with ArtifactCache(tmp_path / "cache") as cache:
+                artifacts = Artifacts(version, Precision.FP32, cache)
+                return build_proven_session(artifacts, engine.config, Requirements(**requirements))
+
+        return start
+
+    def test_nothing_is_looked_for_twice(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
+        engine = add_engine("engine", facts={"release": "1"})
+        first, later = start(engine, bare, batch_sizes=(1, 4)), start(engine, bare, batch_sizes=(1, 4))
+        assert [session.placements for session in engine.sessions] == [1, 0]
+        assert later.placement == first.placement
+        # It is compared with the saved graph all the same; two runs are kept for replays.
+        assert engine.sessions[1].batches == [*[1] * 3, *[4, 4], *[1] * 2]
+        assert later.replay is not None
+
+    def test_golden_samples_are_replayed_all_the_same(self, add_engine: Any, start: Any, version: ModelVersion) -> None:
+        engine = add_engine("engine", facts={"release": "1"})
+        start(engine, version, batch_sizes=(1, 4))
+        start(engine, version, batch_sizes=(1, 4))
+        assert engine.sessions[1].batches == [*[1, 1, 1, 4], 4]
+        engine.factor = 3.0
+        with pytest.raises(VerificationError):
+            start(engine, version, batch_sizes=(1, 4))
+
+    def test_rows_that_must_not_share_a_batch_never_do(
+        self, add_engine: Any, start: Any, bare: ModelVersion, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = add_engine("engine", facts={"release": "1"})
+        monkeypatch.setattr("graphkiln_backend.lowering.proven_session.find_mixed_rows", lambda *_: "mixed")
+        proven = [start(engine, bare, batch_sizes=(1, 4)) for _ in range(2)]
+        assert [(each.separate, each.notes) for each in proven] == [
+            (True, ("requests are computed one by one: mixed",))
+        ] * 2
+
+    @pytest.mark.parametrize("what", ["graph", "release", "batch", "self-test"])
+    def test_something_else_is_looked_at_anew(self, add_engine: Any, start: Any, bare: ModelVersion, what: str) -> None:
+        engine = add_engine("engine", facts={"release": "1"})
+        start(engine, bare, batch_sizes=(1, 4))
+        if what == "graph":
+            document = b"\x32\x01?"  # ModelProto.doc_string
+            bare.graph_path.write_bytes(bare.graph_path.read_bytes() + document)
+        if what == "release":
+            engine.facts = {"release": "2"}
+        sizes = (1, 8) if what == "batch" else (1, 4)
+        start(engine, bare, batch_sizes=sizes, self_test=what != "self-test")
+        assert [session.placements for session in engine.sessions] == [1, 1]
+
+    def test_what_was_found_is_held_to_what_is_requested(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
+        engine = add_engine("engine", facts={"release": "1"})
+        engine.placement = replace(engine.placement, elsewhere=("conv",))
+        for _ in range(2):
+            with pytest.raises(LoweringError, match="1 products ran elsewhere"):
+                start(engine, bare)
+
+    def test_the_phases_are_told(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
+        phases = start(add_engine("engine", facts={"release": "1"}), bare).phases
+        assert list(phases)[:6] == ["engine", "artifacts", "session", "signature", "trial", "placement"]
+        assert min(phases.values()) >= 0

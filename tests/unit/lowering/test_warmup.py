@@ -11,23 +11,15 @@ import pytest
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, repeated
+from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.made_up import MadeUp
-from graphkiln_backend.lowering.warmup import warm_up
+from graphkiln_backend.lowering.warmup import repeat_warm_up, warm_up
 from graphkiln_backend.repository.version import read_version
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-
-
-def test_every_size_is_run(digits: Path) -> None:
-    version = read_version(digits / "1")
-    sizes: list[int] = []
-    with OnnxRuntimeEngine().build(version.graph_path, CONFIG) as session:
-        run = session.run
-        session.run = lambda feeds, outputs=None: (sizes.append(len(feeds["INPUT_0"])), run(feeds, outputs))[1]  # type: ignore[method-assign]
-        assert warm_up(session, (1, 4, 7), version.golden) == ""
-    assert sorted(set(sizes)) == [1, 4, 7]
 
 
 def test_made_up_inputs_that_fail_are_reported_not_raised(digits: Path) -> None:
@@ -41,7 +33,7 @@ def test_made_up_inputs_that_fail_are_reported_not_raised(digits: Path) -> None:
     version = read_version(digits / "1")
     with OnnxRuntimeEngine().build(version.graph_path, CONFIG) as session:
         failing: Any = Failing(session)
-        assert "no such index" in warm_up(failing, (1,), MadeUp())
+        assert "no such index" in warm_up(failing, (1,), MadeUp()).note
         with pytest.raises(ExecutionError):
             warm_up(failing, (1,), version.golden)
 
@@ -56,16 +48,78 @@ def session(add_engine: Any) -> Any:
     return engine.build(Path("graph"), engine.config)
 
 
+class Costs:
+    """A session whose runs take a time that the test says, by a clock of its own.
+
+    Args:
+        row_s: Of each row.
+        first_s: Of the first run of each size besides.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, row_s: float, first_s: float) -> None:
+        spec = TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 3))
+        self.signature = Signature(inputs=(spec,), outputs=())
+        self.batches: list[int] = []
+        self._row_s, self._first_s, self._now_s = row_s, first_s, 0.0
+        monkeypatch.setattr("graphkiln_backend.lowering.warmup.time", self)
+
+    def run(self, feeds: Any) -> Any:
+        (size,) = {len(array) for array in feeds.values()}
+        self._now_s += size * self._row_s + self._first_s * (size not in self.batches)
+        self.batches.append(size)
+        return {}
+
+    def process_time(self) -> float:
+        return self._now_s
+
+
+class TestWhatPays:
+    def batches(self, monkeypatch: pytest.MonkeyPatch, largest: int, **seconds: float) -> tuple[list[int], Any]:
+        session: Any = Costs(monkeypatch, **seconds)
+        session.run({"x": np.zeros((1, 3), np.float32)})  # the trial
+        session.batches.clear()
+        session.batches.append(1)
+        warmed = warm_up(session, (1, largest), MadeUp())
+        return session.batches[1:], warmed
+
+    def test_a_graph_that_takes_long_is_run_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.batches(monkeypatch, 64, row_s=0.5, first_s=0.05)[0] == [1]
+
+    def test_sizes_that_cost_little_are_tried_at_one_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs, warmed = self.batches(monkeypatch, 32, row_s=0.1, first_s=0.01)  # ResNet-50 on ONNX Runtime
+        assert runs == [1, 2, 2]
+        assert (warmed.sizes, warmed.note) == ((), "")
+
+    def test_sizes_that_engines_make_code_for_are_all_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs, warmed = self.batches(monkeypatch, 6, row_s=0.002, first_s=0.03)  # MobileNetV3-small on OpenVINO
+        assert runs == [1, 2, 2, 4, 4, 3, 6, 6, 5]
+        assert warmed.sizes == (2, 3, 4, 5, 6)
+
+    def test_it_ends_where_a_size_costs_hardly_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs, warmed = self.batches(monkeypatch, 64, row_s=0.01, first_s=0.03)
+        assert runs == [1, 2, 2, 4, 4, 3, 8, 8]
+        assert warmed.sizes == (2, 3, 4)
+
+    def test_the_largest_is_run_twice_where_that_is_cheap(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs, warmed = self.batches(monkeypatch, 64, row_s=0.0001, first_s=0.0002)  # digits on ONNX Runtime
+        assert runs == [1, 2, 2, 64, 64]
+        assert warmed.sizes == (64, 64)
+
+    def test_what_paid_before_is_run_without_trying(self, session: Any, golden: GoldenSamples) -> None:
+        assert repeat_warm_up(session, (2, 8, 8), golden).sizes == (2, 8, 8)
+        assert session.batches == [2, 8, 8]
+
+
 class TestOrder:
-    def test_every_size_twice(self, session: Any, golden: GoldenSamples) -> None:
-        assert warm_up(session, (1, 2, 8), golden) == ""
+    def test_everything_is_every_size_twice(self, session: Any, golden: GoldenSamples) -> None:
+        assert warm_up(session, (1, 2, 8), golden, everything=True).note == ""
         assert session.batches == [1, 1, 2, 2, 8, 8]
 
-    @pytest.mark.parametrize(("sizes", "runs"), [((1, 8), [1, 1, 8]), ((8, 1), [8, 1, 1]), ((1,), [1])])
+    @pytest.mark.parametrize(("sizes", "runs"), [((1, 8), [1, 1, 8]), ((1,), [1])])
     def test_once_less_where_the_largest_has_run(
         self, session: Any, golden: GoldenSamples, sizes: tuple[int, ...], runs: list[int]
     ) -> None:
-        warm_up(session, sizes, golden, already=True)
+        warm_up(session, sizes, golden, everything=True, already=True)
         assert session.batches == runs
 
     def test_it_stops_at_the_first_size_that_made_up_inputs_fail_at(self, session: Any) -> None:
@@ -77,9 +131,10 @@ class TestOrder:
             return run(feeds)
 
         session.run = fail_at_four
-        note = warm_up(session, (1, 2, 4, 8), MadeUp())
-        assert note == "a made-up batch of 4 fails: refused: expected 2, got 4"
+        note = "a made-up batch of 4 fails: refused: expected 2, got 4"
+        assert warm_up(session, (1, 2, 4, 8), MadeUp(), everything=True).note == note
         assert session.batches == [1, 1, 2, 2]
+        assert repeat_warm_up(session, (2, 4), MadeUp()).note == note
 
     def test_golden_samples_must_not_fail_at_any_size(self, session: Any, golden: GoldenSamples) -> None:
         session.engine.run_error = ExecutionError("no memory")

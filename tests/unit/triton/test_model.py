@@ -104,7 +104,7 @@ class FakeDeployment:
             placement=self.placement,
             self_test=None,
             fallbacks=("openvino failed",),
-            warmup_s=0.25,
+            phases={"session": 0.5, "warm-up": 0.25},
             notes=("warming up stopped early",),
             replay=Replay.of_golden(self.session, GOLDEN, REPLAY[Precision.FP32]),
         )
@@ -206,6 +206,8 @@ class TestInitialize:
         assert (status.model, status.version, status.engine, status.device) == ("m", 3, "onnxruntime", "cpu")
         assert (status.precision, status.nodes, status.products) == ("fp32", {"CPUExecutionProvider": 4}, {"fp32": 2})
         assert (status.threads, status.warmup_ms, status.fallbacks) == (2, 250.0, 1)
+        assert list(status.phases_ms) == ["stub start", "read", "session", "warm-up"]
+        assert (status.phases_ms["session"], status.phases_ms["stub start"] > 0) == (500.0, True)
         assert (status.self_test, status.self_test_error) == ("", -1.0)
         assert metric("graphkiln_instance_info", engine="onnxruntime", instance="m_0") == 1
 
