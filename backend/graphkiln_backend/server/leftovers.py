@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from graphkiln_backend.server.owned_folder import PREFIX, locked_if_dead, owned_folders, remove_owned
-from graphkiln_backend.server.run_folder import OTHER_PARENTS, remove_regions
+from graphkiln_backend.server.run_folder import OTHER_PARENTS, remove_environments, remove_regions
 from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 
@@ -108,6 +108,7 @@ def _remove_folder(path: Path) -> bool:
     with locked_if_dead(path) as dead:
         if dead:
             _end_processes(path)
+            remove_environments(path.name)
             remove_owned(path)
         return dead and not path.exists()
 
@@ -115,6 +116,7 @@ def _remove_folder(path: Path) -> bool:
 def _remove_regions(owner: Path) -> bool:
     with locked_if_dead(owner) as dead:
         if dead:
+            remove_environments(_run_name(owner))
             remove_regions(_run_name(owner))
         return dead and not owner.exists()
 

@@ -53,6 +53,16 @@ def regions_of(run: Path) -> list[Path]:
     return sorted(shared_memory.SHARED_MEMORY.glob(f"{run.name}*"))
 
 
+def test_so_is_what_tritons_python_backend_made(tmp_path: Path) -> None:
+    for remove_folder_first in (True, False):
+        dead = die(tmp_path)
+        environments = Path(f"/tmp/gk-{dead.name.removeprefix('graphkiln-')}aB3xYz")
+        (environments / "unpacked").mkdir(parents=True)
+        parents = [tmp_path if remove_folder_first else tmp_path / "elsewhere"]
+        remove_leftovers(parents)
+        assert not environments.exists()
+
+
 def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logged: list[str]) -> None:
     dead = die(tmp_path)
     assert len(regions_of(dead)) == 3

@@ -250,6 +250,27 @@ class TestBackends:
             assert (python / "libtriton_python.so").is_file()
             assert not any(path.is_symlink() for path in (python, *python.iterdir()))
 
+    def test_its_folder_for_environments_is_that_of_the_run(self, installation: Installation) -> None:
+        library = installation.backends / "python" / "libtriton_python.so"
+        library.write_bytes(b"\0error.\0/tmp/python_env_Failed")
+        with RunFolder() as folder:
+            folder.assemble_backends(installation, None)
+            content = (folder.backends / "python" / library.name).read_bytes()
+            name = content.removeprefix(b"\0error.\0").removesuffix(b"Failed").decode()
+            assert len(content) == len(library.read_bytes())
+            assert name == f"/tmp/gk-{folder.path.name.removeprefix('graphkiln-')}"
+            made = Path(f"{name}aB3xYz")
+            made.mkdir()
+        assert not made.exists()
+
+    @pytest.mark.parametrize("content", [b"/tmp/elsewhere_", b"/tmp/python_env_ /tmp/python_env_"])
+    def test_a_backend_of_another_release_is_copied_as_it_is(self, installation: Installation, content: bytes) -> None:
+        library = installation.backends / "python" / "libtriton_python.so"
+        library.write_bytes(content)
+        with RunFolder() as folder:
+            folder.assemble_backends(installation, None)
+            assert (folder.backends / "python" / library.name).read_bytes() == content
+
     def test_every_name_loads_the_model_class(self, installation: Installation) -> None:
         with RunFolder() as folder:
             names = folder.assemble_backends(installation, None)
