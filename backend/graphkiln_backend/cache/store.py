@@ -214,13 +214,17 @@ class ArtifactCache(Closeable):
         found = []
         for path in self._entries.glob("*"):
             entry = read_entry(path)
-            if entry is not None:
-                found.append(StoredEntry(path=path, entry=entry, used_s=self._used_s(path)))
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if entry is not None:
+                    found.append(StoredEntry(path=path, entry=entry, used_s=self._used_s(path)))
         return sorted(found, key=lambda stored: stored.used_s)
 
     def _used_s(self, path: Path) -> float:
         lock = self._locks / path.name
-        return (lock if lock.exists() else path).stat().st_mtime
+        try:
+            return lock.stat().st_mtime
+        except FileNotFoundError:  # filled elsewhere, and copied
+            return path.stat().st_mtime
 
     def faults(self) -> dict[Path, str]:
         """What is wrong with each entry that is damaged, by its folder."""

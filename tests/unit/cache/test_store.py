@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.cache import entry as entry_module
+from graphkiln_backend.cache import store as module
 from graphkiln_backend.cache.entry import Entry, entry_name
 from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
@@ -182,6 +183,27 @@ class TestPruning:
             assert len(cache.prune(200)) == 1
             left = [listed.entry.key["graph"] for listed in cache.entries()]
         assert left == ["2", "0"]
+
+    def test_an_entry_that_goes_while_they_are_listed_is_left_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(3):
+            fetch(tmp_path, Builder(), {**KEY, "graph": str(number)})
+        read, gone = module.read_entry, []
+
+        def read_and_lose(path: Path) -> object:
+            entry = read(path)
+            if not gone:
+                gone.append(path)
+                (tmp_path / "locks" / path.name).unlink()
+                shutil.rmtree(path)
+            return entry
+
+        monkeypatch.setattr(module, "read_entry", read_and_lose)
+        with ArtifactCache(tmp_path) as cache:
+            left = cache.entries()
+        assert len(left) == 2
+        assert gone[0] not in [stored.path for stored in left]
 
     def test_the_limit_holds_after_every_build(self, tmp_path: Path) -> None:
         for number in range(5):
