@@ -74,7 +74,7 @@ def hold_lock(path: Path) -> int:
 
 
 def create_locked(path: Path) -> int:
-    """Makes an empty file that is locked from the first moment that it has its name.
+    """Makes an empty file in /dev/shm that is locked from the first moment that it has a name: open(2), O_TMPFILE.
 
     Returns:
         A descriptor; the lock is held as long as it stays open.
@@ -82,10 +82,15 @@ def create_locked(path: Path) -> int:
     Raises:
         OSError: It cannot be made.
     """
-    nameless = path.with_name(f".{path.name}")
-    os.close(os.open(nameless, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    descriptor = hold_lock(nameless)
-    nameless.rename(path)
+    descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(OSError):  # as in `hold_lock`
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # A folder is named, though the path needs none, because Python follows the link only where one is.
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
