@@ -92,7 +92,12 @@ def complete_config(
     if fault := fault_in_served_name(model.name):
         raise RepositoryError(fault, hint="rename the folder: letters, digits, '_', '.' and '-'")
     config = read_config(model / CONFIG_FILE)
-    config.name = config.name or model.name
+    if config.name not in ("", model.name):
+        raise RepositoryError(
+            f"its folder is called '{model.name}', but its {CONFIG_FILE} names the model '{config.name}'",
+            hint=f'rename the folder, or take the line `name: "{config.name}"` out of {CONFIG_FILE}',
+        )
+    config.name = model.name
     if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:

@@ -136,9 +136,12 @@ class TestCompleteConfig:
         with pytest.raises(OtherBackend, match=f"model 'bare' is of backend '{named}'"):
             complete_config(store / "bare", frozenset(backends), as_is)
 
-    def test_a_name_that_is_written_stays(self, store: Path) -> None:
+    def test_a_name_that_is_not_the_folders_is_refused_with_both_and_the_way_out(self, store: Path) -> None:
+        (store / "bare" / "config.pbtxt").write_text('name: "bare"')
+        assert complete_config(store / "bare", ALL, as_is).name == "bare"
         (store / "bare" / "config.pbtxt").write_text('name: "other"')
-        assert complete_config(store / "bare", ALL, as_is).name == "other"  # Triton refuses it
+        with pytest.raises(RepositoryError, match=r"called 'bare', .* names the model 'other' \(rename the folder, or"):
+            complete_config(store / "bare", ALL, as_is)
 
     def test_the_newest_version_speaks_for_the_model(self, store: Path) -> None:
         for version, size in ((2, 5), (10, 7)):
