@@ -1,5 +1,5 @@
 """`python -m graphkiln.cli` is the `graphkiln` command."""
 
-from graphkiln.cli.main import main
+from graphkiln.cli.command import main
 
 main()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.server.signals import Interrupted, StopSignals
+from graphkiln_backend.server.signals import Interrupted, StopSignals, ending_on_signals
 
 pytestmark = pytest.mark.alone
 
@@ -161,3 +161,12 @@ def test_a_closed_terminal_ends_what_nohup_did_not_start(before: signal.Handlers
         assert signal.getsignal(signal.SIGHUP) == before
     finally:
         signal.signal(signal.SIGHUP, outer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_before_anything_has_started_a_signal_ends_the_process_in_good_order(number: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended, ending_on_signals():
+        signal.raise_signal(number)
+    assert ended.value.code == 0
+    assert signal.getsignal(number) == before
