@@ -36,6 +36,7 @@ class StoredModel:
         versions: Version number -> stamp of its files.
         problem: What is wrong with the folder as a whole, or empty.
         faults: Version number -> what is wrong with its folder alone.
+        unreadable: Whether the folder is there and cannot be read, which does not mean that it is empty.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class StoredModel:
     versions: Mapping[int, str] = field(default_factory=dict)
     problem: str = ""
     faults: Mapping[int, str] = field(default_factory=dict)
+    unreadable: bool = False
 
     @property
     def name(self) -> str:
@@ -97,7 +99,9 @@ def _scan_model(folder: Path) -> StoredModel:
         problem = next(filter(None, map(_irregular, rest)), "") or problem
         return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem, faults=faults)
     except OSError as error:  # it is being changed, or may not be read
-        return StoredModel(folder=folder, problem=f"{folder} cannot be read: {error.strerror or error}")
+        unreadable = not isinstance(error, FileNotFoundError)
+        problem = f"{folder} cannot be read: {error.strerror or error}"
+        return StoredModel(folder=folder, problem=problem, unreadable=unreadable)
 
 
 def _is_version(path: Path) -> bool:

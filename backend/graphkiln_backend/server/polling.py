@@ -46,6 +46,8 @@ class Poller:
     _seen: dict[str, StoredModel] = field(default_factory=dict)
     _devices: dict[Path, int] = field(default_factory=dict)
     _unreadable: str = ""
+    _gone: frozenset[str] = frozenset()
+    _stuck: dict[str, str] = field(default_factory=dict)
 
     def poll(self) -> bool:
         """Takes over what changed.
@@ -62,14 +64,16 @@ class Poller:
             return False
         before, self._seen = self._seen, found
         unstable = [name for name, stored in found.items() if before.get(name) != stored]
-        gone = [name for name in self.stores.served if name not in found or not found[name].versions]
-        for name in gone:
+        missing = frozenset(name for name in self.stores.served if _is_missing(found.get(name)))
+        gone = missing & self._gone  # seen twice: a folder that is replaced by renaming is missing for a moment
+        self._gone = missing - gone
+        for name in sorted(gone):
             self._remove(name)
         changed = [self._update(stored) for name, stored in found.items() if name not in unstable]
         if any(changed) or gone:
             replace_failed(self.stores, self.mirror, self.control, timeout_s=self.load_timeout_s)
             forget_failures(self.stores, self.mirror, self.control)
-        return bool(unstable)
+        return bool(unstable or self._gone)
 
     def _scan(self) -> dict[str, StoredModel] | None:
         """What the stores hold; None where one cannot be read, or is suddenly another file system: not empty."""
@@ -99,7 +103,7 @@ class Poller:
     def _update(self, stored: StoredModel) -> bool:
         """Serves what a folder holds now, as far as it is good; whether anything changed."""
         served = self.stores.served.get(stored.name)
-        if not stored.versions or (stored.problem and not served):
+        if self._is_stuck(stored, served) or not stored.versions or (stored.problem and not served):
             return False
         planned = self._admissible(stored, served)
         if not planned.versions or (served and (planned.shows(served) or self._replaced_badly(stored, served))):
@@ -109,6 +113,15 @@ class Poller:
         if error := self.control.load(stored.name, self.load_timeout_s):
             _log.error("%s: %s", stored.name, error)
         return True
+
+    def _is_stuck(self, stored: StoredModel, served: ServedModel | None) -> bool:
+        """Whether files of what serves cannot be read just now, which is said once: it goes on as it was loaded."""
+        faults = [stored.faults[version] for version in (served.versions if served else ()) if version in stored.faults]
+        problem = stored.problem if stored.unreadable and served else "; ".join(faults)
+        if problem and self._stuck.get(stored.name) != problem:
+            _log.warning("%s: what is served of it stays: %s", stored.name, problem)
+        self._stuck[stored.name] = problem
+        return bool(problem)
 
     def _replaced_badly(self, stored: StoredModel, served: ServedModel) -> bool:
         """Whether the newest version that serves has got bad files: it goes on with what it was loaded from."""
@@ -156,6 +169,11 @@ class Poller:
         else:
             _log.info("%s version %d is admitted: %s", planned.stored.name, version, verdict.words)
         return not verdict.reason
+
+
+def _is_missing(stored: StoredModel | None) -> bool:
+    """Whether a model is no longer in its store."""
+    return stored is None or not (stored.versions or stored.unreadable)
 
 
 def _serves(served: ServedModel, stored: StoredModel, version: int) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -181,6 +183,73 @@ def test_a_model_in_two_stores_keeps_serving(setup: Setup, tmp_path: Path) -> No
     second.add("m", 5)
     setup.settle()
     assert setup.triton.serving("m") == [1]
+
+
+class TestWhatCannotBeRead:
+    """Folders that are there and fail: a disk with bad blocks, a network file system that is away, another's rights."""
+
+    @pytest.fixture
+    def failing(self, monkeypatch: pytest.MonkeyPatch) -> dict[Path, OSError]:
+        """The error that listing each of some folders ends with."""
+        errors: dict[Path, OSError] = {}
+        iterdir = Path.iterdir
+
+        def fail(path: Path) -> Iterator[Path]:
+            if path in errors:
+                raise errors[path]
+            return iterdir(path)
+
+        monkeypatch.setattr(Path, "iterdir", fail)
+        return errors
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+    @pytest.mark.parametrize("inside", [".", "m", "m/1"])
+    def test_it_takes_nothing_away_and_is_taken_up_when_it_is_back(
+        self, setup: Setup, failing: dict[Path, OSError], logged: list[str], inside: str, number: int
+    ) -> None:
+        failing[setup.store.folder / inside] = OSError(number, os.strerror(number))
+        for _ in range(3):
+            setup.settle()
+        assert (setup.triton.serving("m"), setup.triton.serving("n")) == ([1], [1])
+        assert setup.triton.loads == []
+        assert len([line for line in logged if "stays" in line and os.strerror(number) in line]) == 1
+        assert not any("not served" in line for line in logged)
+        setup.store.add("m", 2)
+        failing.clear()
+        setup.settle()
+        assert setup.triton.serving("m") == [2]
+
+
+def test_a_model_that_is_replaced_by_renaming_is_not_unloaded(setup: Setup, tmp_path: Path) -> None:
+    folder = setup.store.folder / "m"
+    folder.rename(tmp_path / "away")
+    assert setup.poller.poll(), "another look should follow soon"
+    (tmp_path / "away").rename(folder)
+    setup.settle()
+    assert setup.triton.serving("m") == [1]
+    assert setup.triton.loads == []
+
+
+@pytest.mark.parametrize("link", ["store", "model"])
+def test_a_link_that_is_swapped_is_followed(setup: Setup, tmp_path: Path, link: str) -> None:
+    """As git-sync and Kubernetes' ConfigMaps do."""
+    place = setup.store.folder if link == "store" else setup.store.folder / "m"
+    before = tmp_path / "revisions" / "a"
+    before.parent.mkdir()
+    place.rename(before)
+    place.symlink_to(before)
+    setup.settle()
+    assert setup.triton.serving("m") == [1]
+    after = before.with_name("b")
+    shutil.copytree(before, after)
+    model = after / "m" if link == "store" else after
+    shutil.copytree(model / "1", model / "2")
+    new = tmp_path / "new"
+    new.symlink_to(after)
+    new.replace(place)
+    shutil.rmtree(before)
+    setup.settle()
+    assert (setup.triton.serving("m"), setup.triton.serving("n")) == ([2], [1])
 
 
 class TestAnotherSignature:
