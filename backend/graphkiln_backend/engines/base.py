@@ -70,6 +70,7 @@ class SessionConfig:
         tuning: The rest of the session's options.
         shared_folder: Where instances of the same model put what they can share, or None for an only instance.
         options: Options by the engine's own names, as config.pbtxt has them.
+        op_libraries: Libraries of custom operators, as the system's loader takes them.
     """
 
     engine: str
@@ -85,6 +86,7 @@ class SessionConfig:
     tuning: SessionTuning = field(default_factory=SessionTuning)
     shared_folder: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    op_libraries: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.engine} on {self.device}" + (f" in {self.precision}" if self.precision else "")

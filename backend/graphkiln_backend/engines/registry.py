@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -47,12 +48,16 @@ def probe(name: str, device: Device) -> Support:
         return Support(ok=False, reason=str(error))
 
 
-def open_reference(graph_path: Path) -> Session:
+def open_reference(graph_path: Path, op_libraries: Sequence[str] = ()) -> Session:
     """A saved graph as the reference of the numeric policy runs it: on the CPU, every graph optimization off.
+
+    Args:
+        graph_path: The graph.
+        op_libraries: Libraries of custom operators.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph.
     """
     from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine  # most starts need no reference
 
-    return OnnxRuntimeEngine().build_reference(graph_path)
+    return OnnxRuntimeEngine().build_reference(graph_path, op_libraries)

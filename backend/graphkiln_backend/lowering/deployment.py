@@ -11,6 +11,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.custom_operators import find_libraries
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.selection import select_session
@@ -53,6 +54,8 @@ class Deployment:
             GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
         """
         settings = Settings.from_config(config, resources.device, overrides)
+        libraries = find_libraries(config.op_libraries, folder.parent)
+        settings = replace(settings, op_libraries=libraries)
         version = read_version(folder, config.default_model_filename)
         _check_batching(version, config)
         saved = saved_precision(version)

@@ -21,6 +21,7 @@ _UNSUPPORTED_PRECISIONS = {
 }
 _UNSUPPORTED_SETTINGS = {
     ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
+    ("openvino", "op_library_filename"): "OpenVINO cannot call operators that were built for ONNX Runtime",
     ("tensorrt", "streams"): "TensorRT computes a batch as a whole; more instances compute side by side",
     ("tensorrt", "layout"): "TensorRT chooses layouts itself",
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
@@ -151,6 +152,7 @@ def _unsupported_setting(engine: str, settings: Settings) -> str:
         "streams": settings.streams > 1,
         "layout": bool(settings.layout),
         "conv_search": bool(settings.conv_search),
+        "op_library_filename": bool(settings.op_libraries),
     }
     names = (name for name in requested if requested[name] and (engine, name) in _UNSUPPORTED_SETTINGS)
     return next((f"{name}: {_UNSUPPORTED_SETTINGS[engine, name]}" for name in names), "")
@@ -206,6 +208,7 @@ def _session_config(
         tuning=settings.tuning,
         shared_folder=resources.shared_folder if instances > 1 else None,
         options=settings.options.get(choice.engine, {}),
+        op_libraries=settings.op_libraries,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference
@@ -190,10 +191,11 @@ class _Proof:
         """Makes a request of a session whose version has no golden samples."""
         artifacts, config = self.artifacts, self.config
         graph = artifacts.prepare_graph(replace(config, precision=None))
+        open_saved = partial(open_reference, op_libraries=config.op_libraries)
         as_saved = config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved)
         if self.requirements.self_test and not as_saved:
-            return try_beside(self.session, graph, open_reference, limits)
-        return try_as_saved(self.session, graph, open_reference)
+            return try_beside(self.session, graph, open_saved, limits)
+        return try_as_saved(self.session, graph, open_saved)
 
     def _place(self, made_up: MadeUp | None) -> Placement | None:
         if self.known.placed:
@@ -241,7 +243,9 @@ class _Proof:
         reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
         reason = read_mixing(version.graph_path) or reason or find_mixed_rows(self.session, made_up, limits)
         if not reason and config.streams > 1:  # which cut every batch up, rows that depend on each other, too
-            with open_reference(self.artifacts.prepare_graph(replace(config, precision=None))) as reference:
+            with open_reference(
+                self.artifacts.prepare_graph(replace(config, precision=None)), config.op_libraries
+            ) as reference:
                 reason = find_mixed_rows(reference, made_up, limits)
         if reason and config.streams > 1:
             raise LoweringError(

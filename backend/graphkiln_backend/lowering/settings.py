@@ -72,6 +72,7 @@ class Settings:
         options: Engine -> options in its own vocabulary, as written.
         origins: Setting -> the key or flag that gives it.
         rejected: One line per value that has no effect, with the reason.
+        op_libraries: Libraries of custom operators.
     """
 
     engine: str = ""
@@ -86,6 +87,7 @@ class Settings:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     rejected: tuple[str, ...] = ()
+    op_libraries: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: ModelConfig, device: Device, overrides: Sequence[Override] = ()) -> Settings:

@@ -68,6 +68,7 @@ class ModelConfig:
         graph_level: `optimization.graph.level`, as written.
         row_bytes: Bytes of one row of all inputs and outputs. Dimensions that vary count as 1, texts as nothing.
         input_ranks: Dimensions of each input as an instance is handed it, the batch among them.
+        op_libraries: Libraries of custom operators, as written.
     """
 
     name: str = ""
@@ -83,6 +84,7 @@ class ModelConfig:
     graph_level: int = 0
     row_bytes: int = 0
     input_ranks: Mapping[str, int] = field(default_factory=dict)
+    op_libraries: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path, *, has_gpu: bool) -> ModelConfig:
@@ -134,6 +136,7 @@ class ModelConfig:
             cpu_accelerators=tuple(map(_accelerator, accelerators.cpu_execution_accelerator)),
             graph_level=config.optimization.graph.level,
             row_bytes=sum(map(_row_bytes, (*config.input, *config.output))),
+            op_libraries=tuple(config.model_operations.op_library_filename),
             input_ranks={tensor.name: (config.max_batch_size > 0) + _rank(tensor) for tensor in config.input},
         )
 

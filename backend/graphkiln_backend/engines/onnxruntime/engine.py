@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
 
 from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.onnxruntime.custom_operators import digest, register
 from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
 from graphkiln_backend.engines.onnxruntime.session import (
     OnnxRuntimeSession,
@@ -38,7 +39,8 @@ class OnnxRuntimeEngine:
         """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are kept."""
         if config.device.is_gpu or config.tuning.graph_level == "off":
             return {}
-        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning)}
+        operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
+        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Writes the optimized graph, its weights beside it so that they are mapped and not copied.
@@ -64,13 +66,18 @@ class OnnxRuntimeEngine:
             return _build_shared_if_possible(source, config, config.shared_folder)
         return _build_alone(source, config)
 
-    def build_reference(self, graph_path: Path) -> OnnxRuntimeSession:
+    def build_reference(self, graph_path: Path, op_libraries: Sequence[str] = ()) -> OnnxRuntimeSession:
         """Loads a graph as the reference of the numeric policy: CPU, every graph optimization off.
+
+        Args:
+            graph_path: The graph.
+            op_libraries: Libraries of custom operators.
 
         Raises:
             LoweringError: As `build`.
         """
         options = onnxruntime.SessionOptions()
+        register(options, op_libraries)
         disable_optimizations(options)
         return OnnxRuntimeSession(graph_path, options, [(CPU, {})])
 
@@ -109,7 +116,8 @@ def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> Onnx
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
         save_optimized(graph_path, options, target)
 
-    shared = SharedWeights(folder, graph_path, f"{onnxruntime.__version__}|{config.tuning}", save)
+    made_for = f"{onnxruntime.__version__}|{config.tuning}{digest(config.op_libraries)}"
+    shared = SharedWeights(folder, graph_path, made_for, save)
     options = session_options(config)
     disable_optimizations(options)  # the shared copy is optimized already
     shrinkage = config.tuning.arena_shrinkage

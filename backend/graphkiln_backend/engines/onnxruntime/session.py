@@ -18,6 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig
 from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
+from graphkiln_backend.engines.onnxruntime.custom_operators import hint_for, register
 from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
@@ -196,7 +197,7 @@ class OnnxRuntimeSession(Closeable):
 
 
 def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
-    """ONNX Runtime's session options for a configuration."""
+    """ONNX Runtime's session options for a configuration; as `register`, where it names custom operators."""
     tuning = config.tuning
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[tuning.graph_level]
@@ -210,6 +211,7 @@ def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if config.spin else "0")
     for name, value in tuning.config_entries.items():
         options.add_session_config_entry(name, value)
+    register(options, config.op_libraries)
     return options
 
 
@@ -244,7 +246,7 @@ def _open(
     try:
         session = onnxruntime.InferenceSession(str(graph_path), options, providers=providers)
     except _ERRORS as error:
-        hint = _LOCALE_HINT if "Failed to construct locale" in str(error) else ""
+        hint = _LOCALE_HINT if "Failed to construct locale" in str(error) else hint_for(str(error))
         raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
     requested, chosen = providers[0][0], session.get_providers()
     if chosen[0] != requested:
