@@ -34,6 +34,7 @@ class TestInspect:
         version = zoo.add(tmp_path, "bare", zoo.scale(("batch", 3)))
         assert "came without a manifest" in run_command("inspect", version).stdout
 
+    @pytest.mark.slow
     def test_the_arithmetic_is_that_of_the_books(self, run: Convert) -> None:
         """ResNet-18 has 1.82 G multiply-adds and 11.69 M parameters (He et al. 2015, table 1: 1.8e9)."""
         found = census(run("torchvision:resnet18") / "model.onnx")

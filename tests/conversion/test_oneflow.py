@@ -344,6 +344,7 @@ NUMBER = re.compile(r"(?<=[ \[x<])-?\d+(?=[ \]x:,])")
 class TestFuzz:
     """A graph whose numbers are others is a graph, or an error of ours."""
 
+    @pytest.mark.slow
     @settings(max_examples=80, deadline=None)
     @given(place=st.integers(0, 10_000), number=st.sampled_from([-1, 0, 1, 2, 3, 5, 7, 64, 2**31, 2**63]))
     def test_a_number_changed(self, models: Path, place: int, number: int) -> None:

@@ -87,6 +87,7 @@ class TestTimm:
                 found[tuple(facts.get(kind) for kind in kinds)] = facts
         return found
 
+    @pytest.mark.slow
     def test_every_way_is_the_same_or_not_claimed(self) -> None:
         from timm.data import create_transform
 

@@ -97,6 +97,7 @@ def test_at_the_start_a_bad_model_takes_no_other_with_it(start_server: StartServ
     assert server.stop()[0] == 0
 
 
+@pytest.mark.slow
 def test_an_older_version_serves_where_the_newest_is_bad_also_after_a_crash(
     start_server: StartServer, store: Path
 ) -> None:

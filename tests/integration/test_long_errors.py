@@ -18,6 +18,7 @@ pytestmark = pytest.mark.server
 LONG = "ä" * 50_000
 
 
+@pytest.mark.slow
 def test_what_happened_is_said_over_both_protocols(start_server: StartServer, tmp_path: Path) -> None:
     values = [zoo.value("x", ("batch", 2), TensorProto.INT64)], [zoo.value("y", ("batch", 2))]
     gather = helper.make_node("Gather", ["table", "x"], ["y"], name=LONG)

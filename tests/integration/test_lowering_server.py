@@ -107,6 +107,7 @@ def test_every_fault_is_a_clear_load_error_and_spares_the_others(
     assert answer(server, "digits") == "seven"
 
 
+@pytest.mark.slow
 def test_a_model_of_a_backend_that_is_not_there_takes_no_other_with_it(start_server: StartServer, store: Path) -> None:
     (store / "first" / "config.pbtxt").write_text('name: "first" backend: "tensorflow"')
     server = start_server("--model-store", store)
@@ -170,6 +171,7 @@ class TestCache:
         server.wait_ready()
         assert "compiling for" not in server.log
 
+    @pytest.mark.slow
     def test_a_folder_that_cannot_be_made_is_said_and_done_without(
         self, start_server: StartServer, store: Path
     ) -> None:

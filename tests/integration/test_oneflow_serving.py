@@ -169,6 +169,7 @@ class TestUnmodified:
 
 
 class TestOtherWays:
+    @pytest.mark.slow
     def test_loaded_on_demand(self, references: dict[str, Path], start_server: StartServer, tmp_path: Path) -> None:
         flags = ("--model-control-mode", "explicit", "--cache", tmp_path / "cache")
         server = start_server("--model-store", references["store"], *flags)

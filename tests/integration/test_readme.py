@@ -93,6 +93,7 @@ def test_the_classify_commands(readme: str, server: Server, repository: Path) ->
         assert "seven" in finished.stdout
 
 
+@pytest.mark.slow
 def test_the_bench_commands(readme: str, server: Server, repository: Path) -> None:
     shown = [run(command, repository, server) for command in commands(readme) if "graphkiln bench" in command]
     assert [finished.returncode for finished in shown] == [0, 0], [finished.stderr for finished in shown]

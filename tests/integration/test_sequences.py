@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, helper
 from psutil import Process
 from running import Server, Serving
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ONE = "max_batch_size: 4 instance_group { count: 1 kind: KIND_CPU }"
 TWO = ONE.replace("count: 1", "count: 2")
@@ -228,7 +228,6 @@ def serves(client: Any) -> bool:
         return False
 
 
-@pytest.mark.slow
 def test_a_sequence_that_an_instance_took_with_it_is_an_error(tmp_path: Path) -> None:
     """After a restart the state is gone: continuing from zeros would be a wrong output that nobody sees."""
     store = tmp_path / "store"
