@@ -173,6 +173,8 @@ def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
     except ManifestError as error:
         hint = error.hint or "an .npz of arrays by name"
         raise ConversionError(f"cannot read {kind} from {path}: {error.message}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise ConversionError(f"cannot read {kind} from {path}: its text is not UTF-8: {error}") from error
 
 
 def _images(

@@ -83,6 +83,12 @@ def _array(found: object) -> AnyArray:
 
 
 def _typed(array: AnyArray) -> AnyArray:
-    """The format keeps bf16 elements as two bytes without a type; nothing else that it holds has none."""
+    """The format keeps bf16 elements as two bytes without a type or fields; nothing else that it holds has neither.
+
+    Files of other machines keep numbers in another order of bytes, which no runtime takes.
+    """
     bf16 = DType.BF16.numpy
-    return array.view(bf16) if array.dtype.kind == "V" and array.dtype.itemsize == bf16.itemsize else array
+    if array.dtype.kind == "V" and array.dtype.names is None and array.dtype.itemsize == bf16.itemsize:
+        return array.view(bf16)
+    native = array.dtype.newbyteorder("=")
+    return array if array.dtype == native else array.astype(native)

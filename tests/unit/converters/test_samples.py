@@ -123,6 +123,7 @@ class TestArrays:
         packed[100:200] = bytes(100)
         (tmp_path / "damaged.npz").write_bytes(packed)
         np.savez(tmp_path / "objects.npz", INPUT_0=np.array([{"a": 1}], object))
+        np.savez(tmp_path / "latin.npz", INPUT_0=np.array([b"gr\xf6\xdfe"]))
         for name, words in [
             ("one.npy", "one array without a name"),
             ("text.npz", "cannot read samples"),
@@ -130,6 +131,7 @@ class TestArrays:
             ("empty.npz", "cannot read samples"),
             ("damaged.npz", "cannot read samples"),
             ("objects.npz", "cannot read samples"),
+            ("latin.npz", "its text is not UTF-8"),
             ("missing.npz", "cannot read samples"),
         ]:
             with pytest.raises(ConversionError, match=words):
@@ -142,18 +144,6 @@ class TestImages:
         found = read_samples(folder, IMAGE, SPEC, 256)["INPUT_0"]
         expected = [load_sample(folder / name, SPEC) for name in ("a/b.png", "a/c.png", "b.png")]
         np.testing.assert_array_equal(found, np.stack(expected))
-
-    def test_or_by_those_of_the_source(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "s.npz", image=draw(4, 3, 8, 8))
-        inputs = {"INPUT_0": InputSpec(name="image", shape=(3, 8, 8))}
-        assert list(read_samples(path, inputs, None, 256)) == ["image"]
-        path = save(tmp_path / "t.npz", pixels=draw(4, 3, 8, 8))
-        with pytest.raises(ConversionError, match=r"lack input INPUT_0 .*the source's own names will do: image"):
-            read_samples(path, inputs, None, 256)
-
-    def test_a_number_is_no_sample(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match=r"'INPUT_0' is one number, expected \[samples, \.\.\.\]"):
-            read_samples(save(tmp_path / "s.npz", INPUT_0=np.float32(3)), IMAGE, None, 256)
 
     def test_of_many_evenly_spread_ones(self, tmp_path: Path) -> None:
         folder = save_images(tmp_path, *(f"{number}.png" for number in range(9)))

@@ -34,6 +34,22 @@ def test_arrays_come_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["x"], np.arange(6).reshape(2, 3))
 
 
+@pytest.mark.parametrize("name", ["f2", "f4", "f8", "i2", "i8", "u8", "U3"])
+def test_the_order_of_bytes_is_this_machines(tmp_path: Path, name: str) -> None:
+    expected = np.arange(6).astype(f"<{name}")
+    np.savez(tmp_path / "a.npz", x=expected.astype(f">{name}"))
+    for found in (read_npz(tmp_path / "a.npz")["x"], parse_npy(npy(expected.astype(f">{name}")))):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_only_two_bytes_without_fields_are_bf16() -> None:
+    bits = np.array([0x3F80, 0x4000], np.uint16)
+    assert parse_npy(npy(bits.view("V2"))).astype(np.float32).tolist() == [1.0, 2.0]
+    pairs = bits.view([("a", np.uint8), ("b", np.uint8)])
+    assert parse_npy(npy(pairs)).dtype == pairs.dtype
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ODD if kind != "huge"])
 def test_odd_files_are_refused(tmp_path: Path, kind: str) -> None:
     make, reason = ODD[kind]
