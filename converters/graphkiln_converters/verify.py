@@ -171,8 +171,9 @@ def _compare(
 ) -> Verification:
     trusted = run_in_batches(reference.run, feeds, _BATCH_SIZES[-1])
     found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])
-    scores = [array for array in trusted.values() if array.dtype.kind == "f" and array.size]
-    noise = max((float(np.abs(array).max()) * EXPORT.relative_l2 for array in scores), default=0.0)
+    scores = [np.abs(array) for array in trusted.values() if array.dtype.kind == "f"]
+    largest = max((float(np.max(array, initial=0.0, where=np.isfinite(array))) for array in scores), default=0.0)
+    noise = largest * EXPORT.relative_l2
     return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=ranking)
 
 

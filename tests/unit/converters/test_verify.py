@@ -17,6 +17,7 @@ from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, R
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.version import ModelVersion, read_version
+from graphkiln_converters import verify as verify_module
 from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.verify import Verified, verify
 from graphkiln_converters.writer import SourceInfo, prove_and_write
@@ -89,6 +90,15 @@ class TestSamples:
         bare = ModelVersion(graph_path=version.graph_path, manifest=None, golden=None)
         verified = run(bare, samples=self.save(tmp_path / "s.npz", x=draw(7, 4)))
         assert (len(verified.verdicts), verified.placement) == (1, None)
+
+    def test_infinite_scores_excuse_no_flip(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = "(float[batch,4] x) => (float[batch,4] y, float[batch,4] z) { y = Log(x) z = Identity(x) }"
+        onnx_ir.save(graph(text), tmp_path / "model.onnx")
+        noise: list[float] = []
+        monkeypatch.setattr(verify_module, "prove", lambda *_, **kwargs: noise.append(kwargs["noise"]))
+        path = self.save(tmp_path / "s.npz", x=np.array([[0, 1, 2, 3]], np.float32))
+        run(ModelVersion(graph_path=tmp_path / "model.onnx", manifest=None, golden=None), samples=path)
+        assert noise == [pytest.approx(3e-5)]
 
     def test_must_fit(self, version: ModelVersion, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match="lack input x"):
