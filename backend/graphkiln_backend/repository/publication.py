@@ -30,6 +30,7 @@ from graphkiln_backend.repository.version import (
     read_contract,
     read_manifest,
 )
+from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.repository.version_policy import select_versions
 
 _log = logging.getLogger("graphkiln.repository")
@@ -135,26 +136,22 @@ def labels_file_of(version: Path) -> str | None:
 def _read_versions(model: Path) -> list[_Version]:
     """The versions of a model that can be read, in the order of their numbers."""
     versions = []
-    for folder in filter(_is_version, model.iterdir()):
+    for number, folder in version_folders(model.iterdir()).items():
         try:
-            versions.append(_read_version(folder))
+            versions.append(_read_version(number, folder))
         except GraphkilnError as error:
-            _log.warning("what version %s of %s says is not published: %s", folder.name, model.name, error)
-    return sorted(versions, key=_number_of)
+            _log.warning("what version %d of %s says is not published: %s", number, model.name, error)
+    return versions
 
 
-def _read_version(folder: Path) -> _Version:
+def _read_version(number: int, folder: Path) -> _Version:
     contract = read_contract(folder)
     return _Version(
-        number=int(folder.name),
+        number=number,
         contract=contract or Contract(),
         has_manifest=contract is not None,
         labels_file=(labels_file_of(folder) or "") if contract and contract.labels else "",
     )
-
-
-def _is_version(path: Path) -> bool:
-    return path.name.isdecimal() and path.is_dir()
 
 
 def _number_of(version: _Version) -> int:

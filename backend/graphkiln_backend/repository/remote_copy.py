@@ -21,6 +21,7 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles, RemoteStoreError
+from graphkiln_backend.repository.version_folders import version_number
 
 _log = logging.getLogger("graphkiln.repository")
 
@@ -233,7 +234,7 @@ def _unit_of(path: str) -> Unit | None:
     parts = path.split("/")
     if len(parts) < 2:
         return None
-    has_version = len(parts) > 2 and parts[1].isdecimal() and str(int(parts[1])) == parts[1]
+    has_version = len(parts) > 2 and version_number(parts[1]) is not None
     return parts[0], parts[1] if has_version else ""
 
 

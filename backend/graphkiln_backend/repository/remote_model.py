@@ -6,6 +6,7 @@ from pathlib import Path
 
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.repository.remote_files import RemoteFiles, RemoteStoreError
+from graphkiln_backend.repository.version_folders import version_number
 
 
 def fetch_model(address: RemoteAddress, folder: Path) -> Path:
@@ -22,12 +23,12 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
         RemoteStoreError: There is no such model, or it cannot be read.
     """
     above, name = address.split()
-    version = name if name.isdecimal() else ""
+    version = name if version_number(name) is not None else ""
     files = RemoteFiles(above if version else address)
     listing = files.list()
-    versions = [int(part) for path in listing if "/" in path and (part := path.partition("/")[0]).isdecimal()]
-    chosen = version or (str(max(versions)) if versions else "")
-    wanted = [path for path in listing if not path.partition("/")[0].isdecimal() or path.startswith(f"{chosen}/")]
+    numbers = {path: version_number(path.partition("/")[0]) for path in listing if "/" in path}
+    chosen = version or str(max((number for number in numbers.values() if number is not None), default=""))
+    wanted = [path for path in listing if numbers.get(path) is None or path.startswith(f"{chosen}/")]
     if not any(path.startswith(f"{chosen}/") for path in wanted):
         raise RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
     model = folder / files.address.root.rpartition("/")[2]

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from graphkiln_backend.graph.model_name import fault_in_served_name
+from graphkiln_backend.repository.version_folders import version_folders
 
 _log = logging.getLogger("graphkiln.repository")
 
@@ -90,22 +91,18 @@ def _twice(first: StoredModel, second: Path) -> StoredModel:
 
 def _scan_model(folder: Path) -> StoredModel:
     try:
-        versions = {int(path.name): path for path in folder.iterdir() if _is_version(path)}
         visible = [path for path in folder.iterdir() if not path.name.startswith(".")]  # else a conversion in progress
+        versions = version_folders(visible)
         rest = [path for path in visible if path not in versions.values()]
         problem = "" if versions else f"{folder} has no version folder: make {folder.name}/1"
         faults = {number: fault for number, path in versions.items() if (fault := _fault(path))}
-        stamps = {number: _FAULTY if number in faults else _stamp([path]) for number, path in sorted(versions.items())}
+        stamps = {number: _FAULTY if number in faults else _stamp([path]) for number, path in versions.items()}
         problem = next(filter(None, map(_irregular, rest)), "") or problem
         return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem, faults=faults)
     except OSError as error:  # it is being changed, or may not be read
         unreadable = not isinstance(error, FileNotFoundError)
         problem = f"{folder} cannot be read: {error.strerror or error}"
         return StoredModel(folder=folder, problem=problem, unreadable=unreadable)
-
-
-def _is_version(path: Path) -> bool:
-    return path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir()
 
 
 def _fault(version: Path) -> str:

@@ -166,7 +166,8 @@ class TestPublish:
         assert len(logged) == 2
 
     def test_other_entries_are_no_versions(self, model: Path, add: Any) -> None:
-        add(1)
+        add(1), add(3, ZIFFERN)
+        (model / "3").rename(model / "07")
         (model / "drafts").mkdir()
         (model / "2").write_text("a file")
         assert list(contracts_of(published(model)).versions) == ["1"]

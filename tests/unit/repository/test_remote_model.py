@@ -31,6 +31,11 @@ def test_the_newest_version(store: str, tmp_path: Path) -> None:
     assert fetch(f"{store}/digits", tmp_path) == ("digits", ["digits/10/model.onnx", "digits/config.pbtxt"])
 
 
+def test_what_triton_does_not_count_is_no_version(store: str, bucket: Any, tmp_path: Path) -> None:
+    bucket.put_object(Key="store/digits/011/model.onnx", Body=b"")
+    assert fetch(f"{store}/digits", tmp_path)[1][-2:] == ["digits/10/model.onnx", "digits/config.pbtxt"]
+
+
 def test_the_version_that_is_named(store: str, tmp_path: Path) -> None:
     assert fetch(f"{store}/digits/2", tmp_path) == ("digits/2", ["digits/2/model.onnx", "digits/config.pbtxt"])
 
