@@ -180,7 +180,8 @@ _ELSEWHERE = {
     "paddle": "paddle2onnx --model_dir DIR ... --save_file model.onnx",
     "tensorflow": "python -m tf2onnx.convert --saved-model DIR --opset 18 --output model.onnx",
 }
-"""Kinds whose exporters need other releases of ONNX than ours: kind -> what its own environment runs."""
+"""Kinds that are exported elsewhere: kind -> what its own environment runs. paddle2onnx needs an older ONNX than ours;
+tf2onnx would not, but TensorFlow beside it is larger than everything else that a conversion needs."""
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
 CODE_HINT = "if you trust whoever made it, give --allow-code; an .onnx or .safetensors file runs none"
 _RUNS_CODE = ".pt2"
