@@ -28,6 +28,7 @@ from graphkiln_converters.publishing import (
     with_fitting_labels,
 )
 from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.remote_source import local_source
 from graphkiln_converters.rewriting import rewrite
 from graphkiln_converters.sampling import Sampler, recorded_samples
 from graphkiln_converters.sources.base import EXPORT_BATCH, FixedBatchSource
@@ -58,7 +59,11 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     if recipe.version is not None:
         check_free(folder, recipe.version)
     _log.info("opening %s", recipe.source)
-    with open_model(recipe) as opened, TemporaryDirectory() as temporary:
+    with (
+        local_source(recipe.source) as source,
+        open_model(recipe.model_copy(update={"source": source})) as opened,
+        TemporaryDirectory() as temporary,
+    ):
         for note in notes_of(opened.source):
             _log.warning("%s", note)
         _log.info("exporting the graph")

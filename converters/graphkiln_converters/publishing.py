@@ -19,6 +19,7 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ProvenGraph
 from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.remote_source import remote_part
 from graphkiln_converters.sources.base import RANDOM_WEIGHTS, NotedSource, SourceModel
 from graphkiln_converters.writer import NewVersion, SourceInfo
 
@@ -77,7 +78,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
     """
     proof, edge = proven.proof, proven.rewritten.edge
     info = SourceInfo(
-        description=model.source.description,
+        description=recipe.source if remote_part(recipe.source)[1] else model.source.description,
         command=command,
         libraries=(*model.source.libraries, "onnx", "onnxruntime"),
         metrics={},

@@ -18,6 +18,7 @@ def name_of(source: str) -> str:
 
     A `model.onnx` of a model repository (`NAME/1/model.onnx`) is called NAME.
     """
+    source = source.replace("://", "/")  # an address names a file as a path does
     kind = _KIND.match(source)
     location = source.partition(":")[2] if kind else source
     if kind and kind[0] == "python":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
+from graphkiln_backend.repository.external_data import check_external_data, external_locations
 from graphkiln_backend.repository.row_mixing import find_mixing
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
@@ -64,7 +65,7 @@ def read_signature(path: Path) -> Signature:
     graph = model.graph
     if not graph.output:
         raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
-    _check_external_data(graph, path)
+    check_external_data(graph, path)
     initialized = {tensor.name for tensor in graph.initializer}
     defaults = [value for value in graph.input if value.name in initialized]
     inputs = tuple(_spec(value, graph, path) for value in graph.input if value.name not in initialized)
@@ -186,24 +187,13 @@ def _load_model(path: Path) -> onnx.ModelProto:
         ) from error
 
 
-def _check_external_data(graph: onnx.GraphProto, path: Path) -> None:
-    locations = {
-        entry.value
-        for tensor in _tensors(graph)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    for location in locations:
-        if Path(location).is_absolute() or ".." in Path(location).parts:
-            raise RepositoryError(
-                f"{path} refers to weights in '{location}', which leads out of the version folder",
-                hint="put the weights beside the graph",
-            )
-        if not (path.parent / location).is_file():
-            raise RepositoryError(
-                f"{path} refers to weights in '{location}', which is missing", hint=f"copy it into {path.parent}"
-            )
+def external_files(path: Path) -> list[str]:
+    """The files that hold a graph's weights, as it names them: relative to its folder, where they may be missing.
+
+    Raises:
+        RepositoryError: The file is no graph.
+    """
+    return sorted(external_locations(_load(path)))
 
 
 def _with_shapes(model: onnx.ModelProto) -> Sequence[onnx.ValueInfoProto]:
@@ -234,19 +224,6 @@ def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
 def _find_mixing(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     varies = all(spec.varies for spec in (*inputs, *outputs))
     return find_mixing(model) if varies and inputs else ""
-
-
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a graph: weights, attributes, and those of its subgraphs."""
-    graphs = [graph]
-    while graphs:
-        current = graphs.pop()
-        yield from current.initializer
-        for sparse in current.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-        for attribute in (attribute for node in current.node for attribute in node.attribute):
-            yield from (attribute.t, *attribute.tensors)
-            graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
 
 
 def _spec(value: onnx.ValueInfoProto, graph: onnx.GraphProto, path: Path) -> TensorSpec:

@@ -26,6 +26,20 @@ _FORMS = {
 }
 
 
+class RemoteStoreError(RepositoryError):
+    """A remote store cannot be read.
+
+    Args:
+        message: What happened.
+        hint: What to do.
+        passing: Whether it may be over without anybody's doing: the network, the service itself.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", passing: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.passing = passing
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteAddress:
     """A folder of a remote service.

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles, RemoteStoreError
+from graphkiln_backend.repository.remote_address import RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 from graphkiln_backend.repository.version_folders import version_number
 
 _log = logging.getLogger("graphkiln.repository")

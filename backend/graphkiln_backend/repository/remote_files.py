@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_credentials import client_options
 
 _log = logging.getLogger("graphkiln.repository")
 
@@ -21,9 +21,9 @@ _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempt
 _STAMP_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "generation")
 """Under which services list what changes with the content: S3, Azure and Google, Hugging Face, Google."""
 _CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or gcloud auth application-default login",
-    "as": "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_CONNECTION_STRING",
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, TRITON_CLOUD_CREDENTIAL_PATH, or a role",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, or TRITON_CLOUD_CREDENTIAL_PATH",
+    "as": "AZURE_STORAGE_KEY, AZURE_STORAGE_CONNECTION_STRING, or TRITON_CLOUD_CREDENTIAL_PATH",
     "hf": "HF_TOKEN, or hf auth login",
 }
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub"}
@@ -48,20 +48,6 @@ _UNREACHABLE = {
     "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled",
 }  # fmt: skip
 _WORDS = 200
-
-
-class RemoteStoreError(RepositoryError):
-    """A remote store cannot be read.
-
-    Args:
-        message: What happened.
-        hint: What to do.
-        passing: Whether it may be over without anybody's doing: the network, the service itself.
-    """
-
-    def __init__(self, message: str, *, hint: str = "", passing: bool = False) -> None:
-        super().__init__(message, hint=hint)
-        self.passing = passing
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +81,9 @@ class RemoteFiles:
             RemoteStoreError: The folder cannot be listed, which does not mean that it is empty.
         """
         try:
-            if self._system is None:
-                self._system = open_file_system(self.address)
-            self._system.invalidate_cache()
-            found = self._system.find(self.address.root, detail=True)
+            system = self._opened()
+            system.invalidate_cache()
+            found = system.find(self.address.root, detail=True)
         except Exception as error:
             raise translate(error, self.address) from error
         return dict(self._described(found))
@@ -111,11 +96,16 @@ class RemoteFiles:
             OSError: It cannot be written.
         """
         try:
-            self._system.get_file(f"{self.address.root}/{path}", str(target))
+            self._opened().get_file(f"{self.address.root}/{path}", str(target))
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None and target.parent.exists() and _is_local(error):
                 raise
-            raise translate(error, self.address) from error
+            raise translate(error, replace(self.address, text=f"{self.address}/{path}")) from error
+
+    def _opened(self) -> Any:
+        if self._system is None:
+            self._system = open_file_system(self.address)
+        return self._system
 
     def _described(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, RemoteFile]]:
         prefix = f"{self.address.root}/"
@@ -130,11 +120,12 @@ def open_file_system(address: RemoteAddress) -> Any:
 
     Raises:
         ImportError: Its package is not installed.
+        RemoteStoreError: The file of credentials that the environment names cannot be used.
     """
     import fsspec
 
     protocol = {"gs": "gcs", "as": "abfs"}.get(address.scheme, address.scheme)
-    options = dict(address.options)
+    options = {**address.options, **client_options(address)}
     if address.scheme == "s3":
         style = {"s3": {"addressing_style": "path"}} if "endpoint_url" in options else {}
         options["config_kwargs"] = _TIMEOUTS | style
@@ -157,7 +148,7 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
     elif names & _DENIED or status in {401, 403}:
         words, hint, passing = "access is denied", f"may these credentials read it? {credentials}", False
     elif names & _ABSENT or status == 404:
-        words, hint, passing = "there is no such bucket or folder", "check its spelling", False
+        words, hint, passing = "there is no such bucket, folder or file", "check its spelling", False
     elif names & _UNREACHABLE:
         words = f"cannot be reached ({type(error).__name__})"
         hint = "check the network and the address; behind a proxy, set HTTPS_PROXY"

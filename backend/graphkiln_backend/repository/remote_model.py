@@ -1,12 +1,60 @@
-"""One version of a model in a remote store, fetched to be looked at."""
+"""One version of a model in a remote store, or one file, fetched to be looked at."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.repository.remote_files import RemoteFiles, RemoteStoreError
+from graphkiln_backend.repository.onnx_file import external_files
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFiles
 from graphkiln_backend.repository.version_folders import version_number
+
+_GRAPH_SUFFIX = ".onnx"
+
+
+def fetch_path(address: RemoteAddress, folder: Path) -> Path:
+    """Fetches what an address names: a model, a version of it, or a graph by itself.
+
+    Args:
+        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of one, or any `FILE.onnx`.
+        folder: Where to put it.
+
+    Returns:
+        The model's folder, the version's, or the file.
+
+    Raises:
+        RemoteStoreError: There is nothing, or it cannot be read.
+    """
+    if not address.root.endswith(_GRAPH_SUFFIX):
+        return fetch_model(address, folder)
+    above, _ = address.split()
+    is_version = above.root.rpartition("/")[2].isdecimal()
+    return fetch_model(above, folder) if is_version else fetch_file(address, folder)
+
+
+def fetch_file(address: RemoteAddress, folder: Path) -> Path:
+    """Fetches one file; of a graph, the files of its weights, too.
+
+    Args:
+        address: Of the file.
+        folder: Where to put it.
+
+    Returns:
+        The file.
+
+    Raises:
+        RemoteStoreError: It cannot be read.
+        RepositoryError: It is named like a graph and is none.
+    """
+    above, name = address.split()
+    files = RemoteFiles(above)
+    path = folder / name
+    files.fetch(name, path)
+    for weights in external_files(path) if path.suffix == _GRAPH_SUFFIX else ():
+        if ".." not in PurePosixPath(weights).parts and not weights.startswith("/"):  # else its reader refuses them
+            (folder / weights).parent.mkdir(parents=True, exist_ok=True)
+            files.fetch(weights, folder / weights)
+    return path
 
 
 def fetch_model(address: RemoteAddress, folder: Path) -> Path:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from graphkiln_backend.graph.model_name import fault_in_served_name
+from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
 
 _log = logging.getLogger("graphkiln.repository")
@@ -70,6 +71,28 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
             first = found.get(folder.name)
             found[folder.name] = _twice(first, folder) if first else _scan_model(folder)
     return found
+
+
+def model_at(path: Path) -> Path | None:
+    """The folder of the one model that a path names: its folder, a version's, or a graph; None for any other path."""
+    path = path.absolute()
+    if path.is_file() and path.suffix == ".onnx":
+        path = path.parent
+    for folder in (path, path.parent):
+        if (folder == path or path.name.isdecimal()) and folder.is_dir() and _holds_model(folder):
+            return folder
+    return None
+
+
+def _holds_model(folder: Path) -> bool:
+    """Whether a folder holds versions; a store of models whose names are numbers does not."""
+    return (folder / CONFIG_FILE).is_file() or any(
+        path.name.isdecimal() and path.is_dir() and not _holds_versions(path) for path in folder.iterdir()
+    )
+
+
+def _holds_versions(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or any(path.name.isdecimal() and path.is_dir() for path in folder.iterdir())
 
 
 def _is_model(path: Path) -> bool:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
-from graphkiln_backend.repository.remote_files import RemoteFiles, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFiles
 from graphkiln_backend.server.admission import AdmissionStopped
 from graphkiln_backend.server.copy_folders import copies_folder, copy_folder, remove_unused
 from graphkiln_backend.server.rollout import Keeper

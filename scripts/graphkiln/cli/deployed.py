@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from graphkiln_backend.cache.store import ArtifactCache
     from graphkiln_backend.lowering.deployment import Deployment
 
-ModelPath = Annotated[Path, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")]
+ModelPath = Annotated[
+    str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; also s3:// and others.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Setting over its config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),

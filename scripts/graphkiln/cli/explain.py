@@ -10,6 +10,7 @@ import typer
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.lowering_report import plan_document, session_document, settings_in_words
 from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
+from graphkiln.cli.remote_paths import local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def explain(
 
     Every setting and its origin, every choice, what really ran.
     """
-    with limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
-        deployment = read_deployment(path, set_, artifacts)
+    with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
+        deployment = read_deployment(folder, set_, artifacts)
         if as_json:
             typer.echo(json.dumps(_document(deployment, artifacts, plan_only=plan_only), indent=2))
             return

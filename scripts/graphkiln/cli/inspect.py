@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.remote_paths import local_path
 from graphkiln.cli.verify import version_folder
 
 if TYPE_CHECKING:
@@ -33,28 +32,13 @@ def inspect(
     from graphkiln_backend.passes.census import census
     from graphkiln_backend.repository.version import read_version
 
-    with _local(path) as folder:
+    with local_path(path) as folder:
         version = _bare_graph(folder) or read_version(version_folder(folder))
         found = census(version.graph_path)
         if as_json:
             typer.echo(json.dumps(_document(version, found), indent=2))
         else:
             _show(version, found)
-
-
-@contextmanager
-def _local(path: str) -> Iterator[Path]:
-    """A path of this machine; what lies elsewhere is fetched for as long as it takes to look at it."""
-    from graphkiln_backend.repository.remote_address import parse_store
-    from graphkiln_backend.repository.remote_model import fetch_model
-    from graphkiln_backend.server.owned_folder import OwnedFolder
-
-    place = parse_store(path)
-    if isinstance(place, Path):
-        yield place
-        return
-    with OwnedFolder(prefix="graphkiln-inspect-") as temporary:
-        yield fetch_model(place, temporary.path)
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:

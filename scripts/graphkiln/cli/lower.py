@@ -11,6 +11,7 @@ from graphkiln.cli.console import say
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.lowering_report import session_document
 from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
+from graphkiln.cli.remote_paths import local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 
@@ -26,8 +27,12 @@ def lower(
     The session is proven as it is before serving.
     """
     begun = time.monotonic()
-    with limit_computing(compute_limit), open_artifact_cache(cache, must_keep=True) as artifacts:
-        proven = read_deployment(path, set_, artifacts).build(artifacts)
+    with (
+        local_path(path) as folder,
+        limit_computing(compute_limit),
+        open_artifact_cache(cache, must_keep=True) as artifacts,
+    ):
+        proven = read_deployment(folder, set_, artifacts).build(artifacts)
         with proven.session:
             seconds = time.monotonic() - begun
             if as_json:

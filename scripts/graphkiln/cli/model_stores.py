@@ -8,7 +8,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.stores import model_at
 from graphkiln_backend.server.owned_folder import OwnedFolder
 
 _GRAPH_SUFFIX = ".onnx"
@@ -24,7 +24,7 @@ def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
     Raises:
         ServerSetupError: A path is none of these.
     """
-    models = {path: model for path in paths if (model := _model_of(path))}
+    models = {path: model for path in paths if (model := model_at(path))}
     stores = [path for path in paths if path not in models]
     for store in stores:
         _check_store(store)
@@ -40,28 +40,6 @@ def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
                 raise ServerSetupError(f"two models are named {model.name}: {link.readlink()} and {model}")
             link.symlink_to(model)
         yield [*stores, chosen]
-
-
-def _model_of(path: Path) -> Path | None:
-    """The folder of the one model that a path names; None for a store, and for what is neither."""
-    path = path.absolute()
-    if path.is_file() and path.suffix == _GRAPH_SUFFIX:
-        path = path.parent
-    for folder in (path, path.parent):
-        if (folder == path or path.name.isdecimal()) and folder.is_dir() and _is_model(folder):
-            return folder
-    return None
-
-
-def _is_model(folder: Path) -> bool:
-    """Whether a folder holds versions; a store of models whose names are numbers does not."""
-    return (folder / CONFIG_FILE).is_file() or any(
-        path.name.isdecimal() and path.is_dir() and not _holds_versions(path) for path in folder.iterdir()
-    )
-
-
-def _holds_versions(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file() or any(path.name.isdecimal() and path.is_dir() for path in folder.iterdir())
 
 
 def _check_store(store: Path) -> None:

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
+from graphkiln.cli.remote_paths import local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.spelling import did_you_mean
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="Version folder, or model folder (its newest version).")],
+    path: Annotated[
+        str, typer.Argument(help="Version folder, or model folder (its newest version); also s3:// and others.")
+    ],
     engine: Annotated[str, typer.Option(help="onnxruntime or openvino.")] = "onnxruntime",
     precision: Annotated[
         str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
@@ -36,9 +39,9 @@ def verify(
 
     if precision and precision not in SAVED:
         raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, SAVED))
-    with limit_computing(compute_limit):
+    with local_path(path) as folder, limit_computing(compute_limit):
         verified = run(
-            read_version(version_folder(path)),
+            read_version(version_folder(folder)),
             engine=engine,
             precision=Precision(precision) if precision else None,
             samples=samples,

@@ -43,6 +43,8 @@ class Need:
 
 def check_models(request: Request) -> Iterator[Finding]:
     """Every store, every model, every version."""
+    from graphkiln_backend.repository.stores import model_at
+
     needs = []
     for store in request.stores:
         if not store.is_dir():
@@ -52,7 +54,7 @@ def check_models(request: Request) -> Iterator[Finding]:
             )
             continue
         yield from find_unfinished(store, time.time())
-        models = model_folders(store)
+        models = [model] if (model := model_at(store)) else model_folders(store)
         is_small = sum(map(size_of, models)) <= _HASHED_BYTES
         if not models:
             yield Finding(subject=str(store), level=Level.WARNING, message="the model store holds no model")

@@ -37,3 +37,10 @@ def test_a_source_suggests_a_name(source: str, name: str) -> None:
 @pytest.mark.parametrize("source", ["", "torchvision:", "/", "\u00e4.onnx"])
 def test_some_suggest_none(source: str) -> None:
     assert name_of(source) == ""
+
+
+@pytest.mark.parametrize(
+    "source", ["s3://bucket/resnet.onnx", "gs://bucket/resnet.onnx", "hf://me/resnet/1/model.onnx"]
+)
+def test_of_an_address(source: str) -> None:
+    assert name_of(source) == "resnet"

@@ -148,3 +148,9 @@ def test_sizes_follow_no_link(tmp_path: Path) -> None:
     (tmp_path / "folder" / "file").write_bytes(bytes(1000))
     (tmp_path / "link").symlink_to("/usr")
     assert size_of(tmp_path) < 1100
+
+
+def test_one_model_in_the_place_of_a_store(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    subjects = [finding.subject for finding in check_models(Request(stores=(tmp_path / "m",)))]
+    assert "m 1" in subjects

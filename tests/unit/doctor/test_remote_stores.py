@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.remote_stores import check_remote_stores
-from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles, RemoteStoreError
+from graphkiln.doctor.remote_stores import check_remote_stores, is_one_model
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 
 ADDRESS = RemoteAddress.parse("s3://bucket/store")
 assert ADDRESS
@@ -33,3 +33,18 @@ def test_what_is_there(
     (finding,) = check_remote_stores(Request(remote=(ADDRESS,)))
     assert (finding.subject, finding.level) == ("s3://bucket/store", level)
     assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("listing", "is_model"),
+    [
+        (["1/model.onnx", "2/model.onnx"], True),
+        (["config.pbtxt"], True),
+        (["model.onnx", "golden.npz"], True),
+        (["m/1/model.onnx"], False),
+        (["README.md"], False),
+        ([], False),
+    ],
+)
+def test_a_model_is_told_from_a_store(listing: list[str], is_model: bool) -> None:
+    assert is_one_model(listing) is is_model

@@ -21,6 +21,7 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.onnx_file import (
     count_products,
     draws_numbers,
+    external_files,
     keep_inputs,
     read_precision,
     read_signature,
@@ -316,3 +317,13 @@ class TestRandomNumbers:
         branch = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
         proto = zoo.model([branch], [zoo.value("x", (), TensorProto.BOOL)], [zoo.value("y", (1,))])
         assert draws_numbers(write(path, proto))
+
+
+def test_the_files_of_weights(tmp_path: Path) -> None:
+    weights = numpy_helper.from_array(np.ones(2, np.float32), "w")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weights])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "w.bin").unlink()
+    assert external_files(path) == ["w.bin"]

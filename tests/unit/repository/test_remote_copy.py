@@ -11,9 +11,9 @@ import pytest
 
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.repository import remote_copy as module
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import RemoteCopy
-from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 
 DIGITS = Path(__file__).parents[3] / "model_repository" / "digits" / "1"
 

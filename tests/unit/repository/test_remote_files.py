@@ -10,8 +10,8 @@ import fsspec
 import pytest
 
 from graphkiln_backend.repository import remote_files as module
-from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.repository.remote_files import RemoteFiles, RemoteStoreError, translate
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFiles, translate
 
 
 def address(text: str) -> RemoteAddress:

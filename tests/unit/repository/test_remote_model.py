@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.repository.remote_files import RemoteStoreError
-from graphkiln_backend.repository.remote_model import fetch_model
+from graphkiln_backend.repository import remote_model
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_model import fetch_model, fetch_path
 
 
 @pytest.fixture
@@ -44,3 +44,29 @@ def test_the_version_that_is_named(store: str, tmp_path: Path) -> None:
 def test_what_is_not_there(store: str, tmp_path: Path, name: str) -> None:
     with pytest.raises(RemoteStoreError, match="there is no model at"):
         fetch(f"{store}/{name}", tmp_path)
+
+
+def fetch_any(text: str, folder: Path) -> str:
+    address = RemoteAddress.parse(text)
+    assert address
+    return str(fetch_path(address, folder).relative_to(folder))
+
+
+def test_a_path_is_a_model_a_version_its_graph_or_any_graph(
+    store: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_model, "external_files", lambda _: ["m.data", "deep/w", "../x", "/etc/passwd"])
+    for key in ("m.onnx", "m.data", "deep/w"):
+        bucket.put_object(Key=f"store/{key}", Body=b"x")
+    assert fetch_any(f"{store}/digits", tmp_path / "a") == "digits"
+    assert fetch_any(f"{store}/digits/2/model.onnx", tmp_path / "b") == "digits/2"
+    (tmp_path / "c").mkdir()
+    assert fetch_any(f"{store}/m.onnx", tmp_path / "c") == "m.onnx"
+    files = [path for path in (tmp_path / "c").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "c")) for path in files) == ["deep/w", "m.data", "m.onnx"]
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_is_not_there(store: str, tmp_path: Path) -> None:
+    with pytest.raises(RemoteStoreError, match=r"store/nosuch\.onnx: there is no such bucket, folder or file"):
+        fetch_any(f"{store}/nosuch.onnx", tmp_path)

@@ -15,9 +15,9 @@ import pytest
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes
-from graphkiln_backend.repository.remote_files import RemoteFile, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFile
 from graphkiln_backend.server.admission import AdmissionStopped
 from graphkiln_backend.server.remote_stores import (
     FollowingKeeper,

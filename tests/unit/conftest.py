@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from object_store import CREDENTIALS, ObjectStore
+
+if TYPE_CHECKING:
+    from object_store import ObjectStore
 
 
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
+    from object_store import ObjectStore  # heavy, and needed by few
+
     with ObjectStore() as server:
         yield server
 
@@ -17,6 +22,8 @@ def object_store() -> Iterator[ObjectStore]:
 @pytest.fixture
 def s3_server(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
     """`HOST:PORT` of a server; its credentials are in the environment."""
+    from object_store import CREDENTIALS
+
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return object_store.address

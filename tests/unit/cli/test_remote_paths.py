@@ -1,0 +1,82 @@
+"""The verbs that read take a model from a remote store, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import convert, run, write_source
+
+from graphkiln.cli.remote_paths import local_path
+from graphkiln.doctor.finding import Request
+from graphkiln.doctor.remote_stores import check_remote_stores
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository import remote_model
+from graphkiln_backend.repository.remote_address import RemoteAddress
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def store(s3_server: str, bucket: Any, version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A store on S3 with the model `m`; temporary folders must be gone when a test ends."""
+    model = version.parent
+    for path in (path for path in model.rglob("*") if path.is_file()):
+        bucket.put_object(Key=f"store/m/{path.relative_to(model)}", Body=path.read_bytes())
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    yield f"s3://{s3_server}/models/store"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_verify_explain_and_lower(store: str, tmp_path: Path) -> None:
+    for words in (
+        ("verify", f"{store}/m", "--json"),
+        ("explain", f"{store}/m/1", "--json", "--cache", "off"),
+        ("lower", f"{store}/m", "--json", "--cache", tmp_path / "cache"),
+        ("inspect", f"{store}/m/1/model.onnx", "--json"),
+    ):
+        finished = run(*words)
+        assert finished.exit_code == 0, (words, finished.output, finished.exception)
+        assert json.loads(finished.stdout)
+
+
+@pytest.mark.parametrize("verb", ["verify", "explain", "lower", "inspect"])
+def test_every_verb_fetches_what_is_not_here(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(address: RemoteAddress, _: Path) -> Path:
+        raise RepositoryError(f"{address} is not there")
+
+    monkeypatch.setattr(remote_model, "fetch_path", fetch)
+    assert str(run(verb, "s3://bucket/store/m").exception) == "s3://bucket/store/m is not there"
+
+
+@pytest.mark.slow
+def test_a_graph_is_converted(store: str, s3_server: str, bucket: Any, tmp_path: Path) -> None:
+    bucket.put_object(Key="graphs/tiny.onnx", Body=write_source(tmp_path).read_bytes())
+    source = f"s3://{s3_server}/models/graphs/tiny.onnx"
+    finished = run("convert", source, "--model-store", tmp_path / "out", "--json")
+    assert finished.exit_code == 0, (finished.output, finished.exception, store)
+    manifest = json.loads((tmp_path / "out" / "tiny" / "1" / "manifest.json").read_text())
+    assert manifest["conversion"]["recipe"]["source"] == source
+    assert manifest["provenance"]["source"] == source
+
+
+@pytest.mark.slow
+def test_doctor_examines_one_model(store: str) -> None:
+    address = RemoteAddress.parse(f"{store}/m")
+    assert address
+    found = {finding.subject: finding for finding in check_remote_stores(Request(remote=(address,)))}
+    assert "whole, golden samples" in found["m"].message
+    assert "serve takes the store" in found[f"{store}/m"].hint
+
+
+def test_a_path_of_this_machine_stays_as_it_is(tmp_path: Path) -> None:
+    with local_path(str(tmp_path)) as path:
+        assert path == tmp_path
