@@ -6,10 +6,13 @@ A graph whose file says `bad` cannot be loaded. A version that failed stays fail
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from graphkiln_backend.repository.config import read_config
+from google.protobuf import json_format
+
+from graphkiln_backend.repository.config import ModelConfigProto, read_config, write_config
 from graphkiln_backend.repository.version_policy import select_versions
-from graphkiln_backend.server.repository_control import VersionState
+from graphkiln_backend.server.repository_control import LoadOverride, VersionState
 
 
 class FakeTriton:
@@ -39,10 +42,11 @@ class FakeTriton:
         known = {row.model for row in rows}
         return [*rows, *(VersionState(model=name, version="", state="UNLOADED", reason="") for name in names - known)]
 
-    def load(self, model: str, timeout_s: float) -> str:
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
         assert timeout_s > 0
         self.loads.append(model)
-        error = self._load(model)
+        with TemporaryDirectory() as folder:
+            error = self._load(model, _write(override, Path(folder)) if override else None)
         self.readiness.append(self.ready)
         return error
 
@@ -59,8 +63,8 @@ class FakeTriton:
     def serving(self, model: str) -> list[int]:
         return [version for (name, version), (state, _) in self._states.items() if name == model and state == "READY"]
 
-    def _load(self, model: str) -> str:
-        folder = self._mirror / model
+    def _load(self, model: str, overriding: Path | None = None) -> str:
+        folder = overriding or self._mirror / model
         if not folder.is_dir():
             return "failed to poll from model repository"
         versions = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
@@ -94,6 +98,14 @@ class StoreOfFakes:
         if config is not None:
             (self.folder / model / "config.pbtxt").write_text(config)
         return folder
+
+
+def _write(override: LoadOverride, folder: Path) -> Path:
+    for path, text in override.files.items():
+        (folder / path).parent.mkdir()
+        (folder / path).write_text(text)
+    write_config(json_format.Parse(override.config, ModelConfigProto()), folder / "config.pbtxt")
+    return folder
 
 
 def _error(version: Path) -> str:

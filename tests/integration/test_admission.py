@@ -138,6 +138,29 @@ def test_polling_a_bad_version_never_shows_and_a_good_one_is_served(start_server
 
 
 @pytest.mark.slow
+def test_explicit_mode_another_signature_is_refused_and_loads_that_follow_at_once_are_answered(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    store, kept = tmp_path / "store", set(Path("/tmp").glob("folder??????"))
+    zoo.add(store, "m", zoo.scale(("batch", 3), 1), 'backend: "graphkiln" version_policy { all {} }')
+    server = start_server("--model-store", store, "--model-control-mode=explicit", "--load-model=m")
+    server.wait_ready()
+    zoo.add(store, "m", zoo.scale(("batch", 4), 2), version=2)
+    with Client(server.url, timeout_s=120) as client:
+        for _ in range(3):  # while Triton is made to forget the one before
+            with pytest.raises(ClientError, match="not that of version 1, which serves"):
+                client.load("m")
+        shutil.rmtree(store / "m" / "2")
+        zoo.add(store, "m", zoo.scale(("batch", 3), 3), version=3)
+        client.load("m")
+        assert factor(server, "m") == 3
+    server.wait_ready()
+    server.process.terminate()
+    assert server.process.wait(60) == 0
+    assert not [path for path in set(Path("/tmp").glob("folder??????")) - kept if (path / "1" / "model.py").exists()]
+
+
+@pytest.mark.slow
 def test_explicit_mode_a_failed_load_leaves_no_trace_and_a_crash_changes_nothing(
     start_server: StartServer, store: Path
 ) -> None:

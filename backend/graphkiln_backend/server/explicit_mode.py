@@ -24,7 +24,7 @@ from graphkiln_backend.server.recovery import (
     replace_failed,
     states_by_model,
 )
-from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
+from graphkiln_backend.server.repository_control import LoadOverride, RepositoryControl, VersionState
 from graphkiln_backend.server.store_view import StoreView
 
 _log = logging.getLogger("graphkiln.server")
@@ -109,9 +109,8 @@ class ExplicitKeeper:
         """
         states = states_by_model(self.control.index())
         idle = {name: rows for name, rows in states.items() if not any(row.state == "LOADING" for row in rows)}
-        forgotten = [name for name, rows in idle.items() if self._forget(name, rows)]
-        if forgotten:
-            self.view.show_mirrored(())
+        for name, rows in idle.items():
+            self._forget(name, rows)
         self.loaded.versions = {name: versions for name, rows in states.items() if (versions := _serving(rows))}
         return _EVERY_S
 
@@ -125,22 +124,20 @@ class ExplicitKeeper:
             if (versions := _tried(rows)) and name in found
         }
 
-    def _forget(self, name: str, rows: list[VersionState]) -> bool:
-        """Whether there was anything to forget."""
+    def _forget(self, name: str, rows: list[VersionState]) -> None:
+        """Has Triton forget what failed of a model, if anything did."""
         failed = [int(row.version) for row in rows if row.failed]
         serving = _serving(rows)
         if not failed or (name in self._failed_at_start and not serving):
-            return False
+            return
         for row in rows:
             if row.failed:
                 reason = brief(row.reason, self.mirror.path / name, Path(name))
                 _log.error("%s version %s could not be loaded: %s", name, row.version, reason)
-        shown = _MirroredLoads(self.control, self.view)
         if serving:
-            forget_versions(name, failed, list(serving), self.mirror, shown)
+            forget_versions(name, failed, list(serving), self.mirror, self.control)
         else:
-            forget_model(name, failed, self.mirror, shown)
-        return True
+            forget_model(name, failed, self.mirror, self.control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +150,9 @@ class _MirroredLoads:
     def index(self) -> list[VersionState]:
         return self.control.index()
 
-    def load(self, model: str, timeout_s: float) -> str:
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
         self.view.show_mirrored({model})
-        return self.control.load(model, timeout_s)
+        return self.control.load(model, timeout_s, override)
 
     def unload(self, model: str) -> None:
         self.control.unload(model)

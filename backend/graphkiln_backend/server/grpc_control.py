@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.repository_control import HttpControl, VersionState
+from graphkiln_backend.server.repository_control import HttpControl, LoadOverride, VersionState
 
 _TIMEOUT_S = 5.0
 
@@ -43,16 +43,21 @@ class GrpcControl:
             for row in response.models
         ]
 
-    def load(self, model: str, timeout_s: float) -> str:
-        """Loads what the repository holds of a model; returns why that failed, or nothing.
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+        """Loads what the repository holds of a model, or something else; returns why that failed, or nothing.
 
         Raises:
             OSError: The server did not respond.
         """
         import grpc
 
+        request = _messages().RepositoryModelLoadRequest(model_name=model)
+        if override:
+            request.parameters["config"].string_param = override.config
+            for path, text in override.files.items():
+                request.parameters[f"file:{path}"].bytes_param = text.encode()
         try:
-            self._call("RepositoryModelLoad", _messages().RepositoryModelLoadRequest(model_name=model), timeout_s)
+            self._call("RepositoryModelLoad", request, timeout_s)
         except grpc.RpcError as error:
             if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                 raise ConnectionError(f"{model} cannot be loaded: {error.details()}") from error
@@ -91,9 +96,9 @@ class BothControls:
         """As `HttpControl.index`."""
         return self.http.index()
 
-    def load(self, model: str, timeout_s: float) -> str:
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
         """As `GrpcControl.load`."""
-        return self.grpc.load(model, timeout_s)
+        return self.grpc.load(model, timeout_s, override)
 
     def unload(self, model: str) -> None:
         """As `HttpControl.unload`."""

@@ -8,14 +8,19 @@ without any good version is not served.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+
+from google.protobuf import json_format, text_format
 
 from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.overlay import write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.repository_control import LoadOverride
 
 _CONFIG = """backend: "python"
 instance_group {{ kind: KIND_CPU count: 1 }}
@@ -28,6 +33,7 @@ _REFUSING = """import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
+        {before}
         raise pb_utils.TritonModelException({reason!r})
 
     def execute(self, requests):
@@ -43,8 +49,21 @@ class TritonPythonModel:
 """
 
 
-def _refusing(reason: str) -> str:
-    return _REFUSING.format(reason=bounded(reason))
+_REPORT = """
+
+def report(args):
+    try:
+        with open({file!r}, "a") as file:
+            file.write(args["model_repository"] + "\\n")
+    except OSError:
+        pass
+"""
+"""Says where Triton has put what it was told to load: it keeps that when the load fails."""
+_TRITONS_FOLDER = re.compile(r"/tmp/folder\w{6}")  # noqa: S108 - nobody asks us where
+
+
+def _refusing(reason: str, before: str = "") -> str:
+    return _REFUSING.format(reason=bounded(reason), before=before)
 
 
 class Mirror:
@@ -59,6 +78,7 @@ class Mirror:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "models"
+        self._reports = folder / "reports"
         self._next = folder / "next"  # not below `path`: Triton would list it
         self.path.mkdir(parents=True, exist_ok=True)
 
@@ -75,15 +95,26 @@ class Mirror:
         """Shows versions of a model whose loading fails with a reason."""
         self._show_placeholder(name, {version: _refusing(text) for version, text in reasons.items()})
 
-    def forget(self, name: str, failed: Collection[int], *, serving: Collection[int]) -> None:
-        """Shows a model whose loading fails, and makes Triton forget on the way that versions of it failed.
+    def forget(self, failed: Collection[int], *, serving: Collection[int]) -> LoadOverride:
+        """What to load so that Triton forgets on the way that versions of a model failed; that load fails.
 
         Of versions that are loaded together, none goes live if one fails: those that failed earlier load now and are
-        dropped as "unloaded", while those that serve are loaded beside what serves and fail there.
+        dropped as "unloaded", while those that serve are loaded beside what serves and fail there. Nothing is shown in
+        the mirror meanwhile: another load of the model, which waits for this one, would find half of it.
         """
-        files = dict.fromkeys(failed, _EMPTY)
         reason = "deliberately: this makes Triton forget that another version failed"
-        self._show_placeholder(name, files | dict.fromkeys(serving, _refusing(reason)))
+        refusing = _refusing(reason, "report(args)") + _REPORT.format(file=str(self._reports))
+        files = dict.fromkeys(failed, _EMPTY) | dict.fromkeys(serving, refusing)
+        config = json_format.MessageToJson(text_format.Parse(_CONFIG.format(), ModelConfigProto()))
+        return LoadOverride(config=config, files={f"{version}/model.py": text for version, text in files.items()})
+
+    def remove_forgotten(self) -> None:
+        """Removes what Triton keeps of such loads, once they are over."""
+        with suppress(OSError):
+            for line in set(self._reports.read_text().splitlines()):
+                if _TRITONS_FOLDER.fullmatch(line):
+                    shutil.rmtree(line, ignore_errors=True)
+            self._reports.unlink()
 
     def remove(self, name: str) -> None:
         """Shows nothing of a model."""

@@ -103,34 +103,42 @@ def forget_failures(stores: ManagedStores, mirror: Mirror, control: RepositoryCo
             forget_model(name, failed, mirror, control)
         elif failed and serving and model:
             forget_versions(name, failed, serving, mirror, control)
-            stores.present(mirror, model)
 
 
 def forget_versions(
     name: str, failed: list[int], serving: list[int], mirror: Mirror, control: RepositoryControl
 ) -> None:
-    """Makes Triton forget that versions failed while others of the model serve; the mirror then holds placeholders.
+    """Makes Triton forget that versions failed while others of the model serve.
 
     Raises:
-        OSError: The server ended, or the mirror cannot be written.
+        OSError: The server ended.
     """
-    _log.info("%s: the next error of Triton is deliberate; it makes it forget that a version failed", name)
-    mirror.forget(name, failed, serving=serving)
-    control.load(name, _FORGET_TIMEOUT_S)
+    _log.info("%s: the next errors of Triton are deliberate; they make it forget that a version failed", name)
+    try:
+        control.load(name, _FORGET_TIMEOUT_S, mirror.forget(failed, serving=serving))
+    finally:
+        mirror.remove_forgotten()
 
 
 def forget_model(name: str, failed: list[int], mirror: Mirror, control: RepositoryControl) -> None:
     """Makes Triton forget a model: it is loaded as placeholders, which then are unloaded.
 
     Raises:
-        OSError: The server ended, or the mirror cannot be written.
+        OSError: The server ended.
     """
-    mirror.forget(name, failed, serving=())
     try:
-        control.load(name, _FORGET_TIMEOUT_S)
-        control.unload(name)
+        control.load(name, _FORGET_TIMEOUT_S, mirror.forget(failed, serving=()))
+        states = states_by_model(control.index()).get(name, [])
+        if not any(state.state == "LOADING" or _is_other(state, failed) for state in states):
+            control.unload(name)
     finally:
+        mirror.remove_forgotten()
         mirror.remove(name)
+
+
+def _is_other(state: VersionState, failed: list[int]) -> bool:
+    """Whether a version serves that somebody else has loaded meanwhile."""
+    return state.state == "READY" and int(state.version) not in failed
 
 
 def brief(reason: str, shown_as: Path, folder: Path) -> str:

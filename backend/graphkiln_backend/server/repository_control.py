@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 from collections.abc import Mapping
@@ -38,14 +39,27 @@ class VersionState:
         return self.state == "UNAVAILABLE" and self.reason != _UNLOADED
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOverride:
+    """What to load in the place of a model's folder: nobody else who loads the model ever sees it.
+
+    Attributes:
+        config: The configuration, as JSON.
+        files: Contents by path below the model's folder.
+    """
+
+    config: str
+    files: Mapping[str, str]
+
+
 class RepositoryControl(Protocol):
     """What the supervisor asks of a running server. Every call may raise OSError: the server may end at any time."""
 
     def index(self) -> list[VersionState]:
         """Every version that the server knows."""
 
-    def load(self, model: str, timeout_s: float) -> str:
-        """Loads what the repository holds of a model; returns why that failed, or nothing."""
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+        """Loads what the repository holds of a model, or something else; returns why that failed, or nothing."""
 
     def unload(self, model: str) -> None:
         """Unloads a model with all its versions; returns before that is done."""
@@ -83,13 +97,13 @@ class HttpControl:
             for row in json.loads(body)
         ]
 
-    def load(self, model: str, timeout_s: float) -> str:
-        """Loads what the repository holds of a model; returns why that failed, or nothing.
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+        """Loads what the repository holds of a model, or something else; returns why that failed, or nothing.
 
         Raises:
             OSError: The server did not respond.
         """
-        return self._change(model, "load", timeout_s)
+        return self._change(model, "load", timeout_s, _to_json(override) if override else b"")
 
     def unload(self, model: str) -> None:
         """Unloads a model with all its versions; returns before that is done.
@@ -100,20 +114,25 @@ class HttpControl:
         if error := self._change(model, "unload", _TIMEOUT_S):
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
-    def _change(self, model: str, verb: str, timeout_s: float) -> str:
-        status, body = self._post(f"/v2/repository/models/{quote(model, safe='')}/{verb}", timeout_s)
+    def _change(self, model: str, verb: str, timeout_s: float, request: bytes = b"") -> str:
+        status, body = self._post(f"/v2/repository/models/{quote(model, safe='')}/{verb}", timeout_s, request)
         return "" if status == http.HTTPStatus.OK else _error_text(body) or f"status {status}"
 
-    def _post(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+    def _post(self, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self.address.local_address, timeout=timeout_s)
         try:
-            connection.request("POST", path, headers={"Connection": "close", **self.headers})
+            connection.request("POST", path, request, headers={"Connection": "close", **self.headers})
             response = connection.getresponse()
             return response.status, response.read()
         except http.client.HTTPException as error:
             raise ConnectionError(f"port {self.address.port} broke off its response: {error}") from error
         finally:
             connection.close()
+
+
+def _to_json(override: LoadOverride) -> bytes:
+    files = {f"file:{path}": base64.b64encode(text.encode()).decode() for path, text in override.files.items()}
+    return json.dumps({"parameters": {"config": override.config, **files}}).encode()
 
 
 def _error_text(body: bytes) -> str:

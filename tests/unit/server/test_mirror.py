@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -75,9 +77,28 @@ def test_a_refused_version_fails_with_its_reason(mirror: Mirror) -> None:
 
 
 @pytest.mark.usefixtures("pb_utils")
-def test_to_forget_the_failed_load_and_the_serving_fail(mirror: Mirror) -> None:
-    mirror.forget("m", [2, 3], serving=[1])
-    placeholders = {
-        name: runpy.run_path(str(mirror.path / "m" / name / "model.py"))["TritonPythonModel"] for name in "123"
-    }
-    assert {name for name, placeholder in placeholders.items() if hasattr(placeholder, "initialize")} == {"1"}
+def test_to_forget_the_failed_load_and_the_serving_fail(mirror: Mirror, model: Path, tmp_path: Path) -> None:
+    mirror.show(model, [1], None)
+    override = mirror.forget([2, 3], serving=[1])
+    assert names(mirror.path / "m") == ["1", "config.pbtxt"], "others see nothing of it"
+    assert json.loads(override.config)["backend"] == "python"
+    assert sorted(override.files) == ["1/model.py", "2/model.py", "3/model.py"]
+    for path, text in override.files.items():
+        (tmp_path / "placeholder.py").write_text(text)
+        placeholder = runpy.run_path(str(tmp_path / "placeholder.py"))["TritonPythonModel"]
+        assert hasattr(placeholder, "initialize") == (path == "1/model.py")
+
+
+@pytest.mark.usefixtures("pb_utils")
+def test_what_triton_keeps_of_it_is_removed_and_nothing_else(mirror: Mirror, tmp_path: Path) -> None:
+    tritons = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
+    tritons.mkdir()
+    (tmp_path / "placeholder.py").write_text(mirror.forget([2], serving=[1]).files["1/model.py"])
+    placeholder = runpy.run_path(str(tmp_path / "placeholder.py"))["TritonPythonModel"]()
+    for folder in (tritons, tmp_path, tritons):
+        with pytest.raises(TritonModelException, match="deliberately"):
+            placeholder.initialize({"model_repository": str(folder)})
+    mirror.remove_forgotten()
+    mirror.remove_forgotten()
+    assert not tritons.exists()
+    assert tmp_path.exists()

@@ -10,7 +10,7 @@ from fake_repository import FakeTriton, StoreOfFakes
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.recovery import brief, forget_failures, replace_failed
-from graphkiln_backend.server.repository_control import VersionState
+from graphkiln_backend.server.repository_control import LoadOverride, VersionState
 
 ALL = "version_policy { all { } }"
 
@@ -102,13 +102,30 @@ def test_a_model_that_cannot_be_forgotten_is_not_left_in_the_mirror(fake_store: 
     stores, triton = start(fake_store, mirror)
     del stores.served["m"]
 
-    def load(model: str, timeout_s: float) -> str:
-        raise ConnectionError(f"{model} {timeout_s}")
+    def load(model: str, timeout_s: float, override: object) -> str:
+        raise ConnectionError(f"{model} {timeout_s} {override}")
 
     triton.load = load  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
         forget_failures(stores, mirror, triton)
     assert not (mirror.path / "m").exists()
+
+
+def test_what_somebody_loads_meanwhile_is_not_unloaded(fake_store: StoreOfFakes, mirror: Mirror) -> None:
+    fake_store.add("m", 1, "bad")
+    stores, triton = start(fake_store, mirror)
+    fake_store.add("m", 2)
+    mirror.show(fake_store.folder / "m", [2], None)
+    load = triton.load
+
+    def load_both(model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+        return load(model, timeout_s, override) or load(model, timeout_s)  # the second one has waited for the first
+
+    triton.load = load_both  # type: ignore[method-assign]
+    del stores.served["m"]
+    forget_failures(stores, mirror, triton)
+    assert triton.serving("m") == [2]
+    assert triton.ready
 
 
 def test_a_version_that_is_loading_has_not_failed() -> None:

@@ -9,7 +9,7 @@ from canned import CannedHttp, hang_up, http
 from running import free_ports
 
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.repository_control import HttpControl, VersionState
+from graphkiln_backend.server.repository_control import HttpControl, LoadOverride, VersionState
 
 
 def control(port: int) -> HttpControl:
@@ -53,6 +53,14 @@ def test_a_load_that_works_says_nothing() -> None:
 def test_a_load_that_fails_says_why(body: bytes, words: str) -> None:
     with CannedHttp([http(body, "400 Bad Request")]) as server:
         assert control(server.port).load("a", 5) == words
+
+
+def test_something_else_than_the_folder_is_sent_along() -> None:
+    with CannedHttp([http(b"")]) as server:
+        override = LoadOverride(config='{"backend": "python"}', files={"1/model.py": "pass"})
+        assert control(server.port).load("a", 5, override) == ""
+    sent = json.loads(server.requests[0].partition(b"\r\n\r\n")[2])
+    assert sent == {"parameters": {"config": '{"backend": "python"}', "file:1/model.py": "cGFzcw=="}}
 
 
 def test_an_unload_that_fails_is_an_error() -> None:
