@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import onnx_ir
 
 from graphkiln_backend.passes.base import weight_bytes
+from graphkiln_backend.passes.sparse import make_dense
 
 OPSET = 18
 """ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
@@ -17,7 +19,10 @@ _EXTERNAL_DATA_FROM_BYTES = 2**30
 
 def load(path: Path) -> onnx_ir.Model:
     """Reads a graph and its weights, so that it no longer depends on where they lie."""
-    model = onnx_ir.load(path)
+    proto = onnx.load(path, load_external_data=False)
+    make_dense(proto)
+    model = onnx_ir.from_proto(proto)
+    onnx_ir.external_data.set_base_dir(model.graph, path.parent)
     onnx_ir.external_data.load_to_model(model)
     return model
 

@@ -27,6 +27,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.graph_file import OPSET, load
 from graphkiln_backend.passes.rounding import Rounding
+from graphkiln_backend.passes.sparse import make_dense
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
@@ -209,6 +210,7 @@ def _load(path: Path) -> onnx_ir.Model:
         return load(path)
     model = onnx.load(path)
     with_tensor_outputs(model)
+    make_dense(model)
     return onnx_ir.from_proto(model)
 
 
