@@ -1,4 +1,4 @@
-"""Makes the sparse constants of a file dense, which onnx_ir (0.2) drops or refuses. ONNX Runtime makes them dense, too."""
+"""Makes the sparse constants of a file dense, which onnx_ir (0.2) drops or refuses; ONNX Runtime does so itself."""
 
 from __future__ import annotations
 

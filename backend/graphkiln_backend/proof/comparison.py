@@ -108,7 +108,15 @@ def prove(
     findings: list[OutputError | Decision] = [*errors, *decisions]
     failures = [str(finding) for finding in findings if not finding.within(limits)]
     count = len(next(iter(reference.values()))) if samples is None else samples
-    verification = _record(errors, decisions, limits, samples=count, batch_sizes=batch_sizes, passed=not failures)
+    verification = _record(
+        errors,
+        decisions,
+        limits,
+        samples=count,
+        batch_sizes=batch_sizes,
+        passed=not failures,
+        alike=_all_alike(trusted),
+    )
     if failures:
         raise VerificationError("the outputs changed", report=f"{verification.verdict}: {'; '.join(failures)}")
     _check_says_something(trusted)
@@ -124,6 +132,7 @@ def _record(
     samples: int,
     batch_sizes: tuple[int, ...],
     passed: bool,
+    alike: bool,
 ) -> Verification:
     """The figures that were measured, beside their limits."""
     worst = max(errors, key=lambda error: error.relative_l2 / error.limits(limits).relative_l2)
@@ -132,6 +141,7 @@ def _record(
         f"error {relative_l2:.2g} of signal (limit {limit:.0e})",
         *map(str, decisions),
         f"{samples} samples",
+        *(["the same outputs for each: they decide little, give samples that differ"] if alike else []),
         f"batch sizes {', '.join(map(str, batch_sizes))}" if batch_sizes else "whole inputs",
     )
     return Verification(
@@ -229,10 +239,9 @@ def _check_says_something(reference: Mapping[str, AnyArray]) -> None:
 
 def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
     """Perturbs a copy beyond the limit and makes sure that the same check refuses it."""
-    perturbed = {name: _perturb(array, limits) if _is_float(array) else array for name, array in reference.items()}
-    floats = [name for name, array in reference.items() if _is_float(array) and _can_be_perturbed(array)]
-    errors = {error.name: error for error in compare(reference, perturbed)}
-    passed = [name for name in floats if errors[name].within(limits)]
+    reference = {name: array for name, array in reference.items() if _can_be_perturbed(array)}
+    perturbed = {name: _perturb(array, limits) for name, array in reference.items()}
+    passed = [error.name for error in compare(reference, perturbed) if error.within(limits)]
     if passed:
         raise VerificationError(
             "the check cannot tell a perturbed copy from the reference",
@@ -242,16 +251,41 @@ def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -
 
 
 def _can_be_perturbed(array: AnyArray) -> bool:
-    """Whether an element is neither zero nor infinite nor NaN, which are compared exactly."""
+    """Whether there is an element; of floating-point numbers, one that is neither zero nor infinite nor NaN."""
+    if not _is_float(array):
+        return array.size > 0
     exact = array.astype(np.float64)
     return bool(np.any(np.isfinite(exact) & (exact != 0)))
 
 
 def _perturb(array: AnyArray, limits: Limits) -> AnyArray:
     """A copy beyond the limit, away from zero; by one step of its type at least, where that is more."""
+    if not _is_float(array):
+        return _exchange(array, limits)
     row = limits.at_least(ROUNDINGS * rounding_of(DType.from_numpy(array.dtype)))
     exact = array.astype(np.float64)
     with np.errstate(over="ignore"):  # what becomes infinite is refused as well
         scaled: AnyArray = (exact * (1 + _CONTROL_SCALE * row.relative_l2)).astype(array.dtype)
         next_away = np.nextafter(array, np.copysign(np.inf, exact).astype(array.dtype))
     return np.where((scaled == array) & (exact != 0), next_away, scaled)
+
+
+def _exchange(array: AnyArray, limits: Limits) -> AnyArray:
+    """A copy of classes, indices or text in which more elements differ than the limit allows."""
+    flat = as_text(array).ravel().copy()
+    differing = min(flat.size, int(_CONTROL_SCALE * (1 - limits.top1_agreement) * flat.size) + 1)
+    if flat.dtype.kind in "OSU":
+        flat = flat.astype(np.object_)
+        flat[:differing] = [f"{text}." for text in flat[:differing]]
+    else:
+        # The last bit: another class, the other truth.
+        flat[:differing] = np.bitwise_xor(flat[:differing], np.ones(differing, flat.dtype))
+    return flat.reshape(array.shape)
+
+
+def _all_alike(reference: Mapping[str, AnyArray]) -> bool:
+    """Whether outputs without floating-point numbers are the same for each of several samples: they decide nothing."""
+    arrays = [as_text(array) for array in reference.values()]
+    if any(_is_float(array) or array.ndim == 0 or len(array) < 2 for array in arrays):
+        return False
+    return all(bool(np.all(array[:1] == array)) for array in arrays)

@@ -331,3 +331,38 @@ class TestHalfPrecision:
         verification = prove(reference, judged, EXPORT, batch_sizes=(1,))
         assert verification.relative_l2_limit == 4 * 2**-11
         assert prove(reference, reference, EXPORT, batch_sizes=(1,)).relative_l2_limit == EXPORT.relative_l2
+
+
+class TestWithoutNumbers:
+    """Outputs that are classes, truths or text."""
+
+    ARRAYS = (
+        np.array([[0, 2], [1, 5]]),
+        np.array([[0, 2], [1, 255]], np.uint8),
+        np.array([True, False]),
+        np.array(["a", "b"], np.object_),
+        np.array([b"a", b"b"], np.object_),
+    )
+
+    @pytest.mark.parametrize("array", ARRAYS, ids=["int64", "uint8", "bool", "text", "bytes"])
+    def test_a_comparison_that_is_blind_to_them_is_caught(
+        self, array: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prove({"y": array}, {"y": array}, EXPORT, batch_sizes=(1,))
+        monkeypatch.setattr(OutputError, "within", lambda *_: True)
+        with pytest.raises(VerificationError, match="negative control passed on y"):
+            prove({"y": array}, {"y": array}, EXPORT, batch_sizes=(1,))
+
+    @pytest.mark.parametrize("limits", [EXPORT, INT8])
+    def test_as_many_differ_as_are_too_many(self, limits: Limits) -> None:
+        array = np.arange(1000)
+        found = comparison._exchange(array, limits)
+        assert np.mean(found != array) <= 3 * (1 - limits.top1_agreement) + 0.002
+        assert not comparison.compare({"y": array}, {"y": found})[0].within(limits)
+
+    def test_what_is_the_same_for_each_sample_is_told(self) -> None:
+        same = np.array([3, 3, 3])
+        verdict = prove({"y": same}, {"y": same}, EXPORT, batch_sizes=(1,)).verdict
+        assert "the same outputs for each" in verdict
+        other = np.array([3, 3, 4])
+        assert "the same outputs" not in prove({"y": other}, {"y": other}, EXPORT, batch_sizes=(1,)).verdict
