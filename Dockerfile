@@ -9,7 +9,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM python AS build
-RUN apt-get update && apt-get install -y --no-install-recommends python3-venv
+# Graphs that change the case of text (StringNormalizer) need a locale, which the slim image lacks.
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv locales \
+    && localedef --no-archive -i en_US -f UTF-8 en_US.UTF-8
 COPY pyproject.toml README.md CHANGELOG.md LICENSE /source/
 COPY backend /source/backend
 COPY client /source/client
@@ -26,6 +28,7 @@ RUN python3 -m venv /opt/graphkiln \
 FROM python AS cpu
 RUN useradd --create-home --uid 1000 graphkiln
 COPY --from=build /opt/graphkiln /opt/graphkiln
+COPY --from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8
 ENV PATH=/opt/graphkiln/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

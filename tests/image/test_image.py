@@ -130,3 +130,11 @@ def test_openvino_is_there_and_proves_itself(digits: Path) -> None:
     shown = subprocess.run(run, capture_output=True, text=True, check=False)
     assert "products: 5 in fp32" in shown.stdout, shown.stderr
     assert "PASS" in shown.stdout
+
+
+def test_text_can_change_its_case() -> None:
+    """ONNX Runtime's StringNormalizer takes the rules from this locale."""
+    program = "import locale; locale.setlocale(locale.LC_ALL, 'en_US.UTF-8')"
+    run = engine("run", "--rm", *(PODMAN_RUN if ENGINE == "podman" else ()), IMAGE, "python3", "-c", program)
+    finished = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr

@@ -38,7 +38,7 @@ _LEVELS = {
 }
 _LOCALE_HINT = (
     "the graph changes the case of text by the rules of a locale that this machine lacks: "
-    "apt-get install locales && locale-gen en_US.UTF-8"
+    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8"
 )
 _ERRORS = (
     native.EngineError,
