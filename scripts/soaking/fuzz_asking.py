@@ -19,7 +19,7 @@ from soaking.fuzz_http import HttpCase
 from soaking.fuzz_raw import RawCase, exchange
 from soaking.fuzz_streams import METHOD, StreamCase
 from soaking.ledger import DEADLINE_S, NoAnswer, WrongAnswer
-from soaking.models import DIGIT_LABELS, TOLERANCE, difference
+from soaking.models import DIGIT_LABELS, TOLERANCE, SoakModel, difference
 from soaking.reaching import Reach
 from soaking.senders import from_bytes, read_response
 
@@ -163,12 +163,18 @@ def _check_message(case: GrpcCase, response: Any) -> None:
 
 
 def _check(case: HttpCase | GrpcCase, outputs: dict[str, AnyArray], told: int | None) -> None:
-    assert case.model is not None
+    model = _model_of(case)
     version = int(case.version or told or 0)
     if version != told:
         raise WrongAnswer(f"version {told} answered in place of {version}")
-    if text := difference(case.model.reference(version, case.feeds), outputs):
-        raise WrongAnswer(f"{case.model.name} version {version}: {text}")
+    if text := difference(model.reference(version, case.feeds), outputs):
+        raise WrongAnswer(f"{model.name} version {version}: {text}")
+
+
+def _model_of(case: HttpCase | GrpcCase) -> SoakModel:
+    if case.model is None:
+        raise ValueError("a case without a model has no right answer")
+    return case.model
 
 
 def check_classes(case: HttpCase, outputs: dict[str, AnyArray]) -> None:
@@ -177,8 +183,7 @@ def check_classes(case: HttpCase, outputs: dict[str, AnyArray]) -> None:
     Raises:
         WrongAnswer: A class or score is another one.
     """
-    assert case.model is not None
-    expected = case.model.reference(1, case.feeds)["OUTPUT_0"]
+    expected = _model_of(case).reference(1, case.feeds)["OUTPUT_0"]
     for scores, texts in zip(expected, outputs["OUTPUT_0"], strict=True):
         best = np.argsort(-scores, kind="stable")[: case.class_count]
         got = [Classification.parse(text.decode()) for text in texts]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_client import Client
 from soaking.models import MODELS, difference
 from soaking.service import Service
@@ -118,7 +119,7 @@ def every_model_answers(service: Service) -> bool:
         return False
     try:
         return all(_answers(service, url) for url in (service.reach.http_url, service.reach.grpc_url))
-    except Exception:
+    except (GraphkilnError, OSError):
         return False
 
 

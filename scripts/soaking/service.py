@@ -188,7 +188,8 @@ class Service:
 
     def wait_end(self) -> int:
         """Waits for the supervisor's end; returns its exit code, as a shell tells it."""
-        assert self.process is not None
+        if self.process is None:
+            raise RuntimeError("the service was not started")
         code = self.process.wait(_STOP_LIMIT_S)
         return code if code >= 0 else 128 - code
 

@@ -127,7 +127,8 @@ class OtherContract(GoodVersion):
         labels = "".join(f"{label}\n" for label in digit_labels(version)).encode()
         (temporary / "labels.txt").write_bytes(labels)
         manifest = Manifest.read(temporary / "manifest.json")
-        assert isinstance(manifest.labels, Labels)
+        if not isinstance(manifest.labels, Labels):
+            raise TypeError(f"{DIGITS} describes no labels")
         described = replace(manifest.labels, sha256=hashlib.sha256(labels).hexdigest())
         replace(manifest, labels=described).write(temporary / "manifest.json")
         temporary.rename(folder)
