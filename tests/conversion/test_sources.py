@@ -51,8 +51,7 @@ def test_a_branch_that_looks_at_the_whole_batch_is_refused(run: Convert, tmp_pat
 
 
 def test_sklearn(run: Convert, tmp_path: Path) -> None:
-    skops_io = pytest.importorskip("skops.io", reason="the extra [sklearn] is not installed")
-    pytest.importorskip("skl2onnx", reason="the extra [sklearn] is not installed")
+    import skops.io
     from sklearn.compose import ColumnTransformer
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.pipeline import make_pipeline
@@ -64,7 +63,7 @@ def test_sklearn(run: Convert, tmp_path: Path) -> None:
     transformer = ColumnTransformer([("w", OneHotEncoder(), [0]), ("n", StandardScaler(), [1])])
     estimator = make_pipeline(transformer, RandomForestClassifier(5, random_state=0))
     estimator.fit(table, np.where(table[:, 0] == "red", "warm", "kühl"))
-    skops_io.dump(estimator, tmp_path / "m.skops")
+    skops.io.dump(estimator, tmp_path / "m.skops")
     manifest = Manifest.read(run(str(tmp_path / "m.skops")) / "manifest.json")
     assert [spec.dtype for spec in manifest.signature.outputs] == ["BYTES", "FP32"]
     assert {"scikit-learn", "skl2onnx", "skops"} <= set(manifest.provenance.versions)
@@ -73,7 +72,8 @@ def test_sklearn(run: Convert, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_keras(run: Convert, tmp_path: Path) -> None:
     os.environ["KERAS_BACKEND"] = "torch"
-    keras = pytest.importorskip("keras", reason="the extra [keras] is not installed")
+    import keras
+
     layers = [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3), keras.layers.Flatten(), keras.layers.Dense(3)]
     keras.Sequential(layers).save(tmp_path / "m.keras")
     manifest = Manifest.read(run(str(tmp_path / "m.keras")) / "manifest.json")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 os.environ["KERAS_BACKEND"] = "torch"
-keras = pytest.importorskip("keras", reason="the extra [keras] is not installed")
+import keras
 
-from graphkiln_backend.graph.errors import ConversionError  # noqa: E402
-from graphkiln_converters.sources.base import SourceOptions  # noqa: E402
-from graphkiln_converters.sources.keras import open_source  # noqa: E402
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.keras import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

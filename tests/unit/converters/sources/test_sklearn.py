@@ -7,22 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import skops.io as skops_io
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import SourceOptions, synthetic_samples
-
-skops_io = pytest.importorskip("skops.io", reason="the extra [sklearn] is not installed")
-pytest.importorskip("skl2onnx", reason="the extra [sklearn] is not installed")
-
-from sklearn.cluster import KMeans  # noqa: E402
-from sklearn.linear_model import LogisticRegression, Ridge  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
-from sklearn.svm import SVC  # noqa: E402
-from sklearn.tree import DecisionTreeClassifier  # noqa: E402
-
-from graphkiln_converters.sources.sklearn import open_source  # noqa: E402
+from graphkiln_converters.sources.sklearn import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = np.random.default_rng(0).normal(size=(100, 3))
