@@ -17,7 +17,7 @@ from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
 from graphkiln_backend.repository.external_data import check_external_data, external_locations
-from graphkiln_backend.repository.row_mixing import find_mixing
+from graphkiln_backend.repository.row_mixing import find_mixing, find_row_outputs
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
 _PROTOBUF_LIMIT = 1 << 30
@@ -72,6 +72,7 @@ def read_signature(path: Path) -> Signature:
     stated = {value.name for value in graph.output if value.type.tensor_type.HasField("shape")}
     outputs = tuple(_spec(value, graph, path) for value in _with_shapes(model))
     outputs = tuple(spec if spec.name in stated else _counted(spec, ()) for spec in outputs)
+    outputs = _with_rows(model, inputs, outputs)
     outputs = tuple(_counted(spec, inputs) for spec in outputs) if _counts(model) else outputs
     if _find_mixing(model, inputs, outputs):
         outputs = tuple(_counted(spec, ()) for spec in outputs)
@@ -219,6 +220,20 @@ def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
     if not spec.varies or any(spec.shape[0] in other.shape[:1] for other in inputs):
         return spec
     return replace(spec, shape=(counted_dim(spec.name, 0), *spec.shape[1:]))
+
+
+def _with_rows(
+    model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: tuple[TensorSpec, ...]
+) -> tuple[TensorSpec, ...]:
+    """Outputs that tell of one row although they have one for each: onnxmltools says so of LightGBM's labels."""
+    one = [spec.name for spec in outputs if spec.shape[:1] == (1,)]
+    if not one or not inputs or not all(spec.varies for spec in inputs):
+        return outputs
+    rows = find_row_outputs(model)
+    return tuple(
+        replace(spec, shape=(inputs[0].shape[0], *spec.shape[1:])) if spec.name in one and spec.name in rows else spec
+        for spec in outputs
+    )
 
 
 def _find_mixing(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:

@@ -32,6 +32,27 @@ def find_mixing(model: onnx.ModelProto) -> str:
     Args:
         model: A graph whose inputs all have a first dimension that varies. Its weights need not be loaded.
     """
+    try:
+        _read(model)
+    except Mixes as found:
+        return str(found)
+    return ""
+
+
+def find_row_outputs(model: onnx.ModelProto) -> frozenset[str]:
+    """The outputs that surely have a row for each row of the inputs, whatever shape the file tells.
+
+    Args:
+        model: As for `find_mixing`.
+    """
+    try:
+        places = _read(model).places
+    except Mixes:
+        return frozenset()
+    return frozenset(value.name for value in model.graph.output if (at := places.get(value.name)) and at.axis == 0)
+
+
+def _read(model: onnx.ModelProto) -> _Reader:
     given = {tensor.name for tensor in model.graph.initializer}
     versions = {opset.domain: opset.version for opset in model.opset_import}
     reader = _Reader(version=versions.get("", versions.get("ai.onnx", 1)))
@@ -43,11 +64,8 @@ def find_mixing(model: onnx.ModelProto) -> str:
             reader.ranks[value.name] = len(value.type.tensor_type.shape.dim)
     for tensor in model.graph.initializer:
         reader.know(tensor.name, tensor)
-    try:
-        reader.read(_needed(model.graph))
-    except Mixes as found:
-        return str(found)
-    return ""
+    reader.read(_needed(model.graph))
+    return reader
 
 
 @dataclass

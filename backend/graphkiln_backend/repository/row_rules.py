@@ -85,8 +85,10 @@ def _by_row(_: onnx.NodeProto, known: Places) -> Place | None:
     return known.data if known.data and known.data.axis == 0 else None
 
 
-def _tree(_: onnx.NodeProto, known: Places) -> Place | None:
-    return Place(0, 2) if known.data and known.data.axis == 0 else None
+def _tree(node: onnx.NodeProto, known: Places) -> tuple[Place | None, ...]:
+    by_row = bool(known.data and known.data.axis == 0)
+    ranks = (1, 2) if node.op_type.endswith("Classifier") else (2,)
+    return tuple(Place(0, rank) if by_row else None for rank in ranks)
 
 
 def _transpose(node: onnx.NodeProto, known: Places) -> Place | None:
@@ -189,11 +191,7 @@ def _reshape(node: onnx.NodeProto, known: Places) -> Place | None:
 
 
 def _flatten(node: onnx.NodeProto, known: Places) -> Place | None:
-    if not known.data:
-        return None
-    at = _integer(node, "axis", 1)
-    at += known.data.rank if at < 0 else 0
-    return Place(0, 2) if known.data.axis == 0 and at == 1 else None
+    return Place(0, 2) if known.data and known.data.axis == 0 and _integer(node, "axis", 1) == 1 else None
 
 
 def _matmul(node: onnx.NodeProto, known: Places) -> Place | None:
@@ -274,6 +272,7 @@ _REDUCTIONS = (
     "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare"
 )
+_TREES = "LinearClassifier LinearRegressor TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor"
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_BY_ROW.split(), _by_row),
@@ -281,6 +280,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _softmax),
     **dict.fromkeys(("LpNormalization", "TopK"), _along(-1)),
+    **dict.fromkeys(_TREES.split(), _tree),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalization),
     "BatchNormalization": _batch_norm,
     "Concat": _concat,
@@ -294,7 +294,6 @@ RULES: dict[str, Rule] = {
     "Split": _split,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
-    "TreeEnsemble": _tree,
     "Unsqueeze": _unsqueeze,
 }
 """Operator -> its rule."""

@@ -77,6 +77,7 @@ class SequenceTensors:
         return replace(
             signature,
             inputs=tuple(spec for spec in signature.inputs if spec.name not in self.input_names),
+            optional_inputs=tuple(spec for spec in signature.optional_inputs if spec.name not in self.input_names),
             outputs=tuple(spec for spec in signature.outputs if spec.name not in hidden),
         )
 
@@ -180,7 +181,7 @@ def check_sequence_tensors(config: Any, signature: Signature) -> None:
         return
     _refuse_unsupported(config)
     _refuse_duplicates(config, tensors)
-    inputs = {spec.name: spec for spec in signature.inputs}
+    inputs = {spec.name: spec for spec in (*signature.inputs, *signature.optional_inputs)}
     outputs = {spec.name: spec for spec in signature.outputs}
     batched = config.max_batch_size > 0
     for name, dtype in tensors.controls.items():

@@ -10,7 +10,7 @@ from onnx import parser
 
 from graphkiln_backend.repository.config import ModelConfigProto, complete
 from graphkiln_backend.repository.onnx_file import read_mixing, read_signature
-from graphkiln_backend.repository.row_mixing import find_mixing
+from graphkiln_backend.repository.row_mixing import find_mixing, find_row_outputs
 
 WEIGHTS = "<float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}>"
 RECURRENT = "<float[1,20,4] w, float[1,20,5] r>"
@@ -151,3 +151,29 @@ def test_dims_without_the_batch_ask_for_batches(tmp_path: Path) -> None:
 
 def test_the_node_is_named() -> None:
     assert find_mixing(MIXING["softmax over the first axis"]) == "Softmax 'y' runs along the rows"
+
+
+TREE = """s, p = ai.onnx.ml.TreeEnsembleClassifier<
+    nodes_treeids: ints = [0, 0, 0], nodes_nodeids: ints = [0, 1, 2], nodes_featureids: ints = [0, 0, 0],
+    nodes_modes: strings = ["BRANCH_LEQ", "LEAF", "LEAF"], nodes_values: floats = [0.5, 0.0, 0.0],
+    nodes_truenodeids: ints = [1, 0, 0], nodes_falsenodeids: ints = [2, 0, 0], class_treeids: ints = [0, 0],
+    class_nodeids: ints = [1, 2], class_ids: ints = [0, 1], class_weights: floats = [1.0, 1.0],
+    classlabels_int64s: ints = [0, 1]>(x)"""
+
+
+def test_labels_that_the_file_tells_of_for_one_row(tmp_path: Path) -> None:
+    """As onnxmltools writes them for LightGBM."""
+    text = '<ir_version: 8, opset_import: ["" : 18, "ai.onnx.ml" : 3]> g (float[n,4] x)'
+    model = parser.parse_model(f"{text} => (int64[1] label, float[n,2] p) {{ {TREE} label = Identity(s) }}")
+    assert find_row_outputs(model) == {"label", "p"}
+    onnx.save(model, tmp_path / "model.onnx")
+    assert read_signature(tmp_path / "model.onnx").batchable
+
+
+def test_what_has_one_row_keeps_it(tmp_path: Path) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[n,4] x) => (float[1,4] y)'
+        "{ a = Constant<value = int64[1] {0}>() y = ReduceMean(x, a) }"
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    assert read_signature(tmp_path / "model.onnx").outputs[0].shape == (1, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -132,6 +134,17 @@ class TestChecks:
         written.input.add(name=name)
         with pytest.raises(RepositoryError, match=f"input '{name}' is also a control input or a state"):
             check_sequence_tensors(written, SIGNATURE)
+
+
+class TestDefaults:
+    def test_a_state_for_which_the_graph_has_a_default_is_no_input_of_requests(self) -> None:
+        (state,) = (spec for spec in SIGNATURE.inputs if spec.name == "IN")
+        others = tuple(spec for spec in SIGNATURE.inputs if spec is not state)
+        signature = replace(SIGNATURE, inputs=others, optional_inputs=(state,))
+        check_sequence_tensors(config(START + STATE), signature)
+        tensors = read_sequence_tensors(config(START + STATE))
+        assert tensors is not None
+        assert tensors.of_requests(signature).optional_inputs == ()
 
 
 class TestTextId:
