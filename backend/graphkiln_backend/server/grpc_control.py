@@ -74,13 +74,9 @@ class GrpcControl:
             self._call("RepositoryModelUnload", _messages().RepositoryModelUnloadRequest(model_name=model), _TIMEOUT_S)
 
     def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the supervisor's children are other programs
-        import grpc
         from tritonclient.grpc import service_pb2_grpc
 
-        host, port = self.address.local_address
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        with grpc.insecure_channel(target) as channel:
+        with open_channel(self.address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             return getattr(stub, method)(request, timeout=timeout_s, metadata=self.metadata)
 
@@ -103,6 +99,30 @@ class BothControls:
     def unload(self, model: str) -> None:
         """As `HttpControl.unload`."""
         self.http.unload(model)
+
+
+def open_channel(address: ListenAddress) -> Any:
+    """A channel to a server without TLS, which opens when it is used.
+
+    Args:
+        address: Where it listens for gRPC.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the supervisor's children are other programs
+    import grpc
+
+    host, port = address.local_address
+    return grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def ask_whether_live(channel: Any) -> Any:
+    """A call that asks whether a server lives, as a future of grpc.
+
+    Args:
+        channel: From `open_channel`.
+    """
+    from tritonclient.grpc import service_pb2_grpc
+
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive.future(_messages().ServerLiveRequest())
 
 
 def _messages() -> Any:

@@ -4,13 +4,50 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Any
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.grpc_control import ask_whether_live, open_channel
 from graphkiln_backend.server.suspension import SuspensionDetector
 
 _CONNECT_S = 0.5
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class GrpcLivenessProbe(Closeable):
+    """Asks a server that speaks gRPC only; any response will do.
+
+    Args:
+        address: Where it listens for gRPC, without TLS.
+    """
+
+    def __init__(self, address: ListenAddress) -> None:
+        self._channel = open_channel(address)
+        self._call: Any = None
+        self._answered_at = time.monotonic()
+        self._suspension = SuspensionDetector()
+
+    def silent_s(self) -> float:
+        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
+        if self._suspension.has_resumed():
+            self._answered_at = time.monotonic()
+        if self._call is None:
+            self._call = ask_whether_live(self._channel)
+        elif self._call.done():
+            if _is_answer(self._call):
+                self._answered_at = time.monotonic()
+            self._call = None
+        return time.monotonic() - self._answered_at
+
+    def close(self) -> None:
+        """Waits for no response any more."""
+        self._channel.close()
+
+
+def _is_answer(call: Any) -> bool:
+    """Whether the server itself has ended a call; so it has where the user restricts this protocol, too."""
+    return call.code().name not in {"UNAVAILABLE", "CANCELLED"} or "restricted" in call.details()
 
 
 class LivenessProbe(Closeable):

@@ -19,8 +19,9 @@ import psutil
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.drain import Drain
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
+from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
-from graphkiln_backend.server.liveness import LivenessProbe
+from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
 from graphkiln_backend.server.load_progress import LoadProgress, load_progress
 from graphkiln_backend.server.memory_limit import MemoryLimit
 from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
@@ -148,7 +149,7 @@ class Supervisor:
         watchdog = Watchdog(folder.instances, server.pid, self._limits, self._launch.readiness.endless)
         instances = SnapshotReader(folder.instances)
         with ExitStack() as probes:
-            probe: LivenessProbe | None = None
+            probe: LivenessProbe | GrpcLivenessProbe | None = None
             memory = MemoryLimit(server.pid, self._launch.memory_limit())
             while (code := server.poll()) is None:
                 if signals.count:
@@ -165,7 +166,7 @@ class Supervisor:
                 self._reaper.reap()
                 if self._live_at is None and self._is_listening(server):
                     self._announce(folder)
-                    probe = probes.enter_context(LivenessProbe(self._http)) if self._http else None
+                    probe = _enter(probes, self._launch.flags)
                 if self._live_at is None:
                     with suppress(OSError):  # nobody reads standard error any more: no reason to end a service
                         self._on_loading(load_progress(seen))
@@ -266,7 +267,15 @@ def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
     return ServerSetupError(f"cannot start the server: {error}", hint="graphkiln doctor examines this machine")
 
 
-def _silence(probe: LivenessProbe | None) -> Fault | None:
+def _enter(probes: ExitStack, flags: TritonFlags) -> LivenessProbe | GrpcLivenessProbe | None:
+    """What asks a server that has just become live; None where nothing can, over gRPC with the user's own TLS."""
+    http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
+    if http:
+        return probes.enter_context(LivenessProbe(http))
+    return probes.enter_context(GrpcLivenessProbe(grpc)) if grpc and "grpc-use-ssl" not in flags.values else None
+
+
+def _silence(probe: LivenessProbe | GrpcLivenessProbe | None) -> Fault | None:
     if probe and probe.silent_s() > SILENT_S:
         return Fault(cause=Cause.SERVER_HUNG, what=f"tritonserver has not responded for {SILENT_S:g} s")
     return None

@@ -125,6 +125,7 @@ def serve(
     from graphkiln_backend.server.admin_key import PublishedKey
     from graphkiln_backend.server.control_mode import ControlMode
     from graphkiln_backend.server.faults import TimeLimits
+    from graphkiln_backend.server.file_limit import raise_file_limit
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.launch import Launch
@@ -138,6 +139,7 @@ def serve(
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     with open_stores([store for store in named if isinstance(store, Path)]) as folders:
         settings = cache_settings(cache, parse_size(cache_size)).checked()
+        raise_file_limit()
         remove_leftovers()
         settings.remove_unfinished()
         flags.check_ports()

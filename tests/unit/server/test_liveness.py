@@ -6,12 +6,14 @@ import socket
 import time
 from collections.abc import Iterator
 
+import grpc
 import pytest
+from canned import CannedGrpc
 from running import free_ports
 
 from graphkiln_backend.server import suspension as module
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.liveness import LivenessProbe
+from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
 
 
 @pytest.fixture
@@ -70,3 +72,40 @@ def test_the_time_in_which_nobody_asked_does_not_count(monkeypatch: pytest.Monke
     with LivenessProbe(address(port)) as probe:
         time.sleep(0.3)
         assert probe.silent_s() < 0.3
+
+
+class TestOverGrpc:
+    def wait_for_answer(self, probe: GrpcLivenessProbe) -> None:
+        time.sleep(0.3)
+        deadline = time.monotonic() + 30
+        while probe.silent_s() >= 0.3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def test_a_server_that_responds_is_not_silent(self) -> None:
+        with CannedGrpc([b""]) as server, GrpcLivenessProbe(address(server.port)) as probe:
+            self.wait_for_answer(probe)
+            self.wait_for_answer(probe)
+
+    @pytest.mark.parametrize(
+        "status", [(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted"), (grpc.StatusCode.INTERNAL, "no")]
+    )
+    def test_a_refusal_is_a_response(
+        self, monkeypatch: pytest.MonkeyPatch, status: tuple[grpc.StatusCode, str]
+    ) -> None:
+        monkeypatch.setattr(CannedGrpc, "_answer", lambda _, __, context: context.abort(*status))
+        with CannedGrpc([b""]) as server, GrpcLivenessProbe(address(server.port)) as probe:
+            self.wait_for_answer(probe)
+
+    def test_a_server_that_accepts_and_does_not_respond_is_silent(self, listener: socket.socket) -> None:
+        with GrpcLivenessProbe(address(listener.getsockname()[1])) as probe:
+            first = probe.silent_s()
+            for _ in range(3):
+                time.sleep(0.1)
+                assert probe.silent_s() >= first + 0.1
+
+    def test_so_is_a_port_that_nobody_listens_on(self) -> None:
+        with GrpcLivenessProbe(address(free_ports(1)[0])) as probe:
+            for _ in range(3):
+                time.sleep(0.1)
+                assert probe.silent_s() >= 0.1
