@@ -39,7 +39,7 @@ def _to_arrays(inputs: Mapping[str, Any]) -> dict[str, AnyArray]:
     arrays: dict[str, AnyArray] = {}
     for name, given in inputs.items():
         try:
-            array = arrays[name] = np.asarray(given)
+            array = arrays[name] = np.atleast_1d(np.asarray(given))  # Triton has no scalars: [1] stands for []
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidInput(
                 f"input '{name}' is no array: {str(error)[:200]}",

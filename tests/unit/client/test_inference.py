@@ -58,6 +58,14 @@ def test_lists_become_arrays() -> None:
     assert np.asarray(request.inputs["X"]).shape == (1, 2)
 
 
+def test_a_single_number_travels_in_one_dimension() -> None:
+    """Triton refuses a tensor without dimensions: the config.pbtxt of a scalar says [1]."""
+    transport = FakeTransport({"infer": echo})
+    run(inference(transport).infer({"X": np.asarray(21.0, np.float32)}, {}, "id"))
+    (request,) = transport.inferred()
+    assert np.asarray(request.inputs["X"]).shape == (1,)
+
+
 def test_a_prepared_request_is_sent_without_metadata_or_retries() -> None:
     transport = FakeTransport({"infer": [echo, Overloaded("busy"), echo]})
     send = run(inference(transport).prepare({"X": np.arange(3)}))
@@ -80,7 +88,7 @@ def test_a_shape_that_would_end_a_server_is_not_sent(shape: tuple[int, ...]) -> 
     assert transport.inferred() == []
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0, 2**20), (2, 3)])
+@pytest.mark.parametrize("shape", [(1,), (0,), (0, 3), (3, 0, 2**20), (2, 3)])
 def test_other_shapes_are(shape: tuple[int, ...]) -> None:
     transport = FakeTransport({"infer": echo})
     assert run(inference(transport).infer({"X": np.zeros(shape)}, {}, "id")).outputs["X"].shape == shape

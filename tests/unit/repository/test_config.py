@@ -395,6 +395,14 @@ class TestText:
             assert sample.inputs["x"].zero_data
             assert list(sample.inputs["x"].dims) == list(text_format.Parse(text, pb.ModelConfig()).input[0].dims)
 
+    def test_triton_makes_up_no_text(self) -> None:
+        """An empty text is none that every graph takes: a label that a classifier knows, a number in a parser."""
+        text = signature(spec("x", "batch", 3, dtype=DType.BYTES))
+        config = text_format.Parse(
+            config_text("m", text, max_batch_size=8, preprocess=None, labels_file=None), pb.ModelConfig()
+        )
+        assert not config.model_warmup
+
     def test_a_graph_that_cannot_be_batched_is_refused(self) -> None:
         with pytest.raises(RepositoryError, match="no batch dimension"):
             config_text("m", SCALAR, max_batch_size=8, preprocess=None, labels_file=None)
