@@ -253,7 +253,7 @@ class Supervisor:
 
     def _list_models(self, folder: RunFolder) -> list[ModelState]:
         if not self._http:
-            return []
+            return states_of_instances(folder.instances)
         try:
             return model_states(HttpControl(self._http, self._launch.access.http_headers), folder.instances)
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once

@@ -337,8 +337,9 @@ class TestLive:
     def test_without_http_there_is_nothing_to_list(self, setup: Setup) -> None:
         (port,) = free_ports(1)
         flags = ("--allow-http=false", "--allow-grpc=true", f"--grpc-port={port}")
-        assert setup.run(*flags, on_live=stop, on_sigterm=0) == 0
-        assert setup.live == [[]]
+        assert setup.run(*flags, on_live=stop, on_sigterm=0, instances=[STATUS]) == 0
+        ((state,),) = setup.live
+        assert (state.model, state.version, state.state) == ("m", "3", "READY")
 
     def test_a_server_that_does_not_list_its_models_is_served_on(self, setup: Setup, logged: list[str]) -> None:
         told = {"index": {"error": "restricted"}, "index_status": 403, "instances": [STATUS], "on_sigterm": 0}
