@@ -9,6 +9,7 @@
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
     scripts/benchmark images       classify_many beside a loop, preprocessing beside torchvision, the import
     scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
+    scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
     scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
@@ -32,6 +33,7 @@ from peers_speed import benchmark_peers
 from rich.console import Console
 from rich.table import Table
 from server_speed import benchmark_loading, benchmark_memory, benchmark_overhead, benchmark_serving
+from start_speed import benchmark_start
 from story_speed import benchmark_story
 
 from graphkiln_backend.engines.cores import usable_cores
@@ -49,6 +51,10 @@ BENCHMARKS = {
     "images": (benchmark_images, "ratio: how often faster than the reference"),
     "memory": (benchmark_memory, "memory of tritonserver and its stubs, ratio to the first row"),
     "loading": (benchmark_loading, "from the command until every model is ready, ratio to Triton's completion"),
+    "start": (
+        benchmark_start,
+        "from the command until ready, batches up to 8, ratio to bare sessions that answer twice",
+    ),
     "story": (benchmark_story, "ResNet-101 from eager PyTorch to a served graph, each step proven"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
@@ -83,7 +89,7 @@ def _run(name: str, options: argparse.Namespace) -> None:
         return
     table = Table(title=f"{usable_cores()} cores, {title}")
     for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("model", "set-up") else "right")
+        table.add_column(column, justify="left" if column in ("model", "set-up", "phase") else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console(width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
