@@ -24,6 +24,7 @@ from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
+from graphkiln_backend.repository.onnx_reading import graph_sha256
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 from graphkiln_backend.repository.version import ModelVersion
 
@@ -245,4 +246,4 @@ def _content(version: ModelVersion) -> dict[str, str]:
     folder = version.graph_path.parent
     beside = sorted(path for path in folder.rglob("*") if path.is_file() and path != version.graph_path)
     content = {f"weights {path.relative_to(folder)}": sha256_of(path) for path in beside}
-    return {"graph": sha256_of(version.graph_path), **content}
+    return {"graph": graph_sha256(version.graph_path), **content}

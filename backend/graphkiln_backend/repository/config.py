@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from google.protobuf import json_format, text_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
@@ -19,6 +18,7 @@ from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.repository.batch_tensors import check_batch_tensors, read_batch_tensors
+from graphkiln_backend.repository.protobuf import pb
 from graphkiln_backend.repository.sequence_tensors import (
     SequenceTensors,
     check_sequence_tensors,

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
 from graphkiln_backend.repository.external_data import check_external_data, external_locations
+from graphkiln_backend.repository.onnx_reading import read_graph, read_whole_graph
 from graphkiln_backend.repository.row_mixing import find_mixing, find_row_outputs
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
@@ -60,7 +59,7 @@ def read_signature(path: Path) -> Signature:
             missing or lie outside the graph's folder.
         ManifestError: An element type cannot be carried by Triton.
     """
-    model = _load_model(path)
+    model = read_graph(path)
     with_tensor_outputs(model)
     graph = model.graph
     if not graph.output:
@@ -90,7 +89,7 @@ def read_mixing(path: Path) -> str:
         RepositoryError: The file is damaged, or an input is not a tensor.
         ManifestError: An element type cannot be carried by Triton.
     """
-    model = _load_model(path)
+    model = read_graph(path)
     with_tensor_outputs(model)
     given = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, model.graph, path) for value in model.graph.input if value.name not in given)
@@ -103,7 +102,7 @@ def draws_numbers(path: Path) -> bool:
     Raises:
         RepositoryError: The file is damaged.
     """
-    model = _load_model(path)
+    model = read_graph(path)
     parts: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     for part in parts:  # and the graphs inside of it
         parts += [attribute.g for node in part.node for attribute in node.attribute if attribute.HasField("g")]
@@ -132,7 +131,7 @@ def read_precision(path: Path) -> Precision:
     Raises:
         RepositoryError: The file is damaged.
     """
-    graph = _load(path)
+    graph = read_graph(path).graph
     if any(node.op_type in _QUANTIZED_OPERATORS for node in graph.node):
         return Precision.INT8
     elements: Counter[Precision] = Counter()
@@ -148,7 +147,7 @@ def count_products(path: Path) -> int:
     Raises:
         RepositoryError: The file is damaged.
     """
-    return sum(node.op_type in PRODUCTS for node in _load(path).node)
+    return sum(node.op_type in PRODUCTS for node in read_graph(path).graph.node)
 
 
 def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
@@ -157,7 +156,7 @@ def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
     Raises:
         RepositoryError: The file is damaged.
     """
-    return find_replaced(_load(path))
+    return find_replaced(read_graph(path).graph)
 
 
 def save_with_tensor_outputs(path: Path, target: Path) -> None:
@@ -166,26 +165,11 @@ def save_with_tensor_outputs(path: Path, target: Path) -> None:
     Raises:
         RepositoryError: The file is damaged.
     """
-    model = _load_model(path)
+    model = read_whole_graph(path)
     onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
     with_tensor_outputs(model)
     external = model.ByteSize() > _PROTOBUF_LIMIT
     onnx.save(model, target, save_as_external_data=external, location=f"{target.name}.data" if external else None)
-
-
-def _load(path: Path) -> onnx.GraphProto:
-    return _load_model(path).graph
-
-
-def _load_model(path: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load_model_from_string(read_bytes(path, GRAPH_LIMIT))
-    except UnusableFile as error:
-        raise RepositoryError(f"{path} is not an ONNX graph: {error}") from error
-    except (DecodeError, OSError, MemoryError) as error:
-        raise RepositoryError(
-            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
-        ) from error
 
 
 def external_files(path: Path) -> list[str]:
@@ -194,7 +178,7 @@ def external_files(path: Path) -> list[str]:
     Raises:
         RepositoryError: The file is no graph.
     """
-    return sorted(external_locations(_load(path)))
+    return sorted(external_locations(read_graph(path).graph))
 
 
 def _with_shapes(model: onnx.ModelProto) -> Sequence[onnx.ValueInfoProto]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import zoo
 from lowered import cpu
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph import files, manifest
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError, RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
+from graphkiln_backend.repository import onnx_reading
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 
 ONE = ModelConfig(name="digits", backend="graphkiln")
@@ -179,3 +183,36 @@ class TestBuilding:
         theirs = Deployment.read(folder, ModelConfig.from_json(json.dumps(document), has_gpu=False), cpu())
         assert ours.plan == theirs.plan
         assert ours.warmup_batch_sizes == theirs.warmup_batch_sizes
+
+
+class TestFilledCache:
+    def test_a_start_reads_each_file_once_and_builds_one_session(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (folder / "manifest.json").unlink()
+        (folder / "golden.npz").unlink()
+        opened: Counter[str] = Counter()
+        built: list[str] = []
+        open_regular, session = files.open_regular, onnxruntime.InferenceSession
+
+        def opening(path: Any, *limit: Any) -> Any:
+            opened[Path(path).name] += 1
+            return open_regular(path, *limit)
+
+        def building(path: str, *arguments: Any, **options: Any) -> Any:
+            built.append(Path(path).name)
+            return session(path, *arguments, **options)
+
+        for _ in range(2):  # each as a process of its own
+            onnx_reading._read_once.cache_clear()
+            opened.clear()
+            built.clear()
+            with monkeypatch.context() as patched, ArtifactCache(tmp_path / "cache") as cache:
+                for module in (files, manifest):
+                    patched.setattr(module, "open_regular", opening)
+                patched.setattr(onnxruntime, "InferenceSession", building)
+                Deployment.read(folder, configured(max_batch_size=4), cpu()).build(cache).session.close()
+        assert built == ["optimised.onnx"]
+        assert opened["model.onnx"] == 1
+        assert opened["optimised.onnx"] == 1
+        assert set(opened.values()) == {1}
