@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -120,11 +121,12 @@ def _read(server: LocalServer, begun: float, ready: float) -> _Start:
 
 def _peak_mb(processes: Sequence[psutil.Process]) -> float:
     """The largest memory that each process has had, added up; pages that they share count for each."""
-    total_kb = 0
-    for process in processes:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        total_kb += sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    return total_kb / 1024
+    return sum(map(_peak_kb, processes)) / 1024
+
+
+def _peak_kb(process: psutil.Process) -> int:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _table(stores: Mapping[str, object], starts: Mapping[str, Sequence[_Start]]) -> list[dict[str, object]]:
@@ -132,21 +134,26 @@ def _table(stores: Mapping[str, object], starts: Mapping[str, Sequence[_Start]])
     columns = [f"{name}, {state}" for name in stores for state in ("cold", "warm")]
     phases = list(dict.fromkeys(phase for name in columns for start in starts[name] for phase in start.seconds))
     phases.sort(key=lambda phase: phase in {"publication", "ready"})
-    rows: list[dict[str, object]] = [
-        {"phase": f"{phase} s", **{name: round(_median(starts[name], phase), 2) for name in columns}}
-        for phase in phases
-    ]
     bare = {name: starts[f"{name.rpartition(', ')[0]}, bare"] for name in columns}
-    rows += [
-        {"phase": "bare sessions s", **{name: round(_median(bare[name], "ready"), 2) for name in columns}},
-        {
-            "phase": "ratio",
-            **{name: round(_median(starts[name], "ready") / _median(bare[name], "ready"), 1) for name in columns},
-        },
-        {"phase": "peak MB", **{name: round(_median_mb(starts[name])) for name in columns}},
-        {"phase": "bare sessions, peak MB", **{name: round(_median_mb(bare[name])) for name in columns}},
+    return [
+        *(_row(f"{phase} s", columns, partial(_seconds, starts, phase)) for phase in phases),
+        _row("bare sessions s", columns, partial(_seconds, bare, "ready")),
+        _row("ratio", columns, lambda name: _ratio(starts[name], bare[name])),
+        _row("peak MB", columns, lambda name: _median_mb(starts[name])),
+        _row("bare sessions, peak MB", columns, lambda name: _median_mb(bare[name])),
     ]
-    return rows
+
+
+def _row(phase: str, columns: Sequence[str], value: Callable[[str], float]) -> dict[str, object]:
+    return {"phase": phase, **{name: value(name) for name in columns}}
+
+
+def _seconds(starts: Mapping[str, Sequence[_Start]], phase: str, name: str) -> float:
+    return round(_median(starts[name], phase), 2)
+
+
+def _ratio(starts: Sequence[_Start], bare: Sequence[_Start]) -> float:
+    return round(_median(starts, "ready") / _median(bare, "ready"), 1)
 
 
 def _median(starts: Sequence[_Start], phase: str) -> float:
@@ -154,4 +161,4 @@ def _median(starts: Sequence[_Start], phase: str) -> float:
 
 
 def _median_mb(starts: Sequence[_Start]) -> float:
-    return statistics.median(start.peak_mb for start in starts)
+    return round(statistics.median(start.peak_mb for start in starts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,9 +30,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
     Raises:
         RepositoryError: The file is damaged.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(_read(path)[0])
-    return model
+    return _copy(_read(path)[0])
 
 
 def graph_sha256(path: Path) -> str:
@@ -53,13 +52,16 @@ def read_whole_graph(path: Path) -> onnx.ModelProto:
 
 
 def _read(path: Path) -> tuple[onnx.ModelProto, str]:
-    try:
+    stamp = _stamp(path)
+    return _read_once(path, stamp) if stamp else _parse(path)  # which says in words why it cannot be read
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What another file, or another content, has otherwise; empty where there is no file."""
+    with suppress(OSError):
         status = path.stat()
-    except OSError:
-        status = None  # read, to say it in the same words
-    if status is None:
-        return _parse(path)
-    return _read_once(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return ()
 
 
 @lru_cache(maxsize=_MOST_GRAPHS)
@@ -68,11 +70,19 @@ def _read_once(path: Path, _: tuple[int, ...]) -> tuple[onnx.ModelProto, str]:
     model, sha256 = _parse(path)
     for tensor in _tensors(model.graph):
         if tensor.ByteSize() > _KEPT_BYTES:
-            for content in _CONTENTS:
-                tensor.ClearField(content)
-    kept = onnx.ModelProto()
-    kept.CopyFrom(model)
-    return kept, sha256
+            _strip(tensor)
+    return _copy(model), sha256
+
+
+def _strip(tensor: onnx.TensorProto) -> None:
+    for content in _CONTENTS:
+        tensor.ClearField(content)
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
 
 
 def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
@@ -95,7 +105,5 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """The weights of a graph, and its constants."""
     yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
+    attributes = (attribute for node in graph.node for attribute in node.attribute)
+    yield from (attribute.t for attribute in attributes if attribute.HasField("t"))
