@@ -19,9 +19,7 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
-
-_DEFAULT_SIZE = 8
-"""Of a dynamic dimension whose size is not given."""
+from graphkiln_converters.sources.sizes import sizes_of
 
 
 class _Positional(torch.nn.Module):
@@ -85,8 +83,7 @@ def _spec(tensor: Any, location: str, options: SourceOptions) -> InputSpec:
         dtype = DType(_TYPES.get(tensor.dtype, tensor.dtype.upper()))
     except ValueError as error:
         raise ConversionError(f"{location} takes {tensor.dtype} as '{tensor.name}'") from error
-    given = options.shapes.get(tensor.name) or options.shapes.get("")
-    sizes = given or tuple(_DEFAULT_SIZE if size is None else int(size) for size in tensor.shape[1:])
+    sizes = sizes_of(tensor.name, tensor.shape, options.shapes)[1:]
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, size in enumerate(tensor.shape[1:]) if size is None}
     return InputSpec(name=tensor.name, dtype=dtype, shape=sizes, dynamic=dynamic)
 

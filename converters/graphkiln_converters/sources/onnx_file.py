@@ -36,10 +36,9 @@ from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.batches import dependent_rows, free_batch, saved_size, without_batch
 from graphkiln_converters.sources.reference_session import ReferenceSession
+from graphkiln_converters.sources.sizes import USUAL_SIZE, sizes_of
 from graphkiln_converters.sources.vocabulary import ODD_WORDS, known_words
 
-_DEFAULT_SIZE = 8
-"""Of a dynamic dimension whose size is not given."""
 _TRIED = 64
 """Samples of made-up text that a graph must take."""
 
@@ -240,8 +239,10 @@ def _specs(signature: Signature, options: SourceOptions, first: int) -> tuple[In
 
 
 def _spec(spec: TensorSpec, options: SourceOptions, first: int) -> InputSpec:
-    given = options.shapes.get(spec.name) or options.shapes.get("")
     dims = spec.shape[first:]
-    sizes = given or tuple(dim if isinstance(dim, int) else _DEFAULT_SIZE for dim in dims)
+    if spec.has_rank:
+        sizes = sizes_of(spec.name, spec.shape, options.shapes)[first:]
+    else:  # any number of them is as good as another
+        sizes = options.shapes.get(spec.name) or options.shapes.get("") or (USUAL_SIZE,) * len(dims)
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(dims) if isinstance(dim, str)}
     return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)

@@ -53,6 +53,12 @@ def test_a_given_size_of_a_dynamic_axis(tmp_path: Path, shapes: dict[str, tuple[
     model.close()
 
 
+def test_sizes_that_are_too_few_are_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", ["n", "tokens", "words"])
+    with pytest.raises(ConversionError, match="--shape: 3 does not fit input"):
+        open_source(str(path), SourceOptions(shapes={"": (3,)}))
+
+
 def test_it_runs(tmp_path: Path) -> None:
     model = open_source(str(write(tmp_path / "m.onnx", ["n", 2])), OPTIONS)
     np.testing.assert_array_equal(model.run({"x": np.array([[1, 2]], "f4")})["y"], [[2, 4]])
