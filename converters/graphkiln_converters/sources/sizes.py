@@ -22,14 +22,25 @@ def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, 
     Raises:
         ConversionError: They are not as many as the input has.
     """
-    usual = tuple(dim if isinstance(dim, int) else USUAL_SIZE for dim in dims)
+    usual = tuple(map(_usual_size, dims))
     given = shapes.get(name) or shapes.get("") or usual[1:]
     if len(given) == len(usual):
         return given
     if len(given) != len(usual[1:]):
-        listed = ", ".join(map(str, dims))
-        raise ConversionError(
-            f"--shape: {'x'.join(map(str, given))} does not fit input '{name}' [{listed}]",
-            hint=f"give the sizes of one sample: {name}={'x'.join(map(str, usual[1:])) or '...'}",
-        )
+        raise _misfit(name, dims, given, usual[1:])
     return (*usual[:1], *given)
+
+
+def _usual_size(dim: object) -> int:
+    return dim if isinstance(dim, int) else USUAL_SIZE
+
+
+def _misfit(name: str, dims: Sequence[object], given: Sequence[int], usual: Sequence[int]) -> ConversionError:
+    return ConversionError(
+        f"--shape: {_spelled(given)} does not fit input '{name}' [{', '.join(map(str, dims))}]",
+        hint=f"give the sizes of one sample: {name}={_spelled(usual) or '...'}",
+    )
+
+
+def _spelled(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
