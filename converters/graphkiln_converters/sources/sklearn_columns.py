@@ -80,12 +80,22 @@ def _parts(estimator: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _positions(estimator: Any, columns: Any) -> list[int]:
-    if isinstance(columns, (str, int)):
-        columns = [columns]
-    if isinstance(columns, slice):
-        columns = range(estimator.n_features_in_)[columns]
+    """The positions of columns as a ColumnTransformer is told them: by number, name, mask, or a slice of either."""
     names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    return [names.index(column) if isinstance(column, str) else int(column) for column in columns]
+    count = estimator.n_features_in_
+    if isinstance(columns, slice):
+        return list(range(count))[_by_number(columns, names)]
+    chosen = np.atleast_1d(np.asarray(columns))
+    if chosen.dtype.kind == "b":
+        chosen = np.flatnonzero(chosen)
+    return [names.index(column) if isinstance(column, str) else int(column) % count for column in chosen.tolist()]
+
+
+def _by_number(columns: slice, names: list[str]) -> slice:
+    """A slice whose ends may be names; the last one is among them."""
+    first = names.index(columns.start) if isinstance(columns.start, str) else columns.start
+    last = names.index(columns.stop) + 1 if isinstance(columns.stop, str) else columns.stop
+    return slice(first, last, columns.step)
 
 
 def _words_of(estimator: Any, column: int) -> tuple[str, ...]:

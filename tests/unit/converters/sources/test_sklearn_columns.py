@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import Ridge
@@ -31,6 +35,31 @@ def test_text_among_numbers_is_a_column_each() -> None:
     feeds = {spec.name: MIXED[:, [number]] for number, spec in enumerate(specs)}
     feeds[specs[1].name] = feeds[specs[1].name].astype(np.float64)
     assert table_of(estimator, specs, feeds).tolist() == MIXED.tolist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ([0, -1], [True, False, True]),
+        ([True, False, True], [True, False, True]),
+        (np.array([False, False, True]), [False, False, True]),
+        (["color", "size"], [True, False, True]),
+        ("size", [False, False, True]),
+        (2, [False, False, True]),
+        (slice(0, 3, 2), [True, False, True]),
+        (slice("price", "size"), [False, True, True]),
+        (slice(None, "price"), [True, True, False]),
+        (slice(-1, None), [False, False, True]),
+    ],
+    ids=str,
+)
+def test_columns_in_every_way_that_scikit_learn_takes(columns: Any, text: list[bool]) -> None:
+    """What a ColumnTransformer keeps of a table with named columns, which takes pandas to fit."""
+    words = OneHotEncoder().fit(MIXED[:, [0] * sum(text)])
+    estimator = SimpleNamespace(
+        transformers_=[("words", words, columns)], n_features_in_=3, feature_names_in_=["color", "price", "size"]
+    )
+    assert [spec.dtype is DType.BYTES for spec in column_inputs(estimator, "m", DType.FP64)] == text
 
 
 def test_documents_are_one_text_each() -> None:
