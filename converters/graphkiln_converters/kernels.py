@@ -9,7 +9,7 @@ import onnx_ir
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.passes.emulation import compute_in_fp32, infer_types
+from graphkiln_backend.passes.emulation import compute_in_fp32, forget_types, infer_types
 from graphkiln_backend.passes.graph_file import save
 
 _MISSING = re.compile(r"Could not find an implementation for (?P<operator>\w+)\(")
@@ -31,12 +31,13 @@ def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
     types = _types(model)
     if not types & {*_HALVES, onnx_ir.DataType.DOUBLE} or not _problem(target):
         return ()
-    infer_types(model)
+    guessed = infer_types(model)
     notes = [
         f"{count} nodes in {name} compute in fp32, between casts: ONNX Runtime has no kernels of their own for CPUs"
         for dtype, name in _HALVES.items()
         if dtype in types and (count := compute_in_fp32(model, dtype))
     ]
+    forget_types(value for value in guessed if (node := value.producer()) is not None and node.domain)
     save(model, target)
     notes += _without_double(model, target)
     return () if _problem(target) else tuple(notes)

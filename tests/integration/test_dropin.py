@@ -103,6 +103,14 @@ class TestData:
         np.testing.assert_array_equal(ask(client, "openvino_scalar", x=[21.0])["y"], [42.0])
         np.testing.assert_array_equal(ask(client, "batch_of_scalars", x=[[1.0], [2.0]])["y"], [[2.0], [4.0]])
 
+    def test_a_batch_of_minus_one_varies_and_an_output_that_is_listed_twice_is_served_once(
+        self, client: Client
+    ) -> None:
+        assert [tensor["shape"] for tensor in client.model("listed_twice").metadata["outputs"]] == [[-1, 3]]
+        np.testing.assert_array_equal(
+            ask(client, "listed_twice", x=[[1, 2, 3], [4, 5, 6]])["y"], [[2, 4, 6], [8, 10, 12]]
+        )
+
     def test_dimensions_without_a_name_vary_each_by_itself(self, client: Client) -> None:
         answer = ask(client, "unnamed", x=np.ones(2, np.float32), z=np.zeros(3, np.float32))["y"]
         np.testing.assert_array_equal(answer, [1, 1, 0, 0, 0])

@@ -59,6 +59,14 @@ def scale(shape: Shape, factor: float = 2.0, *, opset: int = 18) -> onnx.ModelPr
     return model(nodes, [value("x", shape)], [value("y", shape)], {"factor": np.float32(factor)}, opset=opset)
 
 
+def listed_twice() -> onnx.ModelProto:
+    """`y = x * 2`, listed twice among the outputs; of the batch, the file says -1, as older exporters do."""
+    proto = scale((-1, 3))
+    proto.graph.output.append(proto.graph.output[0])
+    proto.graph.name = ""
+    return proto
+
+
 def sum_and_difference() -> onnx.ModelProto:
     nodes = [helper.make_node("Add", ["b", "a"], ["sum"]), helper.make_node("Sub", ["b", "a"], ["difference"])]
     shape = ("batch", 2)
@@ -211,6 +219,7 @@ def build(store: Path) -> Path:
     add(store, "fragile", good_and_fragile())
     add(store, "eight", identity(("batch", 1, 2, 1, 2, 1, 2, 1)))
     add(store, "pair", sum_and_difference())
+    add(store, "listed_twice", listed_twice())
     optional = 'input { name: "x" } input { name: "bias" optional: true }'
     add(store, "optional", with_optional_bias(), optional)
     add(store, "labeled", scale(("batch", 3)))

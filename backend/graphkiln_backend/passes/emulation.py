@@ -8,7 +8,7 @@ next: overflow would go unseen.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import onnx_ir
 from onnx_ir.passes.common import ShapeInferencePass
@@ -57,16 +57,28 @@ def compute_in_fp32(model: onnx_ir.Model, dtype: onnx_ir.DataType, operators: Co
     return changed
 
 
-def infer_types(model: onnx_ir.Model) -> None:
+def infer_types(model: onnx_ir.Model) -> list[onnx_ir.Value]:
     """Gives every value of the main graph a type, also where ONNX's own inference gives up.
 
     It does so for whole graphs, because of one node: a convolution in bf16 before opset 22, say.
+
+    Returns:
+        The values whose type is a guess: that of the node's inputs.
     """
     ShapeInferencePass()(model)
+    guessed: list[onnx_ir.Value] = []
     for node in model.graph:
         for value in node.outputs:
             if value.dtype is None and (dtype := _result_type(node)) is not None:
                 value.dtype = dtype
+                guessed.append(value)
+    return guessed
+
+
+def forget_types(values: Iterable[onnx_ir.Value]) -> None:
+    """Takes guessed types back: a file may not state them, a quantized operator's output is no float after all."""
+    for value in values:
+        value.type = None
 
 
 def _result_type(node: onnx_ir.Node) -> onnx_ir.DataType | None:

@@ -24,7 +24,27 @@ def load(path: Path) -> onnx_ir.Model:
     model = onnx_ir.from_proto(proto)
     onnx_ir.external_data.set_base_dir(model.graph, path.parent)
     onnx_ir.external_data.load_to_model(model)
+    return tidied(model)
+
+
+def tidied(model: onnx_ir.Model) -> onnx_ir.Model:
+    """The graph, in place, without what runtimes let pass and ONNX's checker does not.
+
+    That is: no name, sizes of -1, by which older exporters say that a dimension varies, and an output listed twice.
+    """
+    graph = model.graph
+    graph.name = graph.name or "graph"
+    for value in (*graph.inputs, *graph.outputs):
+        if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+            value.shape = onnx_ir.Shape(None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape)
+    _list_outputs_once(graph)
     return model
+
+
+def _list_outputs_once(graph: onnx_ir.Graph) -> None:
+    once = list({value.name: value for value in graph.outputs}.values())
+    if len(once) < len(graph.outputs):
+        graph.outputs[:] = once
 
 
 def save(model: onnx_ir.Model, target: Path) -> None:

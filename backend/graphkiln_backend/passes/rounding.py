@@ -8,7 +8,7 @@ import onnx_ir
 
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.casts import LOW_TYPES
-from graphkiln_backend.passes.emulation import infer_types
+from graphkiln_backend.passes.emulation import forget_types, infer_types
 
 _COPIES = frozenset(
     {
@@ -35,9 +35,11 @@ class Rounding:
 
     @classmethod
     def of(cls, model: onnx_ir.Model) -> Rounding:
-        """Of a graph, whose types are inferred."""
-        infer_types(model)
-        return cls(precision=computed_precision(model), depth=rounding_depth(model))
+        """Of a graph, whose types are inferred; guesses do not stay in it."""
+        guessed = infer_types(model)
+        rounding = cls(precision=computed_precision(model), depth=rounding_depth(model))
+        forget_types(guessed)
+        return rounding
 
 
 def computed_precision(model: onnx_ir.Model) -> Precision:

@@ -69,7 +69,8 @@ def read_signature(path: Path) -> Signature:
     defaults = [value for value in graph.input if value.name in initialized]
     inputs = tuple(_spec(value, graph, path) for value in graph.input if value.name not in initialized)
     stated = {value.name for value in graph.output if value.type.tensor_type.HasField("shape")}
-    outputs = tuple(_spec(value, graph, path) for value in _with_shapes(model))
+    listed = {value.name: value for value in _with_shapes(model)}  # one may be listed twice: it is served once
+    outputs = tuple(_spec(value, graph, path) for value in listed.values())
     outputs = tuple(spec if spec.name in stated else _counted(spec, ()) for spec in outputs)
     outputs = _with_rows(model, inputs, outputs)
     outputs = tuple(_counted(spec, inputs) for spec in outputs) if _counts(model) else outputs
@@ -266,6 +267,6 @@ def _way_out(kind: str | None, graph: onnx.GraphProto) -> str:
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension, tensor: str, axis: int) -> Dim:
-    if dim.WhichOneof("value") == "dim_value":
+    if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:  # -1 is how older exporters say that it varies
         return dim.dim_value
     return dim.dim_param or free_dim(tensor, axis)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir
 from onnx_ir.passes.common import ShapeInferencePass
-from onnxscript import optimizer, version_converter
+from onnxscript import optimizer
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
@@ -20,11 +20,11 @@ from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch
 from graphkiln_backend.passes.constants import FoldConstants
 from graphkiln_backend.passes.edge import Arrays
-from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.sources.base import InputSpec, synthetic_samples
+from graphkiln_converters.sources.opsets import raise_opset
 
 _SEED = 20260102
 _ROWS = 5
@@ -120,8 +120,7 @@ def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
     Raises:
         ConversionError: A node mixes the samples of the batch, or it is not known what it does with them.
     """
-    if (model.opset_imports.get("") or OPSET) < OPSET:
-        version_converter.convert_version(model, OPSET, fallback=True)
+    raise_opset(model)
     _infer_shapes(model)
     run_passes(model, (FoldConstants(),))
     ShapeInferencePass()(model)

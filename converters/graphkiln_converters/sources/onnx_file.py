@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import onnx_ir
-from onnxscript import version_converter
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
@@ -25,7 +24,7 @@ from graphkiln_backend.graph.errors import (
     SignatureError,
 )
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.passes.graph_file import OPSET, load
+from graphkiln_backend.passes.graph_file import load, tidied
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.passes.sparse import make_dense
 from graphkiln_backend.proof.policy import Limits, export_limits
@@ -35,6 +34,7 @@ from graphkiln_converters.given_files import check_file
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.batches import dependent_rows, free_batch, saved_size, without_batch
+from graphkiln_converters.sources.opsets import raise_opset
 from graphkiln_converters.sources.reference_session import ReferenceSession
 from graphkiln_converters.sources.sizes import USUAL_SIZE, sizes_of
 from graphkiln_converters.sources.vocabulary import ODD_WORDS, known_words
@@ -106,8 +106,7 @@ class OnnxModel:
         if self.freed:
             return self.freed
         model = _load(self.path)
-        if (model.opset_imports.get("") or OPSET) < OPSET:
-            version_converter.convert_version(model, OPSET, fallback=True)
+        raise_opset(model)
         return model
 
     def close(self) -> None:
@@ -129,6 +128,7 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
         signature = read_signature(path)  # a pipe, weights outside of its folder, ...: no runtime is to open that
+        _check_ranks(signature, path)
         replaced = read_replaced_outputs(path)
         session = _open_reference(path, Path(temporary.name))
         model = OnnxModel(
@@ -146,6 +146,15 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
     except BaseException:
         temporary.cleanup()
         raise
+
+
+def _check_ranks(signature: Signature, path: Path) -> None:
+    for spec in signature.inputs:
+        if not spec.has_rank:
+            raise ConversionError(
+                f"{path} does not say how many dimensions input '{spec.name}' has",
+                hint="write its shape into the graph: onnx.tools.update_model_dims.update_inputs_outputs_dims",
+            )
 
 
 def _with_batches(model: OnnxModel, signature: Signature, options: SourceOptions) -> OnnxModel:
@@ -210,7 +219,7 @@ def _load(path: Path) -> onnx_ir.Model:
     model = onnx.load(path)
     with_tensor_outputs(model)
     make_dense(model)
-    return onnx_ir.from_proto(model)
+    return tidied(onnx_ir.from_proto(model))
 
 
 def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> tuple[InputSpec, ...]:

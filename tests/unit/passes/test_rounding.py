@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir
 import pytest
+import zoo
 from graphs import graph
 from half_graphs import classifier
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.emulation import compute_in_fp32, infer_types
-from graphkiln_backend.passes.rounding import computed_precision, rounding_depth
+from graphkiln_backend.passes.rounding import Rounding, computed_precision, rounding_depth
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 
@@ -54,3 +56,19 @@ def test_casts_around_fp32_kernels_round_as_the_nodes_did() -> None:
     compute_in_fp32(model, onnx_ir.DataType.BFLOAT16)
     assert depth <= rounding_depth(model) <= depth + 2  # a Relu rounded nothing; the cast behind it does not know
     assert computed_precision(model) is Precision.BF16
+
+
+def test_guessed_types_do_not_stay_in_the_graph() -> None:
+    """ONNX knows nothing of ONNX Runtime's own operators; what a quantized one returns is no float."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("QLinearSigmoid", ["q", "scale", "zero", "scale", "zero"], ["s"], domain="com.microsoft"),
+        helper.make_node("DequantizeLinear", ["s", "scale", "zero"], ["y"]),
+    ]
+    shape = ("n", 4)
+    constants = {"scale": np.float32(0.1), "zero": np.uint8(3)}
+    proto = zoo.model(nodes, [zoo.value("x", shape)], [zoo.value("y", shape)], constants)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model = onnx_ir.from_proto(proto)
+    assert Rounding.of(model).precision is Precision.FP32
+    assert {value.name: value.dtype for node in model.graph for value in node.outputs}["s"] is None

@@ -264,7 +264,7 @@ def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> 
         LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
     """
     outputs = session.get_outputs()
-    tensors = [node for node in outputs if node.type.startswith("tensor(")]
+    tensors = list({node.name: node for node in outputs if node.type.startswith("tensor(")}.values())
     if outputs and not tensors:
         listed = ", ".join(f"{node.name}: {node.type}" for node in outputs)
         raise LoweringError(
@@ -285,9 +285,13 @@ def _spec(node: Any) -> TensorSpec:
     return TensorSpec(
         name=node.name,
         dtype=DType.from_onnxruntime(node.type),
-        # ONNX Runtime gives None for a dimension without a name.
-        shape=tuple(free_dim(node.name, axis) if dim is None else dim for axis, dim in enumerate(node.shape)),
+        shape=tuple(free_dim(node.name, axis) if _is_free(dim) else dim for axis, dim in enumerate(node.shape)),
     )
+
+
+def _is_free(dim: int | str | None) -> bool:
+    """Whether a dimension varies without a name: ONNX Runtime gives None, or the -1 that an older exporter wrote."""
+    return dim is None or (isinstance(dim, int) and dim < 0)
 
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:

@@ -92,6 +92,12 @@ class TestRows:
     def test_an_output_without_rows(self) -> None:
         assert "'y' has the shape [4]" in dependent_rows(lambda f: {"y": f["x"]}, lambda f: {"y": f["x"][0]}, X, EXPORT)
 
+    def test_an_output_with_more_rows_than_the_batch(self) -> None:
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            return {"y": np.concatenate([feeds["x"], feeds["x"]])}
+
+        assert "'y' has the shape [2, 4] for a batch of 1" in dependent_rows(run, run, X, EXPORT)
+
     def test_what_refuses_every_sample_is_left_to_the_proof(self) -> None:
         def run(_: Any) -> dict[str, AnyArray]:
             raise ExecutionError("no")

@@ -155,3 +155,23 @@ def test_a_graph_that_fails_on_text_that_it_does_not_know_gets_none(tmp_path: Pa
     with pytest.raises(ConversionError, match=r"refuses the samples.*--samples FILE\.npz"):
         model.run({"color": np.array(["blue"], np.object_)})
     model.close()
+
+
+def test_what_runtimes_let_pass_is_tidied(tmp_path: Path) -> None:
+    onnx.save(zoo.listed_twice(), tmp_path / "m.onnx")
+    model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
+    graph = model.export({}).graph
+    model.close()
+    assert model.whole == ""
+    assert graph.name
+    assert [value.name for value in graph.outputs] == ["y"]
+    assert graph.inputs[0].shape is not None
+    assert not isinstance(graph.inputs[0].shape[0], int)
+
+
+def test_an_input_whose_rank_nobody_knows_is_refused(tmp_path: Path) -> None:
+    proto = zoo.scale(("n", 3))
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ConversionError, match="does not say how many dimensions input 'x' has"):
+        open_source(str(tmp_path / "m.onnx"), OPTIONS)
