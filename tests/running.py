@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 240
 COMMAND = (sys.executable, "-m", "graphkiln.cli")
 
 

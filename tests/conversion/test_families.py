@@ -1,7 +1,7 @@
 """Architectures of many families convert and verify, with random weights.
 
-One of each kind runs with all other tests, a few more with the slow ones (`scripts/test -m slow`); `scripts/test -m
-families` runs the rest (10 minutes on two cores).
+One runs with all other tests, a few more with the slow ones (`scripts/test -m slow`); `tests/families` converts, serves
+and asks many more.
 """
 
 from __future__ import annotations
@@ -20,29 +20,14 @@ def slow(*names: str) -> list[object]:
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def slowly(*names: str) -> list[object]:
-    """Parameters that run when asked for."""
-    return [pytest.param(name, marks=pytest.mark.families) for name in names]
-
-
 TORCHVISION = (
     *slow("shufflenet_v2_x1_0", "resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t"),
-    *slowly("resnet50", "resnet101", "mobilenet_v2", "mobilenet_v3_large", "densenet121", "vgg11_bn", "vit_b_16"),
-    *slowly("squeezenet1_1"),
 )
 
 TIMM = (
     "resnet10t",
     *slow("regnety_002", "repvgg_a0", "mobilenetv4_conv_small", "ghostnet_050", "convnext_atto"),
     *slow("vit_tiny_patch16_224", "mixer_s32_224", "levit_128s"),
-    *slowly("resnet34", "resnext26ts", "seresnet33ts", "skresnet18", "res2net50_14w_8s", "resnest14d", "regnetx_002"),
-    *slowly("mobilenetv2_035", "mobilenetv3_small_050", "efficientnet_lite0", "tinynet_e", "mnasnet_small", "mixnet_s"),
-    *slowly("fbnetc_100", "lcnet_035", "hardcorenas_a", "rexnet_100", "densenet121", "dla34", "vgg11", "xception41"),
-    *slowly("inception_v3", "hrnet_w18_small", "selecsls42b", "cspresnet50", "darknet17", "vovnet39a"),
-    *slowly("convnextv2_atto", "poolformer_s12", "edgenext_xx_small", "mobileone_s0", "fastvit_t8"),
-    *slowly("efficientformer_l1", "deit_tiny_patch16_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "pit_ti_224"),
-    *slowly("gmlp_ti16_224", "resmlp_12_224", "crossvit_tiny_240", "coat_lite_tiny", "visformer_tiny"),
-    *slowly("swin_tiny_patch4_window7_224", "maxvit_tiny_rw_224", "tf_efficientnetv2_b0"),
 )
 
 
