@@ -285,13 +285,12 @@ def _spec(node: Any) -> TensorSpec:
     return TensorSpec(
         name=node.name,
         dtype=DType.from_onnxruntime(node.type),
-        shape=tuple(free_dim(node.name, axis) if _is_free(dim) else dim for axis, dim in enumerate(node.shape)),
+        # ONNX Runtime gives None for a dimension without a name, or the -1 that an older exporter wrote.
+        shape=tuple(
+            free_dim(node.name, axis) if dim is None or (isinstance(dim, int) and dim < 0) else dim
+            for axis, dim in enumerate(node.shape)
+        ),
     )
-
-
-def _is_free(dim: int | str | None) -> bool:
-    """Whether a dimension varies without a name: ONNX Runtime gives None, or the -1 that an older exporter wrote."""
-    return dim is None or (isinstance(dim, int) and dim < 0)
 
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
