@@ -286,10 +286,7 @@ def _spec(node: Any) -> TensorSpec:
         name=node.name,
         dtype=DType.from_onnxruntime(node.type),
         # ONNX Runtime gives None for a dimension without a name, or the -1 that an older exporter wrote.
-        shape=tuple(
-            free_dim(node.name, axis) if dim is None or (isinstance(dim, int) and dim < 0) else dim
-            for axis, dim in enumerate(node.shape)
-        ),
+        shape=tuple(free_dim(node.name, axis) if dim in (None, -1) else dim for axis, dim in enumerate(node.shape)),
     )
 
 
