@@ -1,12 +1,13 @@
 """The libraries of models, imported once for all conversions."""
 
+import importlib
+
 from graphkiln_converters.torch_libraries import import_torchvision
 
+__all__ = ["timm", "torchvision", "transformers"]
+
 torchvision = import_torchvision()
-
-import torch._dynamo  # noqa: E402, F401
-import transformers  # noqa: E402, F401
-
-import graphkiln_converters.convert  # noqa: E402
-import graphkiln_converters.sources.huggingface  # noqa: E402
-import graphkiln_converters.sources.timm  # noqa: E402, F401
+timm = importlib.import_module("timm")  # it imports torchvision
+transformers = importlib.import_module("transformers")
+for _name in ("convert", "sources.timm", "sources.huggingface", "sources.torchvision"):
+    importlib.import_module(f"graphkiln_converters.{_name}")
