@@ -1,14 +1,13 @@
 """OpenVINO: the second engine for the CPU, often the fastest one.
 
-The one home of `import openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 unless told otherwise: the
-precision is always set, and read back from the compiled model.
+The home of `import openvino`, with `openvino_graph`. On processors with AVX512-BF16 OpenVINO computes in bf16 unless
+told otherwise: the precision is always set, and read back from the compiled model.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,14 @@ import openvino
 
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig, Support
 from graphkiln_backend.engines.compute_limit import current_limit
+from graphkiln_backend.engines.openvino_graph import (
+    DEVICE,
+    check_types,
+    check_values,
+    open_core,
+    read_graph,
+    suppresses,
+)
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -27,12 +34,13 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, free_dim
 from graphkiln_backend.repository.onnx_file import read_signature
 
-_DEVICE = "CPU"
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
 """Layers that multiply and add, as OpenVINO names them after its own rewriting."""
 _COMPILED = "model.blob"
 """The file in the entries of caches that exist."""
+_AS_ONNX = "as_onnx"
+"""The file beside it that says that boxes are suppressed as ONNX says; the first entries do not have it."""
 _KERNEL_TYPES: dict[str, KernelType] = {
     "f32": Precision.FP32,
     "f16": Precision.FP16,
@@ -64,19 +72,24 @@ class OpenVinoEngine:
         """
         blob = _compile(graph_path, config).export_model()
         (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
+        (folder / _AS_ONNX).touch()
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OpenVinoSession:
         """Compiles a graph, or loads what was compiled.
 
         Raises:
-            LoweringError: OpenVINO refuses the graph or an option.
+            LoweringError: OpenVINO refuses the graph or an option, or computes otherwise than ONNX says.
         """
         model = _import(compiled / _COMPILED, config) if compiled else _compile(graph_path, config)
+        if compiled and suppresses(model) and not (compiled / _AS_ONNX).exists():
+            model = _compile(graph_path, config)
         try:
             saved = read_signature(graph_path) if graph_path.exists() else None  # what is compiled needs no graph
-            return OpenVinoSession(model, config.streams, saved)
+            session = OpenVinoSession(model, config.streams, saved)
         except (ManifestError, ValueError) as error:
             raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
+        check_types(session.signature)
+        return session
 
 
 class OpenVinoSession(Closeable):
@@ -136,11 +149,11 @@ class OpenVinoSession(Closeable):
         """Feeds by the indices of OpenVINO's inputs; those that it has dropped are left out.
 
         Raises:
-            SignatureError: An input is unknown or missing.
+            SignatureError: An input is unknown or missing, or holds what OpenVINO would cut off.
         """
         if feeds.keys() != {spec.name for spec in self._signature.inputs}:
             self._signature.check(feeds)
-        return {self._inputs[name]: _to_openvino(array) for name, array in feeds.items() if name in self._inputs}
+        return {self._inputs[name]: _to_openvino(name, array) for name, array in feeds.items() if name in self._inputs}
 
     def _interrupt(self) -> None:
         for request in self._requests:
@@ -193,7 +206,7 @@ class OpenVinoSession(Closeable):
                 products[kernel_type] += 1
         most = (products or kernels).most_common(1)
         return Placement(
-            nodes={_DEVICE: kernels.total()},
+            nodes={DEVICE: kernels.total()},
             precision=most[0][0] if most else "unknown",
             products=dict(products),
         )
@@ -203,36 +216,17 @@ class OpenVinoSession(Closeable):
         del self._requests, self._compiled
 
 
-def _open_core() -> openvino.Core:
-    """A core whose CPU plugin is loaded, in a thread of its own.
-
-    The plugin replaces the signal stack of the thread that loads it, and puts the former one back when it ends (seen
-    with 2026.4 on a processor with AVX512). Of two that end in another order than last in, first out, one puts back
-    what the other has freed: the next signal, such as Ctrl-C, then kills the process. A thread that is over has no
-    signals.
-    (One core for all sessions is no way out: there, `infer` crashed after other sessions had ended.)
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_load_plugin).result()
-
-
-def _load_plugin() -> openvino.Core:
-    core = openvino.Core()
-    core.get_property(_DEVICE, "FULL_DEVICE_NAME")
-    return core
-
-
 def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        core = _open_core()
-        return core.compile_model(core.read_model(str(graph_path)), _DEVICE, _options(config))
+        core = open_core()
+        return core.compile_model(read_graph(core, graph_path), DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
 
 
 def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
     try:
-        return _open_core().import_model(blob.read_bytes(), _DEVICE, _options(config))
+        return open_core().import_model(blob.read_bytes(), DEVICE, _options(config))
     except (RuntimeError, ValueError, TypeError, OSError) as error:
         raise LoweringError(f"OpenVINO cannot load {blob}, which it compiled itself", attempts=(str(error),)) from error
 
@@ -287,8 +281,9 @@ def _spec(port: Any, name: str) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype, shape=tuple(_dim(dim, name, axis) for axis, dim in enumerate(shape)))
 
 
-def _to_openvino(array: AnyArray) -> Any:
+def _to_openvino(name: str, array: AnyArray) -> Any:
     """What OpenVINO takes as an array; the bits of bf16 it would take for another type's."""
+    check_values(name, array)
     contiguous = np.asarray(array, order="C")  # keeps a scalar's rank
     if array.dtype != DType.BF16.numpy:
         return contiguous

@@ -15,9 +15,12 @@ _SIZES = (1, 8, 64, 224)
 """Of dimensions that vary: the first that a graph takes. An image of one pixel is none for most networks."""
 _MOST_ELEMENTS = 1 << 22
 """Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB."""
-_FILLS = 3
 _SCALES = (1.0, 0.5, 4.0, 0.25)
 """Of the floating-point numbers of rows that are computed together."""
+_FILLS = 4
+_ASCENDING = 2
+_TWOS = 3
+_TEXTS = ("", "a", "a", "2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class MadeUp:
     Attributes:
         size: Of every dimension that varies, but for the batch.
         fill: 0: floating-point numbers between 0 and 1, other numbers 0, empty texts; 1: normal numbers, 1, a letter;
-            2: normal numbers, ascending ones, a letter.
+            2: normal numbers, ascending ones, a letter; 3: 2 everywhere, which sizes, scales and repetitions may be.
     """
 
     size: int = 1
@@ -48,11 +51,13 @@ class MadeUp:
         dims = enumerate(spec.shape)
         shape = [dim if isinstance(dim, int) else batch if axis == 0 else self.size for axis, dim in dims]
         if spec.dtype is DType.BYTES:
-            return np.full(shape, "a" if self.fill else "", np.object_)
+            return np.full(shape, _TEXTS[self.fill], np.object_)
+        if self.fill == _TWOS:
+            return np.full(shape, 2, spec.dtype.numpy)
         if spec.dtype.is_float:
             numbers = generator.standard_normal(shape) if self.fill else generator.random(shape)
             return numbers.astype(spec.dtype.numpy)
-        if self.fill == _FILLS - 1:
+        if self.fill == _ASCENDING:
             return np.arange(np.prod(shape, dtype=np.int64)).reshape(shape).astype(spec.dtype.numpy)
         return np.full(shape, self.fill, spec.dtype.numpy)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from graphkiln_backend.engines.base import Session
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, VerificationError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.made_up import MadeUp, different_rows, ways
@@ -53,7 +53,7 @@ def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReferen
         open_reference: Loads it for the comparison.
 
     Raises:
-        LoweringError: It refuses what the saved graph computes.
+        LoweringError: It refuses what the saved graph computes, or whatever it is handed.
     """
     failures: list[tuple[MadeUp, GraphkilnError]] = []
     for way in ways(session.signature):
@@ -67,6 +67,7 @@ def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReferen
         for way, failure in failures:
             if _computes(reference, way):
                 raise LoweringError("the session fails where the saved graph does not", attempts=(str(failure),))
+    _check_values_matter(session, [str(failure) for _, failure in failures])
     return Trial(None, f"no request that was made up runs, the first because: {failures[0][1]}")
 
 
@@ -83,7 +84,7 @@ def try_beside(session: Session, graph_path: Path, open_reference: OpenReference
 
     Raises:
         LoweringError: It refuses what the saved graph computes.
-        VerificationError: It computes something else.
+        VerificationError: It computes something else, or nothing could be compared.
     """
     with _opened(open_reference, graph_path) as reference:
         if reference is None:
@@ -91,7 +92,14 @@ def try_beside(session: Session, graph_path: Path, open_reference: OpenReference
         taken = [way for way in ways(reference.signature) if _computes(reference, way)]
         for way in taken:
             _compare(session, reference, way, limits)
-    return Trial(taken[0]) if taken else Trial(None, "the saved graph refuses every request that was made up")
+    if not taken:
+        raise VerificationError(
+            "nothing proves that the outputs are those of the saved graph",
+            report="it has no golden samples, and refuses every request that was made up",
+            hint="convert it with samples that make sense to it (graphkiln convert FILE.onnx --samples DIR), or leave "
+            "engine and precision to ONNX Runtime as it was saved",
+        )
+    return Trial(taken[0])
 
 
 def check_repeats(session: Session, made_up: MadeUp, limits: Limits) -> None:
@@ -201,6 +209,20 @@ def _compare(session: Session, reference: Session, way: MadeUp, limits: Limits) 
             report=f"{limits.name}, for a request that was made up: {'; '.join(wrong)}",
             hint="choose another engine or precision, or convert the model with samples that make sense to it",
         )
+
+
+def _check_values_matter(session: Session, failures: Sequence[str]) -> None:
+    """Refuses a graph that the runtime can never compute: sizes are fixed, and the values change nothing.
+
+    Text is another matter: of the few that are tried, none may be a number or a date.
+
+    Raises:
+        LoweringError: Every request fails, and all for the same reason.
+    """
+    inputs = session.signature.inputs
+    fixed = all(isinstance(dim, int) for spec in inputs for dim in spec.shape)
+    if fixed and len(set(failures)) == 1 and not any(spec.dtype is DType.BYTES for spec in inputs):
+        raise LoweringError("every request fails, whatever its values are", attempts=(failures[0],))
 
 
 def _same(first: Mapping[str, AnyArray], second: Mapping[str, AnyArray]) -> bool:

@@ -29,7 +29,7 @@ class TestFeeds:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=shape),), outputs=())
         assert MadeUp().feeds(signature, 5)["x"].shape == expected
 
-    @pytest.mark.parametrize("fill", [0, 1, 2])
+    @pytest.mark.parametrize("fill", [0, 1, 2, 3])
     @pytest.mark.parametrize("dtype", list(DType))
     def test_types(self, dtype: DType, fill: int) -> None:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
@@ -48,8 +48,8 @@ def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
 
 
 class TestWays:
-    def test_fixed_sizes_are_filled_in_three_ways(self) -> None:
-        assert list(ways(signature("batch", 3))) == [MadeUp(), MadeUp(fill=1), MadeUp(fill=2)]
+    def test_fixed_sizes_are_filled_in_four_ways(self) -> None:
+        assert list(ways(signature("batch", 3))) == [MadeUp(), MadeUp(fill=1), MadeUp(fill=2), MadeUp(fill=3)]
 
     def test_sizes_that_vary_are_tried_as_well(self) -> None:
         sizes = {way.feeds(signature("batch", 3, "h", "w"))["x"].shape for way in ways(signature("batch", 3, "h", "w"))}
@@ -60,7 +60,11 @@ class TestWays:
 
     def test_indices_divisors_and_ranges(self) -> None:
         filled = [way.feeds(signature(3, dtype=DType.INT64))["x"].tolist() for way in ways(signature(3))]
-        assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2]]
+        assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2], [2, 2, 2]]
+
+    def test_scales_and_texts_that_are_numbers(self) -> None:
+        assert MadeUp(fill=3).feeds(signature(2))["x"].tolist() == [2.0, 2.0]
+        assert MadeUp(fill=3).feeds(signature(1, dtype=DType.BYTES))["x"].tolist() == ["2"]
 
     def test_the_same_each_time_and_no_two_rows_alike(self) -> None:
         first, second = (MadeUp().feeds(signature("batch", 3), 2)["x"] for _ in range(2))

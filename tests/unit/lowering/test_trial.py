@@ -25,8 +25,8 @@ Compute = Callable[[np.ndarray], np.ndarray]
 class Session(Closeable):
     """Computes what it is told to."""
 
-    def __init__(self, compute: Compute, dtype: DType = DType.INT64) -> None:
-        spec = TensorSpec(name="x", dtype=dtype, shape=("batch", 3))
+    def __init__(self, compute: Compute, dtype: DType = DType.INT64, batch: int | str = "batch") -> None:
+        spec = TensorSpec(name="x", dtype=dtype, shape=(batch, 3))
         self.signature: Any = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=dtype, shape=("n",)),))
         self._compute = compute
         self.runs = 0
@@ -45,6 +45,10 @@ class Session(Closeable):
 
 def refuse(x: np.ndarray) -> np.ndarray:
     raise ExecutionError(f"out of range: {x.ravel()[0]}")
+
+
+def fail(because: object) -> np.ndarray:
+    raise ExecutionError(f"failed: {because}")
 
 
 def only_ones(x: np.ndarray) -> np.ndarray:
@@ -70,6 +74,22 @@ class TestAsSaved:
     def test_what_it_computes_the_session_must_compute(self) -> None:
         with pytest.raises(LoweringError, match="fails where the saved graph does not; out of range: 1"):
             try_as_saved(Session(refuse), GRAPH, lambda _: Session(only_ones))
+
+    @pytest.mark.parametrize(
+        ("batch", "dtype", "because"),
+        [
+            pytest.param("batch", DType.INT64, lambda _: "no", id="another size may do"),
+            pytest.param(1, DType.BYTES, lambda _: "no", id="another text may do"),
+            pytest.param(1, DType.INT64, lambda x: x[0, 0], id="another value may do"),
+        ],
+    )
+    def test_what_depends_on_the_request(self, batch: int | str, dtype: DType, because: Any) -> None:
+        session = Session(lambda x: fail(because(x)), dtype, batch)
+        assert "no request that was made up runs" in try_as_saved(session, GRAPH, none).note
+
+    def test_what_the_runtime_never_computes_does_not_serve(self) -> None:
+        with pytest.raises(LoweringError, match="every request fails, whatever its values are; failed: not supported"):
+            try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, none)
 
     def test_without_a_reference_nobody_knows(self) -> None:
         assert try_as_saved(Session(refuse), GRAPH, none).made_up is None
@@ -99,7 +119,12 @@ class TestBeside:
         assert (trial.made_up, seen) == (MadeUp(fill=1), [1])
 
     def test_nothing_that_the_saved_graph_takes(self) -> None:
-        assert self.ask(refuse, refuse).note == "the saved graph refuses every request that was made up"
+        with pytest.raises(VerificationError, match=r"nothing proves that the outputs .*convert it with samples"):
+            self.ask(refuse, refuse)
+
+    def test_sizes_that_are_inputs(self) -> None:
+        with pytest.raises(VerificationError, match="not those of the saved graph"):
+            self.ask(lambda x: x * (x != 2), lambda x: x, DType.INT64)
 
     def test_a_session_that_fails(self) -> None:
         with pytest.raises(LoweringError, match="fails where the saved graph does not"):
