@@ -13,17 +13,27 @@ from graphkiln_backend.passes.sparse import make_dense
 OPSET = 18
 """ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
 release."""
+_FREE_INITIALIZERS = 4
+"""Source: ONNX, "IR version 4"."""
 _EXTERNAL_DATA_FROM_BYTES = 2**30
 """A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
 
 
 def load(path: Path) -> onnx_ir.Model:
-    """Reads a graph and its weights, so that it no longer depends on where they lie."""
+    """Reads a graph and its weights, so that it no longer depends on where they lie.
+
+    Up to IR version 3 every initializer had to be an input as well: such a graph is read as one of version 4, where an
+    input is what a request brings.
+    """
     proto = onnx.load(path, load_external_data=False)
     make_dense(proto)
     model = onnx_ir.from_proto(proto)
     onnx_ir.external_data.set_base_dir(model.graph, path.parent)
     onnx_ir.external_data.load_to_model(model)
+    if model.ir_version < _FREE_INITIALIZERS:
+        model.ir_version = _FREE_INITIALIZERS
+        inputs = model.graph.inputs
+        inputs[:] = [value for value in inputs if value.name not in model.graph.initializers]
     return tidied(model)
 
 

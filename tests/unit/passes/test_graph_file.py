@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir
 import pytest
 from graphs import compute, draw, graph
+from onnx import TensorProto, helper, numpy_helper
 
 from graphkiln_backend.passes import graph_file
 from graphkiln_backend.passes.graph_file import load, save
@@ -61,3 +63,15 @@ class TestLargeWeights:
         save(onnx_ir.load(tmp_path / "m.onnx"), tmp_path / "m.onnx")
         x = draw(2, 64)
         np.testing.assert_allclose(compute(load(tmp_path / "m.onnx"), x=x)["y"], x @ W, rtol=1e-4, atol=1e-4)
+
+
+def test_initializers_are_no_inputs_of_old_graphs(tmp_path: Path) -> None:
+    """Of IR version 3; a pass that folds constants would leave one that is no input, which is not valid there."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "w", "y")]
+    weights = [numpy_helper.from_array(np.ones(2, np.float32), "w")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "old", value[:2], value[2:], weights)
+    onnx.save(helper.make_model(graph, ir_version=3, opset_imports=[helper.make_opsetid("", 8)]), tmp_path / "old.onnx")
+    model = graph_file.load(tmp_path / "old.onnx")
+    assert model.ir_version == 4
+    assert [each.name for each in model.graph.inputs] == ["x"]
+    assert list(model.graph.initializers) == ["w"]
