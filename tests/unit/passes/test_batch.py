@@ -241,6 +241,17 @@ def test_nothing_to_do_for_a_batch_that_varies() -> None:
     assert report.note == "the batch varies already"
 
 
+def test_nodes_without_names() -> None:
+    model = graph(
+        "(float[2,6] x) => (float[2,6] y) { a = Reshape(x, s) b = Relu(a) y = Reshape(b, t) }",
+        s=ints(2, 2, 3),
+        t=ints(2, 6),
+    )
+    for node in model.graph:
+        node.name = ""
+    check_varies(model, 2)
+
+
 def test_an_output_without_the_batch_is_told() -> None:
     model = graph("(float[2,3] x) => (float[3,2] y) { y = Transpose<perm=[1,0]>(x) }")
     (report,) = run_passes(model, (VaryBatch(),)).reports
