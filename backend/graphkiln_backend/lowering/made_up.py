@@ -19,7 +19,7 @@ _SCALES = (1.0, 0.5, 4.0, 0.25)
 """Of the floating-point numbers of rows that are computed together."""
 _FILLS = 4
 _ASCENDING = 2
-_TWOS = 3
+_COUNTED = 3
 _TEXTS = ("", "a", "a", "2")
 
 
@@ -30,7 +30,7 @@ class MadeUp:
     Attributes:
         size: Of every dimension that varies, but for the batch.
         fill: 0: floating-point numbers between 0 and 1, other numbers 0, empty texts; 1: normal numbers, 1, a letter;
-            2: normal numbers, ascending ones, a letter; 3: 2 everywhere, which sizes, scales and repetitions may be.
+            2: normal numbers, ascending ones, a letter; 3: 2 to 5 in turn, which sizes, scales and repeats may be.
     """
 
     size: int = 1
@@ -52,8 +52,8 @@ class MadeUp:
         shape = [dim if isinstance(dim, int) else batch if axis == 0 else self.size for axis, dim in dims]
         if spec.dtype is DType.BYTES:
             return np.full(shape, _TEXTS[self.fill], np.object_)
-        if self.fill == _TWOS:
-            return np.full(shape, 2, spec.dtype.numpy)
+        if self.fill == _COUNTED:
+            return (np.arange(np.prod(shape, dtype=np.int64)) % 4 + 2).reshape(shape).astype(spec.dtype.numpy)
         if spec.dtype.is_float:
             numbers = generator.standard_normal(shape) if self.fill else generator.random(shape)
             return numbers.astype(spec.dtype.numpy)

@@ -60,10 +60,10 @@ class TestWays:
 
     def test_indices_divisors_and_ranges(self) -> None:
         filled = [way.feeds(signature(3, dtype=DType.INT64))["x"].tolist() for way in ways(signature(3))]
-        assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2], [2, 2, 2]]
+        assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2], [2, 3, 4]]
 
     def test_scales_and_texts_that_are_numbers(self) -> None:
-        assert MadeUp(fill=3).feeds(signature(2))["x"].tolist() == [2.0, 2.0]
+        assert MadeUp(fill=3).feeds(signature(2))["x"].tolist() == [2.0, 3.0]
         assert MadeUp(fill=3).feeds(signature(1, dtype=DType.BYTES))["x"].tolist() == ["2"]
 
     def test_the_same_each_time_and_no_two_rows_alike(self) -> None:

@@ -268,7 +268,7 @@ class TestBuilding:
         assert (proven.self_test, proven.notes) == (None, ())
         # Compared with the saved graph, the same request twice, warmed up,
         # kept for replays, and four rows, each alone twice, then together.
-        assert engine.sessions[0].batches == [*[1] * 5, *[1, 2, 2], *[1] * 3, *[1] * 8, 4]
+        assert engine.sessions[0].batches == [*[1] * 6, *[1, 2, 2], *[1] * 3, *[1] * 8, 4]
         assert proven.made_up == MadeUp()
         assert not proven.separate
 
