@@ -152,7 +152,7 @@ class Follower:
 
     def replace_constant(self, node: onnx_ir.Node, index: int, numbers: Sequence[int]) -> None:
         """Gives a node another constant; the old one may have other users."""
-        name = _name_for(node, index)
+        name = f"{node.outputs[0].name}/batch/{index}"  # nodes may have no name, or all the same
         self._repairs.append(lambda: node.replace_input_with(index, self._weight(name, numbers)))
 
     def broadcast(self, node: onnx_ir.Node, values: Sequence[Value], rank: int) -> BatchAxis:
@@ -199,7 +199,7 @@ class Follower:
     def _expand_input(
         self, node: onnx_ir.Node, index: int, source: Value, shape: Sequence[int], batch: BatchAxis
     ) -> None:
-        name = _name_for(node, index)
+        name = f"{node.outputs[0].name}/batch/{index}"  # nodes may have no name, or all the same
         expand = onnx_ir.node("Expand", [source, self._target(node, name, shape, batch)], name=name)
         result = expand.outputs[0]
         result.name, result.shape, result.type = name, onnx_ir.Shape(shape), source.type
@@ -295,9 +295,3 @@ def _inner_nodes(attribute: onnx_ir.Attr) -> Iterator[onnx_ir.Node]:
     """The nodes of a graph that is an attribute, such as a branch of an If."""
     if attribute.type == onnx_ir.AttributeType.GRAPH:
         yield from attribute.as_graph().all_nodes()
-
-
-def _name_for(node: onnx_ir.Node, index: int) -> str:
-    """A name for another value of a node's input. Nodes may have no name, or all the same; values have one each."""
-    outputs = (value.name for value in node.outputs if value.name)
-    return f"{next(outputs, node.name)}/batch/{index}"

@@ -1,0 +1,1 @@
+"""ONNX's own backend test suite, asked of the real server."""

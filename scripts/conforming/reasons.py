@@ -1,0 +1,42 @@
+"""Why a case is not served, in the few kinds that there are: what an engine says is told apart by these patterns."""
+
+from __future__ import annotations
+
+import re
+
+_KINDS = (
+    (r"is an? (?:sequence|optional|map|sparse)", "Triton carries tensors only: a sequence, an optional value"),
+    (
+        r"element type \w+ is not one that Triton can carry",
+        "Triton has no such element type: 8-bit floats, 2 and 4 bits",
+    ),
+    (r"Unsupported model IR version", "newer than ONNX Runtime: the IR version"),
+    (r"Numpy_type \d+", "ONNX Runtime's Python binding has no such element type"),
+    (r"ValidateOpsetForDomain|Opset \d+ is under development", "newer than ONNX Runtime: the opset"),
+    (r"is not a registered function/op", "ONNX Runtime does not know the operator"),
+    (r"Could not find an implementation|Failed to find kernel", "ONNX Runtime has no kernel for these types"),
+    (r"INVALID_GRAPH|Type Error: ", "ONNX Runtime does not take the graph for valid"),
+    (r"Exception during initialization", "ONNX Runtime does not initialize the operator: a layout, a locale"),
+    (r"every request fails, whatever its values", "ONNX Runtime fails every request, for any values"),
+    (r"OpenVINO computes FP64 in FP32", "OpenVINO computes FP64 in FP32"),
+    (r"OpenVINO cannot load|OpenVINO cannot serve", "OpenVINO does not load the graph"),
+    (r"not those of the saved graph: fp", "OpenVINO computed something else before it served"),
+    (r"those of the graph that would serve", "OpenVINO sees outputs of another shape"),
+    (r"session fails where the saved graph does not", "OpenVINO fails on what the saved graph computes"),
+    (
+        r"ONNX Runtime does not load it for a comparison",
+        "nothing to compare with: ONNX Runtime does not load the graph",
+    ),
+    (r"refuses every request that was made up", "nothing to compare: it refuses every request that was made up"),
+    (r"refuses the samples|refuses every request", "made-up samples make no sense to it: --samples are needed"),
+    (r"holds no finite number", "made-up samples give no number: --samples are needed"),
+    (r"the outputs changed|does not run with", "the rewritten graph did not pass its proof"),
+    (r"the pass '", "a pass does not take the graph"),
+    (r"cannot be loaded", "ONNX Runtime does not load the graph"),
+)
+OTHER = "another reason"
+
+
+def kind_of(reason: str) -> str:
+    """The kind of a reason: the first that fits."""
+    return next((kind for pattern, kind in _KINDS if re.search(pattern, reason)), OTHER)

@@ -1,0 +1,181 @@
+"""What a run found: as data, `docs/conformance.json`, and as the page that is written from them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from conforming.cases import Case
+from conforming.outcome import Outcome, Verdict
+from conforming.reasons import kind_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "conformance.md"
+RESULTS = REPOSITORY / "docs" / "conformance.json"
+BARE, SERVED, CONVERTED, OPENVINO = WAYS = ("bare", "served", "converted", "openvino")
+_NAMES = {
+    BARE: "ONNX Runtime alone",
+    SERVED: "served by the real server, with ONNX Runtime",
+    CONVERTED: "converted by `graphkiln convert`, then as an instance computes it",
+    OPENVINO: "`engine: openvino`, as an instance computes it",
+}
+_LIBRARIES = ("onnx", "onnxruntime", "openvino", "nvidia-pytriton")
+_LONGEST = 220
+TIES = {
+    "node_dynamicquantizelinear": "-2.5 is 127.5 steps below zero, and the last bit of the scale rounds it",
+    "node_dynamicquantizelinear_expanded": "0.5 is 25.5 steps above zero, and the last bit of the scale rounds it",
+}
+"""Cases whose expected answer is one of two that are as right, with the reason."""
+SIZES = {
+    "node_reduce_max_empty_set_bool": "it has no elements, for which ONNX Runtime has no answer; it computes others",
+}
+"""Cases in which a graph computes, and one request is answered with an error, as by ONNX Runtime alone."""
+
+
+def to_document(cases: Sequence[Case], outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:
+    """A run as data.
+
+    Args:
+        cases: What was asked.
+        outcomes: What came of them, by way and served name.
+    """
+    return {
+        "versions": {name: version(name) for name in _LIBRARIES},
+        "cases": dict(Counter(case.kind for case in cases)),
+        "ways": {way: _way(outcomes[way]) for way in WAYS if way in outcomes},
+    }
+
+
+def _way(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    others = {name: each for name, each in sorted(outcomes.items()) if each.verdict is not Verdict.PASSES}
+    refused: dict[str, list[str]] = {}
+    for name, each in others.items():
+        if each.verdict is Verdict.REFUSED:
+            refused.setdefault(kind_of(each.reason), []).append(name)
+    told = {name: [each.verdict, each.reason[:_LONGEST]] for name, each in others.items()}
+    answered = {name: each for name, each in told.items() if each[0] != Verdict.REFUSED}
+    return {"asked": len(outcomes), "passes": len(outcomes) - len(others), "refused": refused, "answered": answered}
+
+
+def others_of(way: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Verdict and reason of each case that does not pass, by name; the reason's kind for one that is refused."""
+    refused = {name: (str(Verdict.REFUSED), kind) for kind, names in way["refused"].items() for name in names}
+    return refused | {name: (verdict, reason) for name, (verdict, reason) in way["answered"].items()}
+
+
+def find_violations(document: Mapping[str, Any]) -> list[str]:
+    """What may not be: wrong answers, requests that fail, and refusals that neither Triton nor the runtime explains.
+
+    Where ONNX Runtime alone answers otherwise than expected, or fails, so may it in a server.
+    """
+    ways = document["ways"]
+    bare = others_of(ways[BARE])
+    found = []
+    for way in [name for name in ways if name != BARE]:
+        for name, (verdict, reason) in others_of(ways[way]).items():
+            alone = bare.get(name, (Verdict.PASSES, ""))[0]
+            wrong = verdict == Verdict.DIFFERS and not _may_differ(way, name, bare)
+            fails = verdict == Verdict.FAILS and name not in SIZES
+            refused = verdict == Verdict.REFUSED and way == SERVED and alone == Verdict.PASSES
+            if wrong or fails or (refused and not reason.startswith("Triton ")):
+                found.append(f"{way} {name}: {verdict}: {reason}")
+    return found
+
+
+def to_page(document: Mapping[str, Any]) -> str:
+    """The page."""
+    total = sum(document["cases"].values())
+    parts = ", ".join(f"{count} {kind}" for kind, count in document["cases"].items())
+    libraries = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
+    lines = [
+        "# ONNX's own test suite",
+        "",
+        "<!-- written by scripts/conformance from docs/conformance.json -->",
+        "",
+        f"The {total} cases of ONNX's backend test suite ({parts}), answers compared at the suite's own tolerance.",
+        f"With {libraries}. `scripts/conformance` asks them again.",
+        "",
+        *_summary(document["ways"]),
+        "",
+        *_notes(document["ways"]),
+        *_tables(document["ways"]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary(ways: Mapping[str, Any]) -> Iterator[str]:
+    yield "| how | asked | pass | refused | differ as ONNX Runtime alone does, or by a tie | wrong | ready, but fail |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    bare = others_of(ways[BARE])
+    for way, each in ways.items():
+        others = others_of(each)
+        verdicts = Counter(verdict for verdict, _ in others.values())
+        allowed = sum(
+            verdict == Verdict.DIFFERS and _may_differ(way, name, bare) for name, (verdict, _) in others.items()
+        )
+        cells = [each["asked"], each["passes"], verdicts[Verdict.REFUSED]]
+        cells += [allowed, verdicts[Verdict.DIFFERS] - allowed, verdicts[Verdict.FAILS]]
+        yield f"| {_NAMES[way]} | {' | '.join(map(str, cells))} |"
+
+
+def _may_differ(way: str, name: str, bare: Mapping[str, tuple[str, str]]) -> bool:
+    return bare.get(name, ("", ""))[0] == Verdict.DIFFERS or (way == OPENVINO and name in TIES)
+
+
+def _notes(ways: Mapping[str, Any]) -> Iterator[str]:
+    bare, served = others_of(ways[BARE]), others_of(ways[SERVED]) if SERVED in ways else {}
+    border = [name for name in served if name not in bare]
+    if border:
+        yield f"Of what ONNX Runtime alone passes, the server refuses {len(border)} cases, whose inputs or outputs no"
+        yield "request of Triton's protocol can hold."
+        yield ""
+    yield "The expected answer is one of two that are as right:"
+    yield ""
+    yield from (f"- `{name}` (OpenVINO): {reason}." for name, reason in TIES.items())
+    yield ""
+    yield "The graph is served, and one request is answered with an error:"
+    yield ""
+    yield from (f"- `{name}`: {reason}." for name, reason in SIZES.items())
+    yield ""
+
+
+def _tables(ways: Mapping[str, Any]) -> Iterator[str]:
+    for way, each in ways.items():
+        kinds: dict[str, list[str]] = {}
+        for name, (verdict, reason) in others_of(each).items():
+            kinds.setdefault(_heading(verdict, reason), []).append(name)
+        yield f"## {_NAMES[way][0].upper()}{_NAMES[way][1:]}"
+        yield ""
+        yield "| what, and why | cases |"
+        yield "|---|---:|"
+        most = sorted(kinds.items(), key=lambda item: -len(item[1]))
+        yield from (f"| {kind} | {len(names)} |" for kind, names in most)
+        yield ""
+        for kind, names in most:
+            yield f"<details><summary>{kind}: {len(names)}</summary>"
+            yield ""
+            yield ", ".join(f"`{name}`" for name in names)
+            yield ""
+            yield "</details>"
+            yield ""
+
+
+def _heading(verdict: str, reason: str) -> str:
+    if verdict == Verdict.REFUSED:
+        return f"refused: {reason}"
+    return {Verdict.DIFFERS: "differs", Verdict.FAILS: "fails"}[Verdict(verdict)]
+
+
+def write_report(document: Mapping[str, Any]) -> None:
+    """Keeps a run and writes its page."""
+    RESULTS.write_text(json.dumps(document, indent=0) + "\n")
+    write_page()
+
+
+def write_page() -> None:
+    """Writes the page from the run that was kept."""
+    PAGE.write_text(to_page(json.loads(RESULTS.read_text())))

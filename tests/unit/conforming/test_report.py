@@ -1,0 +1,99 @@
+"""What may not be, and the page that is written from a kept run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx
+import pytest
+
+from conforming import report
+from conforming.cases import Case
+from conforming.outcome import PASSED, Outcome, Verdict
+from conforming.reasons import OTHER, kind_of
+
+REFUSED = Outcome(Verdict.REFUSED, "x: the ONNX element type INT4 is not one that Triton can carry")
+WRONG = Outcome(Verdict.DIFFERS, "y: Not equal")
+
+
+def document(bare: Outcome = PASSED, name: str = "a", **others: Outcome) -> dict[str, Any]:
+    case = Case(kind="node", name=name, model=onnx.ModelProto(), samples=(), rtol=0, atol=0)
+    ways = {"bare": bare, **others}
+    return report.to_document([case], {way: {case.served_name: outcome} for way, outcome in ways.items()})
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        document(served=PASSED, converted=PASSED, openvino=PASSED),
+        pytest.param(document(served=REFUSED), id="Triton cannot carry it"),
+        pytest.param(document(Outcome(Verdict.REFUSED, "no kernel"), served=Outcome(Verdict.REFUSED, "no")), id="bare"),
+        pytest.param(document(WRONG, served=WRONG), id="as ONNX Runtime alone"),
+        pytest.param(document(openvino=Outcome(Verdict.REFUSED, "no such operator")), id="OpenVINO need not know all"),
+        pytest.param(document(name="dynamicquantizelinear", openvino=WRONG), id="a tie"),
+    ],
+)
+def test_what_may_be(found: dict[str, Any]) -> None:
+    assert report.find_violations(found) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (document(served=WRONG), "served node_a: differs: y: Not equal"),
+        (document(openvino=WRONG), "openvino node_a: differs: y: Not equal"),
+        (document(Outcome(Verdict.FAILS, "f"), served=Outcome(Verdict.FAILS, "f")), "served node_a: fails: f"),
+        (document(served=Outcome(Verdict.REFUSED, "no")), "served node_a: refused: another reason"),
+        (document(Outcome(Verdict.REFUSED, "no"), openvino=WRONG), "openvino node_a: differs: y: Not equal"),
+        (
+            document(name="dynamicquantizelinear", served=WRONG),
+            "served node_dynamicquantizelinear: differs: y: Not equal",
+        ),
+    ],
+)
+def test_what_may_not_be(found: dict[str, Any], told: str) -> None:
+    assert report.find_violations(found) == [told]
+
+
+def test_the_page_counts_and_names() -> None:
+    page = report.to_page(document(served=REFUSED, openvino=PASSED))
+    assert "The 1 cases of ONNX's backend test suite (1 node)" in page
+    assert "| ONNX Runtime alone | 1 | 1 | 0 | 0 | 0 | 0 |" in page
+    assert "| served by the real server, with ONNX Runtime | 1 | 0 | 1 | 0 | 0 | 0 |" in page
+    assert "| refused: Triton has no such element type: 8-bit floats, 2 and 4 bits | 1 |" in page
+    assert "`node_a`" in page
+
+
+class TestKept:
+    """The page and the data in docs/ are of one run, in which nothing was that may not be."""
+
+    @pytest.fixture
+    def kept(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(report.RESULTS.read_text())
+        return found
+
+    def test_the_page_is_written_from_the_data(self, kept: dict[str, Any]) -> None:
+        assert report.PAGE.read_text() == report.to_page(kept), "scripts/conformance --page writes it"
+
+    def test_nothing_that_may_not_be(self, kept: dict[str, Any]) -> None:
+        assert report.find_violations(kept) == []
+
+    def test_every_case_was_asked_in_every_way(self, kept: dict[str, Any]) -> None:
+        assert {each["asked"] for each in kept["ways"].values()} == {sum(kept["cases"].values())}
+        assert set(kept["ways"]) == set(report.WAYS)
+
+    def test_every_reason_is_of_a_kind(self, kept: dict[str, Any]) -> None:
+        assert [each["refused"][OTHER] for each in kept["ways"].values() if OTHER in each["refused"]] == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("x is a sequence of tensors, and Triton's protocol has tensors only", "Triton carries tensors only"),
+        ("Could not find an implementation for RoiAlign(16)", "ONNX Runtime has no kernel"),
+        ("something new", OTHER),
+    ],
+)
+def test_kinds(reason: str, kind: str) -> None:
+    assert kind_of(reason).startswith(kind)
