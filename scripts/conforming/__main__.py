@@ -93,11 +93,10 @@ def run(cases: Sequence[Case], ways: Sequence[str], scratch: Path | None = None)
 
 
 def _ask(way: str, cases: Sequence[Case], record: Record) -> dict[str, Outcome]:
-    pending = record.pending(cases)
-    for number, (case, outcome) in enumerate(_ASKERS[way](pending), 1):
+    for number, (case, outcome) in enumerate(_ASKERS[way](record.pending(cases)), 1):
         record.add(case, outcome)
         if number % _TOLD_EVERY == 0:
-            print(f"{way}: {number} of {len(pending)}", file=sys.stderr)
+            print(f"{way}: {number}", file=sys.stderr)
     return {case.served_name: record.outcomes[case.served_name] for case in cases}
 
 

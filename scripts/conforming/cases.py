@@ -58,9 +58,8 @@ class Case:
         """Names of the inputs that a sample holds values of."""
         held = {tensor.name for tensor in self.model.graph.initializer}
         names = [value.name for value in self.model.graph.input]
-        required = [name for name in names if name not in held]
         counts = {len(inputs) for inputs, _ in self.samples}
-        return names if counts == {len(names)} else required
+        return names if counts == {len(names)} else [name for name in names if name not in held]
 
     def feeds(self, sample: int) -> dict[str, Any]:
         """The inputs of a sample by name; an optional value that is not there is left out."""
@@ -168,8 +167,7 @@ def _read_value(path: Path, value: onnx.ValueInfoProto) -> Any:
 
 def _as_value(value: Any) -> Any:
     """What the suite has for a value, as arrays: some are protobufs, some are numpy's scalars."""
-    if isinstance(value, onnx.TensorProto):
-        return numpy_helper.to_array(value)
     if isinstance(value, (list, tuple)):
         return [_as_value(element) for element in value]
+    value = numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
     return value if value is None else np.asarray(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from conforming.cases import Case
@@ -35,8 +36,6 @@ class Record:
 
 def _read(path: Path) -> Iterator[tuple[str, Outcome]]:
     for line in path.read_text().splitlines():
-        try:
+        with suppress(ValueError):  # the run was ended while it wrote: the case is asked again
             known = json.loads(line)
-        except ValueError:  # the run was ended while it wrote: the case is asked again
-            continue
-        yield known["case"], Outcome(Verdict(known["verdict"]), known["reason"])
+            yield known["case"], Outcome(Verdict(known["verdict"]), known["reason"])

@@ -318,7 +318,7 @@ class TestLaterStarts:
         assert [session.placements for session in engine.sessions] == [1, 0]
         assert later.placement == first.placement
         # It is compared with the saved graph all the same; two runs are kept for replays.
-        assert engine.sessions[1].batches == [*[1] * 3, *[4, 4], *[1] * 2]
+        assert engine.sessions[1].batches == [*[1] * 4, *[4, 4], *[1] * 2]
         assert later.replay is not None
 
     def test_golden_samples_are_replayed_all_the_same(self, add_engine: Any, start: Any, version: ModelVersion) -> None:
