@@ -5,12 +5,19 @@ torchvision declares `nms` only in its compiled part, and cannot be imported wit
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 
 _DECLARED: list[torch.library.Library] = []
 """A library's declarations live as long as this object."""
+
+
+def prepare_torchvision() -> None:
+    """Imports torchvision where it is installed, so that what imports it next finds it."""
+    if find_spec("torchvision"):
+        import_torchvision()
 
 
 def import_torchvision() -> ModuleType:

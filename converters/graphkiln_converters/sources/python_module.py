@@ -17,6 +17,7 @@ from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.examples import input_specs
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
+from graphkiln_converters.torch_libraries import prepare_torchvision
 from graphkiln_converters.weights import load_weights
 
 
@@ -66,6 +67,7 @@ def _import(place: str) -> ModuleType:
     if path.suffix == ".py":
         check_file(path)
     try:
+        prepare_torchvision()  # the code may import it, as most libraries of models do
         return _import_file(path) if path.suffix == ".py" else importlib.import_module(place)
     except Exception as error:
         raise ConversionError(f"cannot import {place}: {type(error).__name__}: {error}") from error
