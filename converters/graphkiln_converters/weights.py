@@ -32,7 +32,8 @@ def load_weights(module: nn.Module, path: Path) -> None:
     expected = module.state_dict()
     state = _unwrap(_read(path), expected)
     _check(state, expected, path)
-    module.load_state_dict(state)
+    expected.update(state)  # names and shapes are this module's, and with them the versions that its layers ask for
+    module.load_state_dict(expected)
 
 
 def trained_classes(module: nn.Module, path: Path) -> int | None:

@@ -83,6 +83,22 @@ class TestWrappers:
         assert same(module, trained)
 
 
+class Versioned(nn.Linear):
+    """A layer that loads by the version that it was saved by, as torchvision's MNASNet."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        assert local_metadata.get("version") == 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_layers_that_ask_for_the_version_of_their_weights(path: Path, prefix: str) -> None:
+    torch.save({f"{prefix}{key}": value for key, value in Versioned(2, 2).state_dict().items()}, path)
+    load_weights(Versioned(2, 2), path)
+
+
 class TestOtherModels:
     def message(self, state: dict[str, torch.Tensor], path: Path) -> str:
         torch.save(state, path)
