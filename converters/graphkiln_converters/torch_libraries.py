@@ -5,6 +5,7 @@ torchvision declares `nms` only in its compiled part, and cannot be imported wit
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -17,7 +18,8 @@ _DECLARED: list[torch.library.Library] = []
 def prepare_torchvision() -> None:
     """Imports torchvision where it is installed, so that what imports it next finds it."""
     if find_spec("torchvision"):
-        import_torchvision()
+        with suppress(ImportError, RuntimeError):  # whoever needs it imports it, and gets the error, too
+            import_torchvision()
 
 
 def import_torchvision() -> ModuleType:
