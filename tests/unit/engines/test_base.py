@@ -111,7 +111,11 @@ class TestEngine:
 
 class TestSession:
     @pytest.mark.parametrize("dtype", NUMERIC)
-    def test_every_type_goes_in_and_comes_out(self, build: Build, dtype: DType) -> None:
+    def test_every_type_goes_in_and_comes_out(self, build: Build, dtype: DType, request: pytest.FixtureRequest) -> None:
+        if dtype is DType.FP64 and "openvino" in request.node.callspec.id:
+            with pytest.raises(LoweringError, match="OpenVINO computes FP64 in FP32"):
+                build(zoo.identity(("batch", "n"), zoo.DTYPES[dtype]))
+            return
         array = np.array([[0, 1, 2], [1, 0, 3]]).astype(dtype.numpy)
         with build(zoo.identity(("batch", "n"), zoo.DTYPES[dtype])) as session:
             assert session.signature.inputs[0].dtype is dtype
