@@ -332,8 +332,10 @@ class TestErrors:
             opened(tmp_path / location)
 
     def test_options_that_mean_nothing_here(self, models: Path, run: Convert, tmp_path: Path) -> None:
+        weights = tmp_path / "w.pth"
+        weights.touch()
         with pytest.raises(ConversionError, match="holds its own weights"):
-            run(f"oneflow:{models / 'cnn'}", weights=str(tmp_path / "w.pth"))
+            run(f"oneflow:{models / 'cnn'}", weights=str(weights))
         with pytest.raises(ConversionError, match="only the batch of a graph of OneFlow can vary"):
             run(f"oneflow:{models / 'cnn'}", dynamic=["INPUT_0:2=8..32"])
 
