@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.server.run_folder import remove_environments
 from soaking.service import MARKER
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX keeps it on Linux
@@ -57,7 +58,7 @@ def watch(read_end: int, folder: Path, soak_pid: int) -> None:
     while os.read(read_end, 1):
         pass
     end_processes(str(folder))
-    remove_regions(soak_pid, folder / "tmp")
+    remove_outside(soak_pid, folder / "tmp")
     for mount in (folder / "tmp", *folder.glob("*.mount")):
         subprocess.run(["umount", "--lazy", str(mount)], check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -75,9 +76,12 @@ def end_processes(marker: str) -> None:
         time.sleep(0.1)
 
 
-def remove_regions(soak_pid: int, temporary: Path) -> None:
-    """Removes the shared-memory regions of the soak's own clients, and of servers whose run folder is still there."""
-    for region in regions_of(soak_pid, known_runs(temporary)):
+def remove_outside(soak_pid: int, temporary: Path) -> None:
+    """Removes what the soak's own clients, and all runs of the server that were seen, have outside of its folder."""
+    runs = known_runs(temporary)
+    for run in runs:
+        remove_environments(run)
+    for region in regions_of(soak_pid, runs):
         if region.is_dir():  # status files of instances
             shutil.rmtree(region, ignore_errors=True)
         else:

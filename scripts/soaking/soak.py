@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
+from graphkiln_backend.server.run_folder import environments_of
 from soaking.fault import Fault, Field
 from soaking.guard import Guard, known_runs, regions_of
 from soaking.injector import Injection, Injector
@@ -222,5 +223,7 @@ def _is_outside(outcome: Outcome, windows: list[tuple[float, float]]) -> bool:
 def leftovers(service: Service) -> list[str]:
     """Processes, temporary files and shared-memory regions that the stopped service has left."""
     files = [str(path.relative_to(service.temporary)) for path in sorted(service.temporary.iterdir())]
-    regions = [path.name for path in regions_of(os.getpid(), known_runs(service.temporary))]
-    return [*files, *regions, *(f"process {process.pid}" for process in service.tree()[1:])]
+    runs = known_runs(service.temporary)
+    regions = [path.name for path in regions_of(os.getpid(), runs)]
+    environments = [str(path) for run in sorted(runs) for path in environments_of(run)]
+    return [*files, *regions, *environments, *(f"process {process.pid}" for process in service.tree()[1:])]

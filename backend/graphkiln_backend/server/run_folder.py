@@ -256,9 +256,18 @@ def remove_environments(run: str) -> None:
     Args:
         run: The name of the run's folder.
     """
-    prefix = Path(_environments(run))
-    for folder in prefix.parent.glob(f"{prefix.name}??????"):
+    for folder in environments_of(run):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def environments_of(run: str) -> list[Path]:
+    """What Triton's Python backend has made for packed environments in a run.
+
+    Args:
+        run: The name of the run's folder.
+    """
+    prefix = Path(_environments(run))
+    return sorted(prefix.parent.glob(f"{prefix.name}??????"))
 
 
 def _environments(run: str) -> str:

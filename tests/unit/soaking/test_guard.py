@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
 
 from soaking import guard
-from soaking.guard import known_runs, regions_of, remove_regions
+from soaking.guard import known_runs, regions_of, remove_outside
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -79,5 +80,13 @@ def test_what_runs_have_left_in_shared_memory_is_found_and_removed(
     assert runs == {"graphkiln-abc"}, "a run is remembered when its folder is gone"
     found = [path.name for path in regions_of(7, runs)]
     assert found == ["graphkiln-abc-0", "graphkiln-abc-instances", "graphkiln-client-7-x"]
-    remove_regions(7, temporary)
+    remove_outside(7, temporary)
     assert {path.name for path in memory.iterdir()} == {"graphkiln-client-8-x", "graphkiln-other-0"}
+
+
+def test_folders_of_tritons_python_backend_go_with_their_run(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="gk-guarded0", dir="/tmp", ignore_cleanup_errors=True) as environment:
+        run = f"graphkiln-{Path(environment).name[len('gk-') : -6]}"
+        (tmp_path / "tmp" / run).mkdir(parents=True)
+        remove_outside(7, tmp_path / "tmp")
+        assert not Path(environment).exists()
