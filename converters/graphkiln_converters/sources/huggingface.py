@@ -123,6 +123,15 @@ def _model(location: str, config: Any) -> Any:
     )
 
 
+def _most_tokens(model: Any, config: Any) -> int:
+    """How many tokens a text may have; RoBERTa's kind counts positions from behind that of its padding."""
+    most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
+    for name, layer in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
+            return most - layer.padding_idx - 1
+    return most
+
+
 def _inputs(
     model: Any, config: Any, location: str, options: SourceOptions
 ) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
@@ -132,7 +141,7 @@ def _inputs(
         shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
         return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location)
     if model.main_input_name == "input_ids":
-        most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
+        most = _most_tokens(model, config)
         dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
         tokens = min(_TOKENS, most)
         ids = InputSpec(

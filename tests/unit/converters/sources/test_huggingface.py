@@ -120,8 +120,14 @@ class TestConvNext:
 
 class TestInputs:
     def inputs(self, name: str, options: SourceOptions = OPTIONS, **config: Any) -> Any:
-        model, settings = SimpleNamespace(main_input_name=name), SimpleNamespace(**config)
-        return source._inputs(model, settings, "/nowhere", options)[0]
+        return self.inputs_of(torch.nn.Module(), name, options, **config)
+
+    def inputs_of(
+        self, model: torch.nn.Module, name: str = "input_ids", options: SourceOptions = OPTIONS, **config: Any
+    ) -> Any:
+        module: Any = model
+        module.main_input_name = name
+        return source._inputs(module, SimpleNamespace(**config), "/nowhere", options)[0]
 
     @pytest.fixture(autouse=True)
     def _no_processor(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +166,12 @@ class TestInputs:
         assert (ids.name, ids.dtype, ids.shape, ids.high) == ("input_ids", DType.INT64, (tokens,), 99)
         assert (mask.name, mask.mask, mask.shape) == ("attention_mask", True, (tokens,))
         assert ids.dynamic == mask.dynamic == {0: dynamic}
+
+    @pytest.mark.parametrize(("padding", "most"), [(None, 66), (1, 64)])
+    def test_positions_that_begin_behind_that_of_the_padding(self, padding: int | None, most: int) -> None:
+        model = torch.nn.ModuleDict({"position_embeddings": torch.nn.Embedding(66, 4, padding_idx=padding)})
+        ids, _ = self.inputs_of(model, vocab_size=99, max_position_embeddings=66)
+        assert ids.dynamic == {0: (8, most)}
 
     def test_neither(self) -> None:
         with pytest.raises(ConversionError, match="takes 'input_features', which is neither") as caught:
