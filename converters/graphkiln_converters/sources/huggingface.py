@@ -128,7 +128,7 @@ def _most_tokens(model: Any, config: Any) -> int:
     most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
     for name, layer in model.named_modules():
         if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
-            return most - layer.padding_idx - 1
+            return most - int(layer.padding_idx) - 1
     return most
 
 
