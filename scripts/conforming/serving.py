@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from conforming.cases import Case
@@ -14,7 +12,7 @@ from conforming.models import ranks_of, to_tensors, to_values, write_model
 from conforming.outcome import PASSED, Outcome, Verdict
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_client import Client
-from soaking.guard import Guard
+from soaking.guard import guarded_folder
 from soaking.service import Service
 
 CHUNK = 60
@@ -38,23 +36,12 @@ def ask_served(cases: Sequence[Case], engine: str = "") -> Iterator[tuple[Case, 
     """
     for start in range(0, len(cases), CHUNK):
         chunk = cases[start : start + CHUNK]
-        with _guarded_folder() as folder:
+        with guarded_folder("conforming-") as folder:
             store = folder / "store"
             store.mkdir()
             refused = {case.served_name: _write(case, store, engine) for case in chunk}
             yield from ((case, outcome) for case in chunk if (outcome := refused[case.served_name]))
             yield from _serve(folder, store, [case for case in chunk if not refused[case.served_name]])
-
-
-@contextmanager
-def _guarded_folder() -> Iterator[Path]:
-    """A folder that is removed, with every process that belongs to it, whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix="conforming-"))
-    try:
-        with Guard(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(case: Case, store: Path, engine: str) -> Outcome | None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from soaking.fuzzing import Fuzzer, FuzzLog, neighbors_failed
+from soaking.guard import guarded_folder
 from soaking.ledger import Ledger, Outcome
 from soaking.models import build_store
 from soaking.modes import LIMIT_FLAGS, STORE
 from soaking.readiness import every_model_answers
 from soaking.service import Service
-from soaking.soak import soak_folder, start_service
+from soaking.soak import start_service
 from soaking.traffic import Traffic
 
 _NEIGHBORS = 2
@@ -60,7 +61,7 @@ def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
     """
     ledger = Ledger()
     with ExitStack() as stack:
-        folder = stack.enter_context(soak_folder())
+        folder = stack.enter_context(guarded_folder("soak-"))
         build_store(folder / STORE)
         service = Service(folder, folder / STORE, *LIMIT_FLAGS)
         stack.callback(service.end)

@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -49,6 +51,21 @@ class Guard(Closeable):
         """Ends and removes what the soak has left, and waits for that."""
         os.close(self._write_end)
         self._process.wait(60)
+
+
+@contextmanager
+def guarded_folder(prefix: str) -> Iterator[Path]:
+    """A folder under guard: whatever happens, it is removed and every process that belongs to it is ended.
+
+    Args:
+        prefix: Of its name.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        with Guard(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def watch(read_end: int, folder: Path, soak_pid: int) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +13,7 @@ from typing import Any, Literal
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.server.run_folder import environments_of
 from soaking.fault import Fault, Field
-from soaking.guard import Guard, known_runs, regions_of
+from soaking.guard import guarded_folder, known_runs, regions_of
 from soaking.injector import Injection, Injector
 from soaking.ledger import Ledger, Outcome
 from soaking.memory import Memory, by_role, growth
@@ -74,17 +71,6 @@ class Result:
     only: Only = ""
 
 
-@contextmanager
-def soak_folder() -> Iterator[Path]:
-    """A folder under guard: whatever happens, it is removed and every process that belongs to it is ended."""
-    folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    try:
-        with Guard(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def soak(
     minutes: float, seed: int, *, heavy: bool = True, keep_log: Path | None = None, only: Only = ""
 ) -> list[Result]:
@@ -124,7 +110,7 @@ class _Plan:
 
 def _soak_mode(plan: _Plan, keep_log: Path | None) -> Result:
     with ExitStack() as stack:
-        folder = stack.enter_context(soak_folder())
+        folder = stack.enter_context(guarded_folder("soak-"))
         build_store(folder / STORE)
         made = stack.enter_context(stage(folder, plan.mode))
         if keep_log:
