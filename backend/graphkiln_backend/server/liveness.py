@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from abc import abstractmethod
 from typing import Any
 
 from graphkiln_backend.graph.closing import Closeable
@@ -15,7 +16,26 @@ _CONNECT_S = 0.5
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
-class GrpcLivenessProbe(Closeable):
+class _Probe(Closeable):
+    """Knows since when a server is silent; how it is asked is its protocol's."""
+
+    def __init__(self) -> None:
+        self._answered_at = time.monotonic()
+        self._suspension = SuspensionDetector()
+
+    def silent_s(self) -> float:
+        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
+        if self._suspension.has_resumed():
+            self._answered_at = time.monotonic()
+        self._ask_or_read()
+        return time.monotonic() - self._answered_at
+
+    @abstractmethod
+    def _ask_or_read(self) -> None:
+        """Asks, or looks whether what was asked is answered, without waiting."""
+
+
+class GrpcLivenessProbe(_Probe):
     """Asks a server that speaks gRPC only; any response will do.
 
     Args:
@@ -25,20 +45,15 @@ class GrpcLivenessProbe(Closeable):
     def __init__(self, address: ListenAddress) -> None:
         self._channel = open_channel(address)
         self._call: Any = None
-        self._answered_at = time.monotonic()
-        self._suspension = SuspensionDetector()
+        super().__init__()
 
-    def silent_s(self) -> float:
-        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
-        if self._suspension.has_resumed():
-            self._answered_at = time.monotonic()
+    def _ask_or_read(self) -> None:
         if self._call is None:
             self._call = ask_whether_live(self._channel)
         elif self._call.done():
             if _is_answer(self._call):
                 self._answered_at = time.monotonic()
             self._call = None
-        return time.monotonic() - self._answered_at
 
     def close(self) -> None:
         """Waits for no response any more."""
@@ -50,7 +65,7 @@ def _is_answer(call: Any) -> bool:
     return call.code().name not in {"UNAVAILABLE", "CANCELLED"} or "restricted" in call.details()
 
 
-class LivenessProbe(Closeable):
+class LivenessProbe(_Probe):
     """Asks a server over HTTP whether it lives; any response will do.
 
     Args:
@@ -60,18 +75,13 @@ class LivenessProbe(Closeable):
     def __init__(self, address: ListenAddress) -> None:
         self._address = address
         self._connection: socket.socket | None = None
-        self._answered_at = time.monotonic()
-        self._suspension = SuspensionDetector()
+        super().__init__()
 
-    def silent_s(self) -> float:
-        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
-        if self._suspension.has_resumed():
-            self._answered_at = time.monotonic()
+    def _ask_or_read(self) -> None:
         if self._connection is None:
             self._ask()
         else:
             self._read(self._connection)
-        return time.monotonic() - self._answered_at
 
     def close(self) -> None:
         """Waits for no response any more."""
