@@ -14,9 +14,15 @@ from pathlib import Path
 
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.graph.precision import Precision
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = ("name", "compute_cap", "driver_version")
+_INSTRUCTIONS = {
+    Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
+    Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
+}
+"""Names in /proc/cpuinfo, on x86 and Arm, of instructions that multiply in a precision; every CPU has those of fp32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +63,14 @@ def gpu(device: Device) -> Gpu:
     return found[device.index]
 
 
+def missing_instructions(precision: Precision) -> str:
+    """Why this CPU computes in a precision by way of fp32; empty where it need not, or tells nothing of itself."""
+    flags, names = _flags(), _INSTRUCTIONS.get(precision, ())
+    if not flags or not names or flags.intersection(names):
+        return ""
+    return f"this CPU has no instructions for {precision} ({', '.join(names)})"
+
+
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """The GPUs of this machine in the driver's order; empty without a driver.
@@ -77,10 +91,19 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu(name=name, compute_capability=capability, driver=driver) for name, capability, driver in rows)
 
 
+def _fields() -> dict[str, str]:
+    return dict(re.findall(r"^([^\t\n]+?)\s*: (.*)$", _CPUINFO.read_text(), re.MULTILINE))
+
+
+def _flags() -> frozenset[str]:
+    """The instruction sets."""
+    fields = _fields()
+    return frozenset((fields.get("flags") or fields.get("Features", "")).split())
+
+
 @cache
 def _cpu() -> str:
     """Model name and a digest of the instruction sets."""
-    fields = dict(re.findall(r"^([^\t\n]+?)\s*: (.*)$", _CPUINFO.read_text(), re.MULTILINE))
-    flags = fields.get("flags") or fields.get("Features", "")
-    digest = hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:16]
+    fields = _fields()
+    digest = hashlib.sha256(" ".join(sorted(_flags())).encode()).hexdigest()[:16]
     return f"{fields.get('model name', platform.processor() or platform.machine())}, instruction sets {digest}"

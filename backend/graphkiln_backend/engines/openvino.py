@@ -26,12 +26,15 @@ from graphkiln_backend.engines.openvino_graph import (
     read_graph,
     suppresses,
 )
+from graphkiln_backend.engines.openvino_integers import find_limits, read_limits, write_limits
+from graphkiln_backend.engines.openvino_intervals import LIMIT
+from graphkiln_backend.engines.openvino_ports import first_specs, match, spec_of
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.onnx_file import read_signature
 
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
@@ -70,7 +73,9 @@ class OpenVinoEngine:
         Raises:
             LoweringError: As `build`.
         """
-        blob = _compile(graph_path, config).export_model()
+        model, limits = _compile(graph_path, config)
+        blob = model.export_model()
+        write_limits(folder, limits)
         (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
         (folder / _AS_ONNX).touch()
 
@@ -80,12 +85,15 @@ class OpenVinoEngine:
         Raises:
             LoweringError: OpenVINO refuses the graph or an option, or computes otherwise than ONNX says.
         """
-        model = _import(compiled / _COMPILED, config) if compiled else _compile(graph_path, config)
-        if compiled and suppresses(model) and not (compiled / _AS_ONNX).exists():
-            model = _compile(graph_path, config)
+        if compiled is None:
+            model, limits = _compile(graph_path, config)
+        else:
+            model, limits = _import(compiled / _COMPILED, config), _limits(graph_path, compiled)
+            if suppresses(model) and not (compiled / _AS_ONNX).exists():
+                model, limits = _compile(graph_path, config)
         try:
             saved = read_signature(graph_path) if graph_path.exists() else None  # what is compiled needs no graph
-            session = OpenVinoSession(model, config.streams, saved)
+            session = OpenVinoSession(model, config.streams, saved, limits)
         except (ManifestError, ValueError) as error:
             raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
         check_types(session.signature)
@@ -100,22 +108,30 @@ class OpenVinoSession(Closeable):
         streams: Parts of a batch that are computed in parallel, where every tensor has a row per sample.
         saved: The graph's tensors as they were saved. OpenVINO gives a tensor several names where it drops a node
             between them, and drops inputs whose values no output depends on; None for the names that it has first.
+        limits: How large the integers of an input may be, by name, where that is less than `openvino_intervals.LIMIT`.
 
     Raises:
         ManifestError: One of its tensors is not one that Triton can carry.
     """
 
-    def __init__(self, compiled: openvino.CompiledModel, streams: int = 1, saved: Signature | None = None) -> None:
+    def __init__(
+        self,
+        compiled: openvino.CompiledModel,
+        streams: int = 1,
+        saved: Signature | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
         self._compiled = compiled
-        saved = saved or Signature(inputs=_first_specs(compiled.inputs), outputs=_first_specs(compiled.outputs))
-        self._inputs = _match(compiled.inputs, saved.inputs)
+        self._limits = limits or {}
+        saved = saved or Signature(inputs=first_specs(compiled.inputs), outputs=first_specs(compiled.outputs))
+        self._inputs = match(compiled.inputs, saved.inputs)
         self._outputs = {spec.name: index for index, spec in enumerate(saved.outputs)}
         self._signature = Signature(
             inputs=tuple(
-                _spec(compiled.inputs[self._inputs[spec.name]], spec.name) if spec.name in self._inputs else spec
+                spec_of(compiled.inputs[self._inputs[spec.name]], spec.name) if spec.name in self._inputs else spec
                 for spec in saved.inputs
             ),
-            outputs=tuple(_spec(port, spec.name) for port, spec in zip(compiled.outputs, saved.outputs, strict=True)),
+            outputs=tuple(spec_of(port, spec.name) for port, spec in zip(compiled.outputs, saved.outputs, strict=True)),
         )
         splits = saved.batchable and self._signature.batchable
         self._requests = [compiled.create_infer_request() for _ in range(streams if splits else 1)]
@@ -153,7 +169,9 @@ class OpenVinoSession(Closeable):
         """
         if feeds.keys() != {spec.name for spec in self._signature.inputs}:
             self._signature.check(feeds)
-        return {self._inputs[name]: _to_openvino(name, array) for name, array in feeds.items() if name in self._inputs}
+        for name, array in feeds.items():
+            check_values(name, array, self._limits.get(name, LIMIT))
+        return {self._inputs[name]: _to_openvino(array) for name, array in feeds.items() if name in self._inputs}
 
     def _interrupt(self) -> None:
         for request in self._requests:
@@ -216,12 +234,23 @@ class OpenVinoSession(Closeable):
         del self._requests, self._compiled
 
 
-def _compile(graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:
+def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.CompiledModel, Mapping[str, int]]:
+    """The compiled graph, and the limits of its inputs."""
     try:
         core = open_core()
-        return core.compile_model(read_graph(core, graph_path), DEVICE, _options(config))
+        model = read_graph(core, graph_path)
+        limits = find_limits(model)
+        return core.compile_model(model, DEVICE, _options(config)), limits
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
+
+
+def _limits(graph_path: Path, compiled: Path) -> Mapping[str, int]:
+    """The limits of the inputs of what was compiled; what was compiled before there were any does not tell them."""
+    known = read_limits(compiled)
+    if known is None and graph_path.exists():
+        return find_limits(read_graph(open_core(), graph_path))
+    return known or {}
 
 
 def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
@@ -255,40 +284,9 @@ def _options(config: SessionConfig) -> dict[str, Any]:
     return options
 
 
-def _first_specs(ports: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """Tensors by the first of their names."""
-    return tuple(_spec(port, port.get_any_name()) for port in ports)
-
-
-def _match(ports: Sequence[Any], specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """The index of each input's port, by the input's name; none for inputs that OpenVINO has dropped."""
-    if len(ports) == len(specs):
-        by_name = [_index(ports, spec.name, index) for index, spec in enumerate(specs)]
-        return {spec.name: index for spec, index in zip(specs, by_name, strict=True)}
-    named = {spec.name: _index(ports, spec.name, -1) for spec in specs}
-    return {name: index for name, index in named.items() if index >= 0}
-
-
-def _index(ports: Sequence[Any], name: str, otherwise: int) -> int:
-    return next((index for index, port in enumerate(ports) if name in port.get_names()), otherwise)
-
-
-def _spec(port: Any, name: str) -> TensorSpec:
-    dtype = DType.from_openvino(port.get_element_type().get_type_name())
-    shape = port.get_partial_shape()
-    if shape.rank.is_dynamic:
-        return TensorSpec(name=name, dtype=dtype, shape=(ANY_RANK,))
-    return TensorSpec(name=name, dtype=dtype, shape=tuple(_dim(dim, name, axis) for axis, dim in enumerate(shape)))
-
-
-def _to_openvino(name: str, array: AnyArray) -> Any:
+def _to_openvino(array: AnyArray) -> Any:
     """What OpenVINO takes as an array; the bits of bf16 it would take for another type's."""
-    check_values(name, array)
     contiguous = np.asarray(array, order="C")  # keeps a scalar's rank
     if array.dtype != DType.BF16.numpy:
         return contiguous
     return openvino.Tensor(contiguous.view(np.uint16), contiguous.shape, openvino.Type.bf16)
-
-
-def _dim(dim: Any, tensor: str, axis: int) -> Dim:
-    return int(dim.get_length()) if dim.is_static else free_dim(tensor, axis)

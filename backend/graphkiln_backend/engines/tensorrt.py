@@ -5,6 +5,8 @@ flag is set for them. Engines are built for shapes: the optimization profile com
 request of a size that the server admits makes TensorRT build another engine. A dimension that varies and is not the
 batch has no bounds in a signature: without the user's own profile it is refused, not guessed.
 
+Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
+
 Source: ONNX Runtime, "TensorRT Execution Provider" (configuration options, explicit shape range).
 """
 

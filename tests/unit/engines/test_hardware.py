@@ -11,6 +11,7 @@ import pytest
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.graph.precision import Precision
 
 
 class TestGpus:
@@ -119,3 +120,26 @@ class TestCpu:
 
     def test_this_machine_has_one(self) -> None:
         assert hardware.identity(CPU) == hardware.identity(CPU) != ""
+
+
+@pytest.mark.parametrize(
+    ("line", "precision", "missing"),
+    [
+        ("flags\t: sse avx512_bf16", Precision.BF16, ""),
+        ("flags\t: sse amx_bf16", Precision.BF16, ""),
+        ("Features\t: fp asimd bf16", Precision.BF16, ""),
+        ("Features\t: fp asimd asimdhp", Precision.FP16, ""),
+        ("flags\t: sse avx2", Precision.FP32, ""),
+        ("flags\t: sse avx2", Precision.INT8, ""),
+        ("nothing\t: known", Precision.BF16, ""),
+        ("flags\t: sse avx2", Precision.BF16, "this CPU has no instructions for bf16 (avx512_bf16, amx_bf16, bf16)"),
+        ("flags\t: avx512_bf16", Precision.FP16, "this CPU has no instructions for fp16"),
+    ],
+)
+def test_which_precisions_a_cpu_has_instructions_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, precision: Precision, missing: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "cpuinfo")
+    found = hardware.missing_instructions(precision)
+    assert found.startswith(missing) if missing else not found

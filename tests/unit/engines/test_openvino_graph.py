@@ -95,7 +95,7 @@ class TestValues:
             [helper.make_node("Add", ["x", "x"], ["y"])], [zoo.value("x", shape, dtype)], [zoo.value("y", shape, dtype)]
         )
         with build(tmp_path, model) as session:
-            assert session.run({"x": np.array([1, 1 << 30], kind) - kind(1)})["y"].tolist() == [0, (1 << 31) - 2]
+            assert session.run({"x": np.array([1, 1 << 23], kind) - kind(1)})["y"].tolist() == [0, (1 << 24) - 2]
             with pytest.raises(SignatureError, match="'x' does not fit: OpenVINO computes integers in 32 bits"):
                 session.run({"x": np.array([1, 1 << 40], kind)})
 
@@ -109,3 +109,59 @@ class TestValues:
         for beyond in (1 << 31, -(1 << 31) - 1):
             with pytest.raises(SignatureError, match=f"got {beyond} to {beyond}"):
                 check_values("x", np.array([beyond]))
+
+
+def with_constant(op_type: str, *constant: int) -> onnx.ModelProto:
+    """An INT64 operator of the input and a constant."""
+    names = ["c", "x"] if op_type == "Gather" else ["x", "c"]
+    values = [zoo.value(name, ("n",), TensorProto.INT64) for name in "xy"]
+    node = helper.make_node(op_type, names, ["y"])
+    return zoo.model([node], values[:1], values[1:], {"c": np.array(constant)})
+
+
+class TestConstants:
+    @pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div", "Mod", "Gather"])
+    def test_of_more_than_32_bits_are_refused(self, tmp_path: Path, op_type: str) -> None:
+        with pytest.raises(LoweringError, match=r"computes integers in 32 bits.*a constant that takes more"):
+            build(tmp_path, with_constant(op_type, 2**40))
+
+    @pytest.mark.parametrize(
+        ("op_type", "constants", "expected"),
+        [("Add", (7, 100_000), [7, 100_001]), ("Mul", (7, 8), [0, 8]), ("Gather", (7, 2**31 - 2), [7, 2**31 - 2])],
+    )
+    def test_of_32_bits_are_computed_with(
+        self, tmp_path: Path, op_type: str, constants: tuple[int, ...], expected: list[int]
+    ) -> None:
+        with build(tmp_path, with_constant(op_type, *constants)) as session:
+            assert session.run({"x": np.array([0, 1])})["y"].tolist() == expected
+
+    def test_a_slice_may_end_anywhere(self, tmp_path: Path) -> None:
+        """As exporters write "to the end"."""
+        constants = {"from": np.array([1]), "to": np.array([2**63 - 1])}
+        values = [zoo.value(name, ("n",), TensorProto.INT64) for name in "xy"]
+        model = zoo.model([helper.make_node("Slice", ["x", "from", "to"], ["y"])], values[:1], values[1:], constants)
+        with build(tmp_path, model) as session:
+            assert session.run({"x": np.array([5, 6, 7])})["y"].tolist() == [6, 7]
+
+
+class TestOtherwise:
+    def test_shifts_of_short_signed_integers_are_refused(self, tmp_path: Path) -> None:
+        """10 << 5 of eight bits is 64; OpenVINO says 127."""
+        inputs = [zoo.value(name, (3,), TensorProto.INT8) for name in ("x", "by")]
+        node = helper.make_node("BitShift", ["x", "by"], ["y"], direction="LEFT")
+        graph = helper.make_graph([node], "shift", inputs, [zoo.value("y", (3,), TensorProto.INT8)])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)], ir_version=10)
+        with pytest.raises(LoweringError, match="shifts signed integers of 8 and 16 bits"):
+            build(tmp_path, model)
+
+    @pytest.mark.parametrize("window", [{}, {"left_window_size": 2}, {"right_window_size": 1}])
+    def test_attention_within_a_window_is_refused(self, tmp_path: Path, window: dict[str, int]) -> None:
+        inputs = [zoo.value(name, (1, 2, 4, 8)) for name in ("q", "k", "v")]
+        node = helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1, **window)
+        graph = helper.make_graph([node], "attention", inputs, [zoo.value("y", (1, 2, 4, 8))])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10)
+        if not window:
+            return build(tmp_path, model).close()
+        with pytest.raises(LoweringError, match="leaves out the window"):
+            build(tmp_path, model)
+        return None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import pytest
 
-from graphkiln_backend.engines import registry
 from graphkiln_backend.engines.base import Support
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
-from graphkiln_backend.engines.registry import GROUP, engine_names, load_engine, probe
+from graphkiln_backend.engines.registry import BUILT_IN, GROUP, engine_names, load_engine, probe
 from graphkiln_backend.engines.tensorrt import TensorRtEngine
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 
 
 def test_the_built_in_engines_are_entry_points() -> None:
+    ours = entry_points(group=GROUP)
+    assert {entry.name: entry.value for entry in ours if entry.value.startswith("graphkiln_")} == BUILT_IN
     assert "onnxruntime" in engine_names()
     assert isinstance(load_engine("onnxruntime"), OnnxRuntimeEngine)
 
@@ -52,11 +53,12 @@ class TestThirdParties:
             EntryPoint("openvino", "graphkiln_no_such_module:Engine", GROUP),
             EntryPoint("broken", "graphkiln_no_such_module:Engine", GROUP),
         ]
-        monkeypatch.setattr(registry, "entry_points", lambda **by: list(EntryPoints(entries).select(**by)))
+        monkeypatch.setitem(BUILT_IN, "openvino", "graphkiln_no_such_module:Engine")
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda **by: list(EntryPoints(entries).select(**by)))
         monkeypatch.setattr(EntryPoint, "load", lambda self: Toy if self.name == "toy" else __import__(self.module))
 
     def test_an_engine_of_another_distribution_is_found_by_its_entry_point(self) -> None:
-        assert engine_names() == ["broken", "openvino", "toy"]
+        assert engine_names() == ["broken", "onnxruntime", "openvino", "tensorrt", "toy"]
         assert probe("toy", CPU) == Support(ok=True)
         assert probe("toy", Device.gpu()) == Support(ok=False, reason="toys are for the cpu")
 

@@ -6,6 +6,8 @@ move.
 ONNX Runtime keeps a captured graph with the thread that captured it, and allows no other thread to use it: runs of
 other threads are plain (`engines.base.PLAIN_RUNS`).
 
+Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
+
 Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
 """
 

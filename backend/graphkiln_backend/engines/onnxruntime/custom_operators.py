@@ -10,11 +10,6 @@ import onnxruntime
 
 from graphkiln_backend.graph.errors import LoweringError
 
-_UNKNOWN_OPERATOR = "is not a registered function/op"
-_UNKNOWN_OPERATOR_HINT = (
-    "if it is a custom operator, name its library in config.pbtxt: "
-    'model_operations { op_library_filename: "/path/to/library.so" }'
-)
 _NOT_LOADED_HINT = "build it for this machine and this version of ONNX Runtime; `ldd` tells what else it needs"
 
 
@@ -33,11 +28,6 @@ def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> N
                 attempts=(str(error),),
                 hint=_NOT_LOADED_HINT,
             ) from error
-
-
-def hint_for(error: str) -> str:
-    """What to do about an error of ONNX Runtime; empty where it tells of no unknown operator."""
-    return _UNKNOWN_OPERATOR_HINT if _UNKNOWN_OPERATOR in error else ""
 
 
 def digest(libraries: Sequence[str]) -> str:

@@ -1,4 +1,8 @@
-"""Execution providers: which one a configuration asks for, with which options, and whether it can run here."""
+"""Execution providers: which one a configuration asks for, with which options, and whether it can run here.
+
+The CUDA provider is not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is
+the first run.
+"""
 
 from __future__ import annotations
 

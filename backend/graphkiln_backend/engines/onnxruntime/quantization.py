@@ -101,9 +101,9 @@ def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantizatio
                 # One batch at a time: without it every value of every layer of all samples is held at once.
                 extra_options={"QuantizeBias": settings.quantize_bias, "CalibStridedMinMax": 1},
             )
-    except Exception as error:  # the quantizer raises whatever it meets
+        return count_integer_products(target)
+    except Exception as error:  # the quantizer raises whatever it meets, and writes graphs that are not valid
         raise LoweringError(f"cannot quantize {graph}", attempts=(f"{type(error).__name__}: {error}",)) from error
-    return count_integer_products(target)
 
 
 def count_integer_products(graph: Path) -> Coverage:

@@ -1,7 +1,7 @@
 """Sessions of ONNX Runtime.
 
 Providers are named explicitly and read back after the build, because ONNX Runtime replaces a provider that it cannot
-start with the CPU and says nothing.
+start with the CPU and says nothing; nor may it do so later, when a provider fails on a request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig
 from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
-from graphkiln_backend.engines.onnxruntime.custom_operators import hint_for, register
+from graphkiln_backend.engines.onnxruntime.custom_operators import register
+from graphkiln_backend.engines.onnxruntime.prepacked import align_prepacked
 from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
+from graphkiln_backend.engines.onnxruntime.refusals import hint_for
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
-from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
+from graphkiln_backend.engines.onnxruntime.values import decode_text, ranked, run_ort_values
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
@@ -36,10 +38,9 @@ _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-_LOCALE_HINT = (
-    "the graph changes the case of text by the rules of a locale that this machine lacks: "
-    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8"
-)
+_PRODUCTS_IN_FP32 = {"session.qdq_matmulnbits_accuracy_level": "1"}
+"""ONNX Runtime makes one node of a 4-bit weight and its product, which rounds activations to int8 unless told not to:
+an error of 1% in what is called fp32 (seen with ONNX Runtime 1.31)."""
 _ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -140,7 +141,7 @@ class OnnxRuntimeSession(Closeable):
         with tempfile.TemporaryDirectory(prefix="graphkiln-profile-", dir=place) as folder:
             self._options.enable_profiling = True
             self._options.profile_file_prefix = str(Path(folder) / "profile")
-            session = onnxruntime.InferenceSession(str(self._graph_path), self._options, providers=self._providers)
+            session = _open(self._graph_path, self._options, self._providers)
             try:
                 self._run(session, feeds)
             finally:
@@ -208,8 +209,8 @@ def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
     options.inter_op_num_threads = tuning.inter_threads or (config.threads if tuning.parallel else 1)
     options.enable_cpu_mem_arena = tuning.memory_arena
     options.enable_mem_pattern = tuning.memory_pattern
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if config.spin else "0")
-    for name, value in tuning.config_entries.items():
+    spinning = {"session.intra_op.allow_spinning": "1" if config.spin else "0"}
+    for name, value in {**spinning, **_PRODUCTS_IN_FP32, **tuning.config_entries}.items():
         options.add_session_config_entry(name, value)
     register(options, config.op_libraries)
     return options
@@ -232,6 +233,7 @@ def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target
     session = _open(graph_path, options, [(CPU, {})])
     # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
     keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
+    align_prepacked(target, target.with_name(WEIGHTS))
 
 
 def _open(
@@ -244,9 +246,9 @@ def _open(
     """
     options.log_severity_level = 3
     try:
-        session = onnxruntime.InferenceSession(str(graph_path), options, providers=providers)
+        session = onnxruntime.InferenceSession(str(graph_path), options, providers=providers, enable_fallback=0)
     except _ERRORS as error:
-        hint = _LOCALE_HINT if "Failed to construct locale" in str(error) else hint_for(str(error))
+        hint = hint_for(str(error), graph_path)
         raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
     requested, chosen = providers[0][0], session.get_providers()
     if chosen[0] != requested:
@@ -273,7 +275,7 @@ def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> 
         )
     try:
         return Signature(
-            inputs=tuple(_spec(node) for node in session.get_inputs()),
+            inputs=ranked(tuple(_spec(node) for node in session.get_inputs()), graph_path),
             outputs=tuple(map(_spec, tensors)),
             optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
         )

@@ -76,6 +76,6 @@ def _key(graph_path: Path, options: str) -> str:
     """Names a copy by the graph's folder (every file's name, size and time of change) and the options."""
     digest = hashlib.sha256(options.encode())
     for path in sorted(graph_path.resolve().parent.rglob("*")):
-        facts = path.stat()
+        facts = path.stat() if path.exists() else path.lstat()  # a link that leads nowhere is no reason not to share
         digest.update(f"{path!a}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

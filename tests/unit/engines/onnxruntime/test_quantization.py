@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import zoo
+from onnxruntime import quantization
 from onnxruntime.quantization import qdq_quantizer
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
@@ -111,6 +112,18 @@ class TestQuantize:
     ) -> None:
         with pytest.raises(LoweringError, match="cannot quantize"):
             quantize(graph, samples, Quantization(), tmp_path / "int8.onnx")
+
+    def test_an_invalid_graph_that_the_quantizer_writes_is_one_too(
+        self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As it does for SSDlite."""
+
+        def spoil(_: str, target: str, *__: Any, **___: Any) -> None:
+            Path(target).write_bytes(b"nonsense")
+
+        monkeypatch.setattr(quantization, "quantize_static", spoil)
+        with pytest.raises(LoweringError, match="cannot quantize"):
+            quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
 
     def test_a_damaged_graph_is_a_lowering_error_that_names_the_cause(self, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").write_bytes(b"nonsense")

@@ -7,12 +7,15 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import onnxruntime
 import pytest
 import zoo
+from onnx import TensorProto, helper
 from onnx.backend.test.loader import DATA_DIR
+from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
@@ -49,6 +52,22 @@ class TestOnnxRuntime:
             OnnxRuntimeEngine().build(light, CONFIG) as saved,
         ):
             assert optimized.signature == saved.signature
+
+    def test_products_of_4_bit_weights_compute_in_fp32(self, tmp_path: Path) -> None:
+        """ONNX Runtime rounds the activations of such a product to int8 by default: an error of 1% here."""
+        nodes = [
+            helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+        ]
+        model = zoo.model(
+            nodes, [zoo.value("x", ["b", 3])], [zoo.value("y", ["b", 2])], {"scale": np.float32(0.5)}, opset=21, ir=10
+        )
+        weights = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
+        model.graph.initializer.append(helper.make_tensor("q", TensorProto.UINT4, [3, 2], weights.astype(int).ravel()))
+        (tmp_path / "4bit.onnx").write_bytes(model.SerializeToString())
+        x = np.float32([[100, 0.3, -0.4], [-90, 0.2, 0.7]])
+        with OnnxRuntimeEngine().build(tmp_path / "4bit.onnx", CONFIG) as session:
+            np.testing.assert_allclose(session.run({"x": x})["y"], x @ (weights / 2), rtol=1e-6)
 
     def test_reads_back_what_ran_where(self, digits: Path) -> None:
         with OnnxRuntimeEngine().build(digits / "1" / "model.onnx", CONFIG) as session:
@@ -165,6 +184,15 @@ class TestRun:
         (folder / "weights.bin").unlink()
         with pytest.raises(LoweringError, match=r"weights\.bin"):
             OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG)
+
+    def test_a_provider_that_fails_on_a_request_is_not_replaced(self, tmp_path: Path) -> None:
+        """ONNX Runtime by itself goes on with the CPU, for good: a silent fallback."""
+        with build(tmp_path, zoo.scale(("batch", 3))) as session:
+            failing = session._session._sess = MagicMock(wraps=session._session._sess)
+            failing.run.side_effect = EPFail("the device is lost")
+            with pytest.raises(ExecutionError, match="the device is lost"):
+                session.run({"x": np.zeros((1, 3), np.float32)})
+            assert failing.run.call_count == 1
 
 
 class TestPlacement:

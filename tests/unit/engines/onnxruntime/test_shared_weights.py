@@ -195,3 +195,9 @@ def test_a_path_that_is_no_text_in_this_locale(graph: Path, tmp_path: Path) -> N
     odd = shutil.copy(graph, folder)
     with SharedWeights(tmp_path, Path(odd), "", Path.touch) as copy:
         assert copy.path.exists()
+
+
+def test_a_link_that_leads_nowhere_is_no_reason_not_to_share(graph: Path, tmp_path: Path) -> None:
+    (graph.parent / "gone").symlink_to(tmp_path / "nowhere")
+    with SharedWeights(tmp_path, graph, "", write) as copy:
+        assert copy.path.exists()

@@ -11,7 +11,10 @@ import onnxruntime
 import pytest
 import zoo
 
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import SignatureError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -91,3 +94,38 @@ class TestBf16:
         found = self.run(session, np.array([1.5, -2], BF16))
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, [1.5, -2])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_text_beside_bf16(shape: tuple[int, ...]) -> None:
+    nodes = [onnx.helper.make_node("Identity", [name], [name * 2]) for name in "xt"]
+    values = {
+        name: zoo.value(name, dims, dtype)
+        for name, dims, dtype in (
+            ("x", ("n",), onnx.TensorProto.BFLOAT16),
+            ("t", shape, onnx.TensorProto.STRING),
+            ("xx", ("n",), onnx.TensorProto.BFLOAT16),
+            ("tt", shape, onnx.TensorProto.STRING),
+        )
+    }
+    model = zoo.model(nodes, [values["x"], values["t"]], [values["xx"], values["tt"]])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    text = np.full(shape, "gr\u00f6\u00dfe, longer than a short string", object)
+    feeds = {"x": np.ones(3, BF16), "t": text}
+    numbers, found = run_ort_values(session, ["xx", "tt"], feeds, onnxruntime.RunOptions())
+    assert numbers.dtype == BF16
+    assert (found.shape, found.tolist()) == (shape, text.tolist())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_input_of_any_rank_is_no_scalar(tmp_path: Path, shared: bool) -> None:
+    """The graph does not say how many dimensions it has; ONNX Runtime gives it none, and requests were refused."""
+    model = zoo.scale(("batch", 3))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "model.onnx")
+    folder = tmp_path / "shared" if shared else None
+    config = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test", shared_folder=folder)
+    with OnnxRuntimeEngine().build(tmp_path / "model.onnx", config) as session:
+        session.signature.check({"x": np.ones((2, 3), np.float32)})
+        assert not session.signature.inputs[0].has_rank
