@@ -54,14 +54,15 @@ def benchmark_lowering(rounds: int, seconds: float) -> list[dict[str, object]]:
                 for name, proven in sessions.items()
             ]
             summaries = measure(set_ups, rounds, seconds)
-            reference = summaries["onnxruntime fp32"].per_second
+            reference = summaries["onnxruntime fp32"]
             rows += [
                 {
                     "set-up": name,
                     "engine": sessions[name].config.engine,
                     "batch": batch,
                     "images/s": round(summary.per_second * batch, 1),
-                    "ratio": round(summary.per_second / reference, 2),
+                    "ratio": round(summary.per_second / reference.per_second, 2),
+                    "spread": summary.spread_beside(reference),
                     "products": _products(sessions[name]),
                 }
                 for name, summary in summaries.items()

@@ -151,6 +151,10 @@ class ArtifactCache(Closeable):
                 reservation = held.enter_context(self._use_spare(error).reserve(kind, model, key))
             yield reservation
 
+    def without_spare(self) -> ArtifactCache:
+        """The same folder, for what is not missed where it cannot be kept; closed by the caller."""
+        return ArtifactCache(self.folder, limit_bytes=self._limit_bytes, lasting=self.lasting)
+
     @contextmanager
     def _reserve(self, kind: str, model: str, key: Key) -> Iterator[Reservation]:
         entry = Entry(kind=kind, model=model, key=dict(key))

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +18,11 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import CacheError, LoweringError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.source_digest import source_digest
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
 from graphkiln_backend.repository.onnx_reading import graph_sha256
@@ -33,6 +34,10 @@ _log = logging.getLogger("graphkiln.lowering")
 _GRAPH = "model.onnx"
 _AMP: Literal["O2"] = "O2"
 """Normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
+
+
+_DECIDING = ("engines", "graph", "lowering", "proof", "repository")
+"""The rooms whose code decides what is found out about a session."""
 
 
 class Artifacts:
@@ -155,7 +160,7 @@ class Artifacts:
             yield None
             return
         session = {"session": f"{config}, {config.threads} threads, {sorted(config.options.items())}"}
-        device = {"device": hardware.identity(config.device), "graphkiln": version_of("graphkiln")}
+        device = {"device": hardware.identity(config.device), "rules": source_digest(*_DECIDING)}
         key = {**self._graph_key(config), **identity, **device, **session, **conditions}
         with self._reserve("observations", key, f"what was found out about {config}") as reservation:
             yield reservation
@@ -188,7 +193,7 @@ class Artifacts:
 
     def _saved_key(self) -> dict[str, str]:
         """The graph that every session starts from, and its weights."""
-        self._content = self._content or _content(self.version)
+        self._content = self._content or content_of(self.version)
         if not self.replaced:
             return self._content
         return {**self._content, "outputs": "tensors", "graphkiln": version_of("graphkiln")}
@@ -239,7 +244,7 @@ def saved_precision(version: ModelVersion) -> Precision:
     return conversion.precision if conversion else read_precision(version.graph_path)
 
 
-def _content(version: ModelVersion) -> dict[str, str]:
+def content_of(version: ModelVersion) -> dict[str, str]:
     """SHA-256 of the graph and of every file of weights: the manifest's, or those of all files in its folder."""
     if manifest := version.manifest:
         return {"graph": manifest.sha256, **{f"weights {name}": sha256 for name, sha256 in manifest.weights.items()}}

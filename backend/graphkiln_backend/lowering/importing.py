@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from importlib.metadata import version as version_of
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
+from graphkiln_backend.lowering.known_graphs import recall_graph
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
-from graphkiln_backend.repository.version import has_own_graph
+from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, tells_by_graph
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -29,6 +32,8 @@ _CHUNK_BYTES = 1 << 20
 
 def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: bool = False) -> Path:
     """The folder that holds a version's graph: its own, or the cache's where another framework saved it.
+
+    What an earlier start has read of a graph without a full manifest is at hand then.
 
     Args:
         version: The version folder; never written to.
@@ -42,6 +47,8 @@ def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: boo
     """
     found = None if has_own_graph(version) else find_foreign_graph(version)
     if found is None:
+        if tells_by_graph(version):
+            recall_graph(version / GRAPH_FILE, cache)
         return version
     name = f"{version.parent.name} {version.name}"
 
@@ -70,6 +77,8 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
     Raises:
         ConversionError: The saved graph cannot be converted, or its outputs changed.
     """
+    from graphkiln_backend.lowering.parentage import worker  # which no instance needs
+
     with worker(_convert_and_send_failure, graph, target) as (receiver, _):
         try:
             failure: tuple[str, str] | None = receiver.recv()
@@ -84,6 +93,8 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
 
 def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: Path) -> None:
     """Sends None, or message and hint of what failed."""
+    from graphkiln_backend.lowering.parentage import keep_temporary_files_in
+
     failure = None
     try:
         with TemporaryDirectory(dir=target) as scratch:  # goes with the unfinished entry when this process is killed

@@ -47,6 +47,16 @@ class MadeUp:
         generator = np.random.default_rng(seed)
         return {spec.name: self._array(spec, batch, generator) for spec in signature.inputs}
 
+    def batch(self, signature: Signature, size: int) -> dict[str, AnyArray]:
+        """One request of one row, repeated: as large as `feeds` makes it, at the cost of a copy.
+
+        Args:
+            signature: Of the graph.
+            size: Of the first dimension where it varies.
+        """
+        row = self.feeds(signature)
+        return {spec.name: _repeated(row[spec.name], spec, size) for spec in signature.inputs}
+
     def _array(self, spec: TensorSpec, batch: int, generator: np.random.Generator) -> AnyArray:
         dims = enumerate(spec.shape)
         shape = [dim if isinstance(dim, int) else batch if axis == 0 else self.size for axis, dim in dims]
@@ -87,6 +97,10 @@ def _scaled(array: AnyArray, scale: float) -> AnyArray:
         return array
     scaled: AnyArray = (array.astype(np.float64) * scale).astype(array.dtype)
     return scaled
+
+
+def _repeated(array: AnyArray, spec: TensorSpec, size: int) -> AnyArray:
+    return np.repeat(array, size, axis=0) if spec.shape and isinstance(spec.shape[0], str) else array
 
 
 def _elements(signature: Signature, size: int) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.engines.base import Session
@@ -20,7 +22,12 @@ from graphkiln_backend.lowering.warmup import feeds_of
 _log = logging.getLogger("graphkiln.lowering")
 
 _FILE = "measured.json"
-_RUNS = 3
+_ROUNDS = 3
+_MOST_ROUNDS = 100
+_LONG_S = 1.0
+"""Further rounds follow until they have taken this long together."""
+_TURN_S = 0.01
+"""A turn of short runs lasts this long: threads that still spin, of the session before, disturb its first runs only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +41,37 @@ class Measurement:
 
     chosen: str
     rates: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Basis:
+    """What a choice between candidates was based on.
+
+    Attributes:
+        chosen: Name of the candidate that serves.
+        rates: Samples per second of each candidate; empty where the graph could not be run.
+        batch: The batch size.
+        machine: The processor or GPU, and a digest of its instruction sets: on another one all are measured again.
+        measured_at: When, in UTC, ISO 8601.
+        remembered: Whether an earlier start measured it.
+    """
+
+    chosen: str
+    rates: dict[str, float]
+    batch: int
+    machine: str
+    measured_at: str
+    remembered: bool
+
+
+def measured_at(reservation: Reservation | None) -> datetime:
+    """When what is remembered was measured; now where nothing is.
+
+    Args:
+        reservation: As `Artifacts.reserve_choice` gives it.
+    """
+    path = reservation.path if reservation else None
+    return datetime.fromtimestamp((path / _FILE).stat().st_mtime, UTC) if path else datetime.now(UTC)
 
 
 def read_measurement(reservation: Reservation | None) -> Measurement | None:
@@ -76,19 +114,33 @@ def measure(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp | N
     if samples is None:
         return Measurement(chosen=next(iter(sessions)), rates={})
     try:
-        times = {name: _time_s(session, samples, size) for name, session in sessions.items()}
+        times = _times_s(sessions, samples, size)
     except (ExecutionError, SignatureError):
         return Measurement(chosen=next(iter(sessions)), rates={})
     chosen = list(times)[pick_fastest(list(times.values()))]
-    return Measurement(chosen=chosen, rates={name: round(size / seconds, 1) for name, seconds in times.items()})
+    return Measurement(chosen=chosen, rates={name: float(f"{size / seconds:.4g}") for name, seconds in times.items()})
+
+
+def _times_s(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp, size: int) -> dict[str, float]:
+    """The fastest run of each in seconds. They take turns: what else happens on the machine slows all of them."""
+    times = dict.fromkeys(sessions, math.inf)
+    begun = time.perf_counter()
+    for number in range(_MOST_ROUNDS):
+        if number >= _ROUNDS and time.perf_counter() - begun > _LONG_S:
+            break
+        for name, session in sessions.items():
+            times[name] = min(times[name], _time_s(session, samples, size))
+    return times
 
 
 def _time_s(session: Session, samples: GoldenSamples | MadeUp, size: int) -> float:
-    """The fastest of some runs, in seconds."""
+    """The fastest run of a turn, in seconds."""
     feeds = feeds_of(samples, session.signature, size)
-    times = []
-    for _ in range(_RUNS):
-        begun = time.perf_counter()
+    fastest, now = math.inf, time.perf_counter()
+    end = now + _TURN_S
+    while now < end:
+        begun = now
         session.run(feeds)
-        times.append(time.perf_counter() - begun)
-    return min(times)
+        now = time.perf_counter()
+        fastest = min(fastest, now - begun)
+    return fastest

@@ -9,9 +9,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
@@ -21,7 +23,8 @@ def end_with_parent() -> None:
     """Asks the kernel to kill this process when the thread that started it ends, or its whole process does."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = parent_process()
+    started = sys.modules.get("multiprocessing.process")  # which only a process of that library's has imported
+    parent = started.parent_process() if started else None
     if parent and os.getppid() != parent.pid:  # it ended before the line above
         os._exit(1)
 
@@ -37,6 +40,8 @@ def worker(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Conn
     Yields:
         Where what it sends arrives (EOFError when it has ended), and the process.
     """
+    from multiprocessing import get_context  # 10 ms, which the start of a server need not pay
+
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_begin, args=(work, sender, arguments), daemon=True)

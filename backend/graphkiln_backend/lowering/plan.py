@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.hardware import missing_instructions
 from graphkiln_backend.graph.device import Device, DeviceKind
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
@@ -27,7 +28,7 @@ _UNSUPPORTED_SETTINGS = {
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
 }
 """Settings that an engine has no use for: an error, since whoever requests one expects something of it."""
-_NOISE = 1.05
+_NOISE = 1.025
 """Times that are less than this factor apart count as equal."""
 _BF16_HINT = "on a CPU, bf16 is the precision that pays: precision: bf16 with engine: openvino"
 
@@ -42,6 +43,8 @@ class Resources:
         probe: Says whether an engine is installed and can run on a device.
         instances: How many share the cores.
         shared_folder: Where they put what they can share, such as weights, or None.
+        lacks: Says why the CPU computes in a precision by way of fp32; empty where it need not.
+        works_beside: Whether other work runs on the cores at the same time: idle threads sleep then.
     """
 
     device: Device
@@ -49,6 +52,8 @@ class Resources:
     probe: Callable[[str, Device], Support]
     instances: int = 1
     shared_folder: Path | None = None
+    lacks: Callable[[Precision], str] = missing_instructions
+    works_beside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,18 +62,20 @@ class LoweringPlan:
 
     Attributes:
         candidates: What may serve; of several, the fastest one that proves itself does.
+        baselines: The same graph in fp32, with `engine: auto`: a candidate that is not faster is not taken.
         fallback: What to try when no candidate works, in the user's order.
         rejected: One line per choice that was not taken, with the reason.
     """
 
     candidates: tuple[SessionConfig, ...]
+    baselines: tuple[SessionConfig, ...] = ()
     fallback: tuple[SessionConfig, ...] = ()
     rejected: tuple[str, ...] = ()
 
     @property
     def configs(self) -> tuple[SessionConfig, ...]:
         """All sessions in the order in which they are tried."""
-        return (*self.candidates, *self.fallback)
+        return (*self.candidates, *self.baselines, *self.fallback)
 
     def explain(self) -> str:
         """Every choice and every rejection, a line each."""
@@ -98,16 +105,34 @@ def plan(
         if reason := _unsupported_setting(choice.engine, settings):
             raise LoweringError(f"{choice} cannot do what is requested", attempts=(reason,))
 
-    def config(choice: Choice, origin: str) -> SessionConfig:
-        reason = f"requested by {origin}" if origin else "the default"
+    baselines = _baselines(settings, resources, saved)
+    if baselines and settings.precision and (reason := resources.lacks(settings.precision)):
+        rejected += tuple(f"{choice}: {reason}, which is slower than fp32: not taken" for choice in choices)
+        choices, baselines = baselines, ()
+
+    def config(choice: Choice, reason: str) -> SessionConfig:
         return _session_config(choice, reason, settings, resources, largest_batch)
 
     origins = settings.origins
+    requested = f"requested by {origin}" if (origin := origins.get("engine", "")) else "the default"
     return LoweringPlan(
-        candidates=tuple(config(choice, origins.get("engine", "")) for choice in choices),
-        fallback=tuple(config(choice, origins["fallback"]) for choice in settings.fallback),
+        candidates=tuple(config(choice, requested) for choice in choices),
+        baselines=tuple(
+            config(choice, f"fp32 must be slower for {settings.precision} to serve") for choice in baselines
+        ),
+        fallback=tuple(config(choice, f"requested by {origins['fallback']}") for choice in settings.fallback),
         rejected=(*settings.rejected, *rejected),
     )
+
+
+def _baselines(settings: Settings, resources: Resources, saved: Precision) -> tuple[Choice, ...]:
+    """With `engine: auto`, what a 16-bit precision on a CPU must be faster than; on GPUs it always is."""
+    precision, kind = settings.precision, resources.device.kind
+    if settings.engine != AUTO or kind is not DeviceKind.CPU or not (precision and saved.lowers_to(precision)):
+        return ()
+    engines = _ENGINES[kind]
+    rejected = _rejected_by_auto(engines, settings, resources)
+    return tuple(Choice(engine=name, precision=Precision.FP32) for name in engines if name not in rejected)
 
 
 def _choices(
@@ -197,8 +222,8 @@ def _session_config(
         device=resources.device,
         threads=settings.threads or max(1, cores // instances),
         # Threads that spin respond sooner (ResNet-50 +2%, MobileNetV3-small +37% at one request a time), but instances
-        # that share cores would take them from each other.
-        spin=instances == 1,
+        # that share cores would take them from each other, and from whatever else computes on them.
+        spin=instances == 1 and not resources.works_beside,
         reason=f"{reason}, {cores} cores shared by {instances} instance{'s' if instances > 1 else ''}",
         precision=choice.precision,
         layout=settings.layout,
@@ -221,6 +246,6 @@ def _line(number: int, config: SessionConfig) -> str:
 
 
 def pick_fastest(times_s: Sequence[float]) -> int:
-    """The index of the fastest candidate; the first one within 5% of it, so that noise does not change engines."""
+    """The index of the fastest candidate; the first one within 2.5% of it, so that noise does not change engines."""
     fastest = min(times_s)
     return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)

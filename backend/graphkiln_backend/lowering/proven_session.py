@@ -23,6 +23,7 @@ from graphkiln_backend.lowering.acceptance import (
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.measurement import Basis
 from graphkiln_backend.lowering.observations import Observations, ReadPlacement, keep_observations, read_observations
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.phases import Phases
@@ -50,6 +51,7 @@ class ProvenSession:
         self_test: What the golden samples proved, or None for a version that has none, or with `self_test: off`.
         fallbacks: One line per configuration that failed before this one.
         slower: One line per candidate that works and is not the fastest.
+        basis: What the choice between candidates was based on; None where there was none.
         phases: Seconds of each phase of building and proving it.
         notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
         replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be.
@@ -63,6 +65,7 @@ class ProvenSession:
     self_test: Verification | None
     fallbacks: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
+    basis: Basis | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     replay: Replay | None = None

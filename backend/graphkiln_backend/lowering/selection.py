@@ -1,7 +1,8 @@
 """Builds what a plan names, in order, until a session gives the golden outputs; of several candidates the fastest.
 
 What was measured is kept with the artifacts: all instances of a model choose alike, and later starts build only the
-chosen candidate.
+chosen candidate. A lower precision that is requested with `engine: auto` is measured beside fp32, which serves where it
+is as fast.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
+from graphkiln_backend.lowering.choice import explain_choice
+from graphkiln_backend.lowering.measurement import (
+    Basis,
+    Measurement,
+    keep_measurement,
+    measure,
+    measured_at,
+    read_measurement,
+)
 from graphkiln_backend.lowering.plan import LoweringPlan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
 
@@ -34,8 +44,8 @@ def select_session(artifacts: Artifacts, plan: LoweringPlan, requirements: Requi
         LoweringError: None works; `attempts` says what each came to.
     """
     builder = _Builder(artifacts, requirements)
-    if len(plan.candidates) > 1:
-        selected = _build_fastest(builder, plan.candidates)
+    if len(plan.candidates) + len(plan.baselines) > 1:
+        selected = _build_fastest(builder, plan)
     else:
         selected = builder.build_first(plan.candidates)
     selected = selected or builder.build_first(plan.fallback)
@@ -64,48 +74,73 @@ class _Builder:
         return next((built for config in configs if (built := self.build(config))), None)
 
 
-def _build_fastest(builder: _Builder, configs: Sequence[SessionConfig]) -> ProvenSession | None:
-    """The candidate that is the fastest on the largest batch, as it is remembered or measured now."""
+def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | None:
+    """The configuration that is the fastest on the largest batch, as it is remembered or measured now.
+
+    Baselines come first: where a lower precision is not faster, its error buys nothing.
+    """
+    configs = (*plan.baselines, *plan.candidates)
     with _closed_unless_taken() as built:
-        measurement = _compare(builder, configs, built)
-        if measurement is None:
+        basis = _compare(builder, plan, configs, built)
+        if basis is None:
             return None
-        chosen = built.pop(measurement.chosen, None)
+        chosen = built.pop(basis.chosen, None)
     if chosen is None:
         # A choice that no longer works gives way to the others.
-        chosen = builder.build_first(sorted(configs, key=lambda config: str(config) != measurement.chosen))
-    return chosen and _with_rates(chosen, measurement, builder.requirements.largest_batch)
+        chosen = builder.build_first(sorted(configs, key=lambda config: str(config) != basis.chosen))
+    return chosen and explain_choice(chosen, basis, plan)
 
 
 def _compare(
-    builder: _Builder, configs: Sequence[SessionConfig], built: dict[str, ProvenSession]
-) -> Measurement | None:
-    """What is remembered of candidates, or else measured and remembered; None where no candidate works.
+    builder: _Builder, plan: LoweringPlan, configs: Sequence[SessionConfig], built: dict[str, ProvenSession]
+) -> Basis | None:
+    """What is remembered of configurations, or else measured and remembered; None where none works.
 
     The lock on what is remembered is held meanwhile: of the instances of a model one measures, and all choose alike.
 
     Args:
         builder: Builds them.
-        configs: The candidates.
+        plan: Where they come from.
+        configs: The candidates and their baselines.
         built: Takes the sessions that are built to be measured, by name.
     """
-    artifacts, requirements = builder.artifacts, builder.requirements
+    artifacts, batch = builder.artifacts, builder.requirements.largest_batch
     with artifacts.reserve_choice(configs, _conditions(builder)) as reservation:
-        if remembered := read_measurement(reservation):
-            return remembered
-        _log.info("measuring %s at batch %d", ", ".join(map(str, configs)), requirements.largest_batch)
-        for config in configs:
-            if session := builder.build(config):
-                built[str(config)] = session
-        if not built:
+        remembered = read_measurement(reservation)
+        measurement = remembered or _measure(builder, plan, configs, built)
+        if measurement is None:
             return None
-        sessions = {name: proven.session for name, proven in built.items()}
-        made_up = {proven.made_up for proven in built.values()}
-        samples = artifacts.version.golden or (made_up.pop() if len(made_up) == 1 else None)
-        measurement = measure(sessions, samples, requirements.largest_batch)
-        if len(measurement.rates) == len(configs):  # one that failed is tried again at the next start
-            keep_measurement(reservation, measurement)
+        if len(measurement.rates) == len(configs) and not remembered:
+            keep_measurement(reservation, measurement)  # one that failed is tried again at the next start
+        return Basis(
+            chosen=measurement.chosen,
+            rates=measurement.rates,
+            batch=batch,
+            machine=hardware.identity(configs[0].device),
+            measured_at=measured_at(reservation).isoformat(timespec="seconds"),
+            remembered=remembered is not None,
+        )
+
+
+def _measure(
+    builder: _Builder, plan: LoweringPlan, configs: Sequence[SessionConfig], built: dict[str, ProvenSession]
+) -> Measurement | None:
+    """Builds all that can be built, and compares them; None where nothing can."""
+    batch = builder.requirements.largest_batch
+    _log.info("measuring %s at batch %d", ", ".join(map(str, configs)), batch)
+    for config in configs:
+        if session := builder.build(config):
+            built[str(config)] = session
+    if not built:
+        return None
+    sessions = {name: proven.session for name, proven in built.items()}
+    made_up = {proven.made_up for proven in built.values()}
+    samples = builder.artifacts.version.golden or (made_up.pop() if len(made_up) == 1 else None)
+    measurement = measure(sessions, samples, batch)
+    if measurement.rates:
         return measurement
+    # What cannot be timed is served as it is requested.
+    return replace(measurement, chosen=next((str(c) for c in plan.candidates if str(c) in built), measurement.chosen))
 
 
 @contextmanager
@@ -127,17 +162,3 @@ def _conditions(builder: _Builder) -> dict[str, str]:
         "self-test": str(builder.requirements.self_test),
         "golden samples": manifest.golden.sha256 if manifest and manifest.golden else "none",
     }
-
-
-def _with_rates(chosen: ProvenSession, measurement: Measurement, size: int) -> ProvenSession:
-    """Says of a session how fast it is, and how fast the others."""
-    rate = measurement.rates.get(str(chosen.config))
-    if rate is None:
-        return chosen
-    reason = f"{chosen.config.reason}; the fastest here, {rate}/s at batch {size}"
-    slower = [
-        f"{name}: not clearly faster, {other}/s at batch {size} beside {rate}/s"
-        for name, other in measurement.rates.items()
-        if name != str(chosen.config)
-    ]
-    return replace(chosen, config=replace(chosen.config, reason=reason), slower=tuple(slower))

@@ -43,6 +43,8 @@ TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKI
 UNREAD_KEYS = ("execute_delay_ms",)
 """Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
 PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TEXT_ID_PARAMETER)
+_NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
+"""What changes nothing where a person writes it."""
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
 """All keys of `parameters`, beside those with `SESSION_PREFIX`."""
 
@@ -89,4 +91,5 @@ def check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
     """
     for key in keys:
         if key not in known and not key.startswith(SESSION_PREFIX):
-            raise RepositoryError(f"unknown key '{key}' in {where}", hint=did_you_mean(key, known))
+            offered = [each for each in known if each not in _NOT_OFFERED]
+            raise RepositoryError(f"unknown key '{key}' in {where}", hint=did_you_mean(key, offered))

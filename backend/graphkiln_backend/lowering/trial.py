@@ -29,6 +29,8 @@ _SIZE = 8
 """Of dimensions that vary, beside the size that a request was made up with: along a dimension of 1 nothing mixes."""
 
 OpenReference = Callable[[Path], Session]
+Feeds = Mapping[str, AnyArray]
+Outputs = Mapping[str, AnyArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +132,27 @@ def find_mixed_rows(session: Session, made_up: MadeUp | None, limits: Limits) ->
         return "no request is known that the graph computes, so nobody knows whether its rows depend on each other"
     sizes = dict.fromkeys((made_up.size, _SIZE)) if _has_sizes(signature) else (made_up.size,)
     for size in sizes:
-        rows = [row for row in different_rows(signature, size) if _runs(session, row)]
+        tried = ((row, _outputs(session, row)) for row in different_rows(signature, size))
+        rows, alone = _transposed([(row, outputs) for row, outputs in tried if outputs is not None])
         if len(rows) < _FEWEST_ROWS and size == made_up.size:
-            rows = [made_up.feeds(signature, seed=seed) for seed in range(_FEWEST_ROWS)]
-        if len(rows) >= _FEWEST_ROWS and (reason := _compare_rows(session, rows, limits)):
+            rows, alone = [made_up.feeds(signature, seed=seed) for seed in range(_FEWEST_ROWS)], []
+        if len(rows) >= _FEWEST_ROWS and (reason := _compare_rows(session, rows, alone, limits)):
             return reason
     return ""
 
 
-def _compare_rows(session: Session, rows: Sequence[Mapping[str, AnyArray]], limits: Limits) -> str:
-    """Computes rows alone and together; each is compared by itself, since a large one would hide the others."""
+def _transposed(pairs: Sequence[tuple[Feeds, Outputs]]) -> tuple[list[Feeds], list[Outputs]]:
+    return [row for row, _ in pairs], [outputs for _, outputs in pairs]
+
+
+def _compare_rows(session: Session, rows: Sequence[Feeds], alone: Sequence[Outputs], limits: Limits) -> str:
+    """Computes rows together, and alone where that is not done yet.
+
+    Each is compared by itself, since a large one would hide the others.
+    """
     feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     try:
-        alone = [session.run(row) for row in rows]
+        alone = alone or [session.run(row) for row in rows]
         together = session.run(feeds)
     except GraphkilnError as error:
         return f"{len(rows)} rows at once fail: {error}"
@@ -160,12 +170,12 @@ def _has_sizes(signature: Signature) -> bool:
     return any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
 
 
-def _runs(session: Session, feeds: Mapping[str, AnyArray]) -> bool:
+def _outputs(session: Session, feeds: Feeds) -> Outputs | None:
+    """What it computes; None where it refuses."""
     try:
-        session.run(feeds)
+        return session.run(feeds)
     except GraphkilnError:
-        return False
-    return True
+        return None
 
 
 @contextmanager

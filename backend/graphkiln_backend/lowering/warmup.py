@@ -91,7 +91,7 @@ def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamp
 
 def feeds_of(samples: GoldenSamples | MadeUp, signature: Signature, size: int) -> Mapping[str, AnyArray]:
     """A batch of golden samples, or of a request that is made up."""
-    return samples.feeds(signature, size) if isinstance(samples, MadeUp) else samples.batch(size)
+    return samples.batch(signature, size) if isinstance(samples, MadeUp) else samples.batch(size)
 
 
 class _Runs:

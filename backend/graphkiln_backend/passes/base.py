@@ -21,6 +21,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass,
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.edge import Edge
 
+_RUNTIME_DOMAIN = "ai.onnxruntime"
+_RUNTIME_OPERATORS = frozenset(
+    (
+        *("Affine", "Crop", "DynamicSlice", "GRUUnit", "GivenTensorFill", "ImageScaler", "ParametricSoftplus"),
+        *("Scale", "ScaledTanh", "SimplifiedLayerNormalization"),
+    )
+)
+"""Source: ONNX Runtime 1.31, `get_all_operator_schema`, without those that `onnx.defs` knows."""
 _PROTOBUF_LIMIT = 2**31 - 1
 
 
@@ -140,12 +148,33 @@ def _check(model: onnx_ir.Model, name: str) -> None:
     if weight_bytes(model) > _PROTOBUF_LIMIT // 2:
         return  # cannot be serialized in memory; the runtime will check it
     try:
-        onnx.checker.check_model(onnx_ir.to_proto(model))
+        onnx.checker.check_model(_without_runtime_operators(_with_all_shapes(onnx_ir.to_proto(model))))
     except onnx.checker.ValidationError as error:
         raise ConversionError(
             f"the pass '{name}' left a graph that is not valid: {error}",
             hint=f"leave it out (--skip {name}) and report it",
         ) from error
+
+
+def _with_all_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The checker asks for the shape of each output; runtimes do not, and that of an `If` may have no fixed rank."""
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    return proto
+
+
+def _without_runtime_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """For the checker: ONNX Runtime has operators in ONNX's own domain that ONNX does not know.
+
+    Such as SimplifiedLayerNormalization, which its optimizer of transformers leaves in the graphs that it fuses.
+    """
+    unknown = [node for node in proto.graph.node if not node.domain and node.op_type in _RUNTIME_OPERATORS]
+    for node in unknown:
+        node.domain = _RUNTIME_DOMAIN
+    if unknown:
+        proto.opset_import.add(domain=_RUNTIME_DOMAIN, version=1)
+    return proto
 
 
 def weight_bytes(model: onnx_ir.Model) -> int:

@@ -43,11 +43,18 @@ class CleanUp:
         RewritePass(rules)(model)
         _eliminate_identities(model)
         CommonSubexpressionEliminationPass()(model)
+        if any(_repeats(graph) for graph in model.graph.subgraphs()):
+            OutputFixPass()(model)
         return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         """Nothing."""
         return ""
+
+
+def _repeats(graph: onnx_ir.Graph) -> bool:
+    """Whether two outputs of a body are one value, which ONNX Runtime's loops compute wrongly."""
+    return len(set(graph.outputs)) < len(graph.outputs)
 
 
 def _eliminate_identities(model: onnx_ir.Model) -> None:

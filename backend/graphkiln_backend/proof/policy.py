@@ -64,6 +64,9 @@ BY_PRECISION: dict[Precision, Limits] = {
 GRADIENT_FACTOR = 5.0
 """Gradients may be off by this many times the row of their precision."""
 
+NOISE_FACTOR = 2.0
+"""Beside fp64, an export may be off by this many times what its source is off."""
+
 REPLAY: dict[Precision, Limits] = {
     Precision.FP32: OTHER_ENGINE,
     Precision.FP16: replace(FP16, name="replay-fp16"),
@@ -95,6 +98,25 @@ def export_limits(precision: Precision, depth: int) -> Limits:
     row, error = BY_PRECISION[precision], ROUNDINGS * rounding_of(precision.dtype) * math.sqrt(max(1, depth))
     worst = row.worst_element and min(row.worst_element, _WORST_ROUNDINGS * error)
     return replace(row, name=f"export {precision}", relative_l2=min(row.relative_l2, error), worst_element=worst)
+
+
+def limits_beside_fp64(limits: Limits, noise: float) -> Limits | None:
+    """The row of an export whose reference is its source computed in fp64; None where fp32 means little for the source.
+
+    Two computations in fp32 differ by more than the row allows where the source's own roundings grow (many layers,
+    weights that nobody trained). Which of them is off, fp64 tells: the export may be little further from it than the
+    source's own fp32, and both must stay within what another engine may be off.
+
+    Args:
+        limits: The row beside the source in fp32.
+        noise: How far the source's own fp32 is from its fp64, relative L2.
+    """
+    allowed = NOISE_FACTOR * noise
+    if not limits.relative_l2 < allowed <= OTHER_ENGINE.relative_l2:
+        return None
+    return replace(
+        limits, name=f"{limits.name} beside fp64, from which its own fp32 is {noise:.1e} off", relative_l2=allowed
+    )
 
 
 def gradient_limits(limits: Limits, noise: float) -> Limits:

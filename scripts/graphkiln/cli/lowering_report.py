@@ -39,6 +39,7 @@ def plan_document(settings: Settings, saved: Precision, plan: LoweringPlan) -> d
     return {
         "settings": {name: {"value": rows[name], "origin": settings.origins.get(name)} for name in rows},
         "candidates": [_config(config) for config in plan.candidates],
+        "baselines": [_config(config) for config in plan.baselines],
         "fallback": [_config(config) for config in plan.fallback],
         "rejected": list(plan.rejected),
     }
@@ -53,6 +54,7 @@ def session_document(proven: ProvenSession) -> dict[str, Any]:
         "warmup_s": proven.warmup_s,
         "fallbacks": list(proven.fallbacks),
         "slower": list(proven.slower),
+        "choice": encode(proven.basis) if proven.basis else None,
         "notes": list(proven.notes),
     }
 

@@ -28,6 +28,7 @@ class TestFeeds:
     def test_sizes(self, shape: tuple[int | str, ...], expected: tuple[int, ...]) -> None:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=shape),), outputs=())
         assert MadeUp().feeds(signature, 5)["x"].shape == expected
+        assert MadeUp().batch(signature, 5)["x"].shape == expected
 
     @pytest.mark.parametrize("fill", [0, 1, 2, 3])
     @pytest.mark.parametrize("dtype", list(DType))
@@ -36,6 +37,14 @@ class TestFeeds:
         feeds = MadeUp(fill=fill).feeds(signature, 3)
         signature.check(feeds)
         assert dtype.is_float or bool(feeds["x"].any()) == bool(fill)
+
+    @pytest.mark.parametrize("dtype", [DType.FP32, DType.INT64, DType.BYTES, DType.BF16])
+    def test_a_batch_is_one_row_again_and_again(self, dtype: DType) -> None:
+        signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
+        made_up = MadeUp(fill=2)
+        rows = made_up.batch(signature, 3)["x"]
+        assert all(np.array_equal(row, made_up.feeds(signature)["x"][0]) for row in rows)
+        signature.check({"x": rows})
 
     def test_optional_inputs_are_left_to_the_graph(self) -> None:
         spec = TensorSpec(name="x", dtype=DType.FP32, shape=(1,))

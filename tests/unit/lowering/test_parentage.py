@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
+from graphkiln_backend.server.processes import is_gone
 
 PROGRAM = """
 import sys, time
@@ -39,7 +40,7 @@ if __name__ == "__main__":
 
 
 def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return is_gone(process.pid)
 
 
 def start_and_kill(folder: Path, how: str) -> psutil.Process:

@@ -267,8 +267,8 @@ class TestBuilding:
         proven = build(engine, bare, batch_sizes=(1, 2))
         assert (proven.self_test, proven.notes) == (None, ())
         # Compared with the saved graph, the same request twice, warmed up,
-        # kept for replays, and four rows, each alone twice, then together.
-        assert engine.sessions[0].batches == [*[1] * 6, *[1, 2, 2], *[1] * 3, *[1] * 8, 4]
+        # kept for replays, and four rows, each alone once, then together.
+        assert engine.sessions[0].batches == [*[1] * 6, *[1, 2, 2], *[1] * 3, *[1] * 4, 4]
         assert proven.made_up == MadeUp()
         assert not proven.separate
 

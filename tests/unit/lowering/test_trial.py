@@ -146,6 +146,11 @@ class TestRepeats:
 
 
 class TestRows:
+    def test_each_row_is_computed_once_alone(self) -> None:
+        session = Session(lambda x: x * 2, DType.FP32)
+        assert find_mixed_rows(session, MadeUp(), OTHER_ENGINE) == ""
+        assert session.runs == 5
+
     def find(self, compute: Compute) -> str:
         return find_mixed_rows(Session(compute, DType.FP32), MadeUp(), OTHER_ENGINE)
 

@@ -111,6 +111,15 @@ def test_nothing_rewritten_is_neutral() -> None:
     assert joined.edge.outputs == {"y": "z"}
 
 
+def test_an_output_whose_rank_is_not_known_is_valid() -> None:
+    """As that of an `If` whose branches return different ones: runtimes take it, ONNX's checker does not."""
+
+    def forget(model: onnx_ir.Model) -> None:
+        model.graph.outputs[0].shape = None
+
+    assert run_passes(model(), [Planted(act=forget)]).reports[0].ran
+
+
 class TestFaults:
     def test_a_graph_that_is_not_valid_is_the_fault_of_its_pass(self) -> None:
         with pytest.raises(ConversionError, match="the pass 'second' left a graph that is not valid") as caught:
@@ -142,6 +151,13 @@ class TestFaults:
 
         with pytest.raises(ConversionError, match=r"not valid.*ghost"):
             run_passes(model(), [Planted(cut)])
+
+    def test_operators_of_onnx_runtime_in_the_domain_of_onnx_are_left_to_it(self) -> None:
+        def normalize(changed: onnx_ir.Model) -> None:
+            changed.graph[0].op_type = "SimplifiedLayerNormalization"
+
+        (report,) = run_passes(model(), [Planted(normalize)]).reports
+        assert report.ran
 
     def test_graphs_above_the_limit_of_a_message_are_left_to_the_runtime(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(base, "_PROTOBUF_LIMIT", 20)

@@ -82,3 +82,18 @@ def test_an_output_that_is_an_identity_keeps_its_name() -> None:
         assert list(found) == ["y", "z"]
         np.testing.assert_array_equal(found["y"], np.maximum(x, 0))
         np.testing.assert_array_equal(found["y"], found["z"])
+
+
+def test_outputs_of_a_loop_stay_apart() -> None:
+    """A state and what is collected of it, in one value: ONNX Runtime computes both wrongly."""
+    model = graph(
+        """(float[2] s, float[3,2] x) => (float[2] y, float[3,2] z) {
+            y, z = Scan<num_scan_inputs=1, body=step (float[2] a, float[2] b) => (float[2] c, float[2] d) {
+                c = Add(a, b)
+                d = Identity(c)
+            }>(s, x)
+        }"""
+    )
+    run_passes(model, [CleanUp()])
+    (body,) = model.graph.subgraphs()
+    assert len({value.name for value in body.outputs}) == 2

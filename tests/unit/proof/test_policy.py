@@ -17,6 +17,7 @@ from graphkiln_backend.proof.policy import (
     Limits,
     export_limits,
     gradient_limits,
+    limits_beside_fp64,
 )
 
 ROWS = [*BY_PRECISION.values(), *REPLAY.values()]
@@ -84,6 +85,22 @@ class TestGradients:
 
     def test_noise_at_the_row_changes_nothing(self) -> None:
         assert gradient_limits(EXPORT, EXPORT.relative_l2) == gradient_limits(EXPORT, 0.0)
+
+
+class TestBesideFp64:
+    def test_an_export_may_be_little_further_off_than_its_source(self) -> None:
+        row = limits_beside_fp64(EXPORT, 1e-5)
+        assert row
+        assert row.relative_l2 == pytest.approx(2e-5)
+        assert row.worst_element == EXPORT.worst_element
+        assert "1.0e-05 off" in row.name
+
+    @pytest.mark.parametrize("noise", [0.0, 4e-6, 6e-5, math.inf, math.nan])
+    def test_a_source_that_is_exact_or_means_little_changes_nothing(self, noise: float) -> None:
+        assert limits_beside_fp64(EXPORT, noise) is None
+
+    def test_coarser_rows_stay(self) -> None:
+        assert limits_beside_fp64(FP16, 1e-3) is None
 
 
 class TestSourcesInHalfPrecision:

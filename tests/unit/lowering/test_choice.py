@@ -1,0 +1,140 @@
+"""What is said of a choice: what a lower precision brought here, and what that was found out from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines import hardware
+from graphkiln_backend.engines.base import Placement
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.plan import LoweringPlan
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
+from graphkiln_backend.repository.version import ModelVersion
+
+BF16 = Placement(nodes={"fake": 1}, precision=Precision.BF16, products={Precision.BF16: 1})
+NAME = "half on cpu in bf16"
+
+Compare = Callable[..., ProvenSession]
+
+
+@pytest.fixture
+def compare(
+    add_engine: Any, version: ModelVersion, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., ProvenSession]:
+    """Chooses between fp32 of two engines, the second takes a second a run, and bf16 of a third."""
+    monkeypatch.setattr(Artifacts, "_lower", lambda _, __, target: target.write_bytes(b"lowered"))
+
+    def compare(*, fp32_s: float = 2.0, saved: Any = version, batch: int = 1, **half: Any) -> ProvenSession:
+        slow, full = add_engine("slow", run_s=fp32_s), add_engine("full", run_s=1.0)
+        lower = add_engine("half", **{"placement": BF16, **half})
+        plan = LoweringPlan(
+            candidates=(dataclasses.replace(lower.config, precision=Precision.BF16),),
+            baselines=tuple(dataclasses.replace(engine.config, precision=Precision.FP32) for engine in (slow, full)),
+        )
+        return select_session(Artifacts(saved, Precision.FP32, cache), plan, Requirements(batch_sizes=(batch,)))
+
+    return compare
+
+
+class TestPrecision:
+    def test_one_that_is_slower_than_fp32_is_not_taken_and_that_is_said(
+        self, compare: Compare, logged: list[str]
+    ) -> None:
+        proven = compare(run_s=1.25, batch=4)
+        assert str(proven.config) == "full on cpu in fp32"
+        line = f"{NAME}: bf16 was measured 0.8x of fp32 on this machine: not taken, 3.2/s at batch 4 beside 4.0/s"
+        assert line in proven.slower
+        assert logged[-1] == line  # whoever requested bf16 reads it in the log, too
+
+    def test_nor_is_one_that_is_as_fast(self, compare: Compare) -> None:
+        """Its error would buy nothing, and noise would decide."""
+        proven = compare(run_s=0.98)
+        assert proven.config.precision is Precision.FP32
+        assert (
+            f"{NAME}: bf16 was measured 1.02x of fp32 on this machine: not taken, 1.02/s at batch 1 beside 1.0/s"
+            in (proven.slower)
+        )
+
+    def test_one_that_is_faster_is_taken_and_says_how_much(self, compare: Compare, logged: list[str]) -> None:
+        proven = compare(run_s=0.25)
+        assert str(proven.config) == NAME
+        assert proven.config.reason == (
+            "test; the fastest here, 4.0/s at batch 1; bf16 was measured 4x of fp32 on this machine"
+        )
+        assert proven.slower == (
+            "slow on cpu in fp32: not clearly faster, 0.5/s at batch 1 beside 4.0/s",
+            "full on cpu in fp32: not clearly faster, 1.0/s at batch 1 beside 4.0/s",
+        )
+        assert not any("bf16 was" in line for line in logged)
+
+    @pytest.mark.parametrize(("fp32_s", "engine"), [(2.0, "full"), (0.5, "slow")])
+    def test_the_faster_fp32_is_what_counts(self, compare: Compare, fp32_s: float, engine: str) -> None:
+        assert compare(run_s=0.75 * min(fp32_s, 1.0) * 2, fp32_s=fp32_s).config.engine == engine
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            {"build_error": LoweringError("refused", attempts=())},
+            {"factor": 2.9},
+            {"placement": Placement(nodes={"fake": 1}, precision=Precision.FP32, products={Precision.FP32: 1})},
+        ],
+        ids=["not built", "computes something else", "not in bf16"],
+    )
+    def test_one_that_fails_gives_way_and_is_named(self, compare: Compare, fault: dict[str, Any]) -> None:
+        proven = compare(run_s=0.1, **fault)
+        assert str(proven.config) == "full on cpu in fp32"
+        assert proven.fallbacks[0].startswith(NAME)
+
+    def test_a_graph_that_cannot_be_timed_is_served_as_requested(
+        self, compare: Compare, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> float:
+            raise ExecutionError("no such index")
+
+        monkeypatch.setattr("graphkiln_backend.lowering.measurement._time_s", fail)
+        proven = compare()
+        assert str(proven.config) == NAME
+        assert proven.basis
+        assert proven.basis.rates == {}
+
+
+class TestBasis:
+    def test_it_is_what_was_measured_where_and_when(self, compare: Compare) -> None:
+        basis = compare(run_s=0.5, batch=4).basis
+        assert basis
+        assert basis.rates == {"slow on cpu in fp32": 2.0, "full on cpu in fp32": 4.0, NAME: 8.0}
+        assert (basis.chosen, basis.batch, basis.remembered) == (NAME, 4, False)
+        assert basis.machine == hardware.identity(CPU)
+        assert basis.measured_at.endswith("+00:00")
+
+    def test_noise_at_the_next_start_does_not_change_it(self, compare: Compare) -> None:
+        first = compare(run_s=0.9).basis
+        second = compare(run_s=1.9)
+        assert first
+        assert str(second.config) == NAME
+        assert second.basis == dataclasses.replace(first, remembered=True, measured_at=second.basis.measured_at)
+
+    def test_another_machine_measures_again(self, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert str(compare(run_s=0.5).config) == NAME
+        monkeypatch.setattr(hardware, "identity", lambda _: "another CPU, instruction sets 0")
+        proven = compare(run_s=1.5)
+        assert str(proven.config) == "full on cpu in fp32"
+        assert proven.basis
+        assert (proven.basis.machine, proven.basis.remembered) == ("another CPU, instruction sets 0", False)
+
+    def test_a_choice_that_is_gone_is_not_what_serves(self, compare: Compare) -> None:
+        compare(run_s=0.5)
+        proven = compare(build_error=LoweringError("gone", attempts=()))
+        assert proven.basis
+        assert proven.basis.chosen == str(proven.config) == "slow on cpu in fp32"
+        assert proven.fallbacks == (f"{NAME}: gone",)
