@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
+from typing import TYPE_CHECKING, BinaryIO
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.files import GIB, format_size, open_regular
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _SMALL_BYTES = GIB

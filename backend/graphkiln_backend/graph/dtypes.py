@@ -6,14 +6,21 @@ Source: KServe v2 protocol, "Tensor Data Types"; `onnx.TensorProto.DataType`; ON
 from __future__ import annotations
 
 import enum
-
-import ml_dtypes
-import numpy as np
-import numpy.typing as npt
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.lazy_module import LazyModule
 
-AnyArray = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import ml_dtypes
+    import numpy as np
+    import numpy.typing as npt
+else:
+    ml_dtypes = LazyModule("ml_dtypes")
+    np = LazyModule("numpy")
+
+AnyArray: TypeAlias = "npt.NDArray[np.generic]"
 
 
 class DType(enum.StrEnum):
@@ -41,7 +48,12 @@ class DType(enum.StrEnum):
     @property
     def numpy(self) -> np.dtype[np.generic]:
         """The numpy dtype that carries this element type."""
-        return _NUMPY[self]
+        return _numpy_types()[self]
+
+    @property
+    def bytes(self) -> int:
+        """Size of an element; 0 for text, whose elements are as long as they are."""
+        return _BYTES[self]
 
     @property
     def is_float(self) -> bool:
@@ -63,7 +75,7 @@ class DType(enum.StrEnum):
         if dtype.kind in "OSU":
             return cls.BYTES
         try:
-            return _BY_NUMPY[dtype]
+            return _names()[dtype]
         except KeyError:
             pass
         raise ManifestError(f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}")
@@ -123,24 +135,49 @@ class DType(enum.StrEnum):
             ) from None
 
 
-_NUMPY: dict[DType, np.dtype[np.generic]] = {
-    DType.BOOL: np.dtype(np.bool_),
-    DType.UINT8: np.dtype(np.uint8),
-    DType.UINT16: np.dtype(np.uint16),
-    DType.UINT32: np.dtype(np.uint32),
-    DType.UINT64: np.dtype(np.uint64),
-    DType.INT8: np.dtype(np.int8),
-    DType.INT16: np.dtype(np.int16),
-    DType.INT32: np.dtype(np.int32),
-    DType.INT64: np.dtype(np.int64),
-    DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.FP32: np.dtype(np.float32),
-    DType.FP64: np.dtype(np.float64),
-    DType.BYTES: np.dtype(np.object_),
-}
+@cache
+def _numpy_types() -> dict[DType, np.dtype[np.generic]]:
+    """Made at its first use: the command that starts a server has none for numpy, which takes 0.1 s to import."""
+    return {
+        DType.BOOL: np.dtype(np.bool_),
+        DType.UINT8: np.dtype(np.uint8),
+        DType.UINT16: np.dtype(np.uint16),
+        DType.UINT32: np.dtype(np.uint32),
+        DType.UINT64: np.dtype(np.uint64),
+        DType.INT8: np.dtype(np.int8),
+        DType.INT16: np.dtype(np.int16),
+        DType.INT32: np.dtype(np.int32),
+        DType.INT64: np.dtype(np.int64),
+        DType.FP16: np.dtype(np.float16),
+        DType.BF16: np.dtype(ml_dtypes.bfloat16),
+        DType.FP32: np.dtype(np.float32),
+        DType.FP64: np.dtype(np.float64),
+        DType.BYTES: np.dtype(np.object_),
+    }
 
-_BY_NUMPY = {dtype: member for member, dtype in _NUMPY.items()}
+
+@cache
+def _names() -> dict[np.dtype[np.generic], DType]:
+    return {dtype: member for member, dtype in _numpy_types().items()}
+
+
+_BYTES: dict[DType, int] = {
+    DType.BOOL: 1,
+    DType.UINT8: 1,
+    DType.UINT16: 2,
+    DType.UINT32: 4,
+    DType.UINT64: 8,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.INT32: 4,
+    DType.INT64: 8,
+    DType.FP16: 2,
+    DType.BF16: 2,
+    DType.FP32: 4,
+    DType.FP64: 8,
+    DType.BYTES: 0,
+}
+"""What numpy would say, which takes 0.1 s to import."""
 
 _FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -110,6 +111,14 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT) -> str:
         UnicodeDecodeError: It is not UTF-8.
     """
     return read_bytes(path, limit_bytes).decode()
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """What another file, or another content, has otherwise; empty where there is no file."""
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return ()
 
 
 def format_size(count: int) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.text import is_text, pack_text, unpack_text
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 _PREFIXES = ("input", "source", "graph")
 _BYTES, _LENGTHS = ".text", ".lengths"
@@ -68,7 +74,9 @@ class GoldenSamples:
             for name, array in group.items():
                 arrays |= _plain(prefix, name, array)
         marks = {_WHOLE: np.empty(0, np.uint8)} if self.whole else {}
-        np.savez_compressed(path, **arrays, **marks)
+        content = io.BytesIO()  # on a full disk, an archive that cannot be ended prints a traceback of its own
+        np.savez_compressed(content, **arrays, **marks)
+        path.write_bytes(content.getbuffer())
 
     @classmethod
     def read(cls, path: Path) -> GoldenSamples:

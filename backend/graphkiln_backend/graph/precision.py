@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import enum
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 
 class Precision(enum.StrEnum):

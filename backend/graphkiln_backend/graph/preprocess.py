@@ -7,14 +7,18 @@ need Pillow and live in `graphkiln_backend.images`; geometry and normalization a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal
 
 from graphkiln_backend.graph.decoding import decode_json, encode_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = LazyModule("numpy")
 
 PARAMETER = "preprocess"
 """The key of config.pbtxt's `parameters` under which the spec is published, as JSON."""

@@ -5,11 +5,17 @@ numpy's own text types will not do: they drop NUL characters at the end, and pad
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = LazyModule("numpy")
 
 
 def is_text(array: AnyArray) -> bool:

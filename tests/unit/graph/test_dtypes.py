@@ -118,3 +118,8 @@ def test_floats_are_what_numpy_and_ml_dtypes_call_so() -> None:
         floating = dtype is DType.BF16 or np.issubdtype(dtype.numpy, np.floating)
         assert dtype.is_float == floating
     assert not DType.BYTES.is_float
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_an_element_is_as_large_as_numpys(dtype: DType) -> None:
+    assert dtype.bytes == (0 if dtype is DType.BYTES else dtype.numpy.itemsize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import zipfile
 from pathlib import Path
 
@@ -160,3 +161,12 @@ def test_an_archive_of_other_files_is_refused(tmp_path: Path) -> None:
         archive.writestr("input/readme.txt", "hello")
     with pytest.raises(ManifestError, match="cannot read golden samples"):
         GoldenSamples.read(tmp_path / "golden.npz")
+
+
+def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+    """Warnings are errors here, and so is what an archive says that cannot be ended."""
+    (tmp_path / "golden.npz").symlink_to("/dev/full")
+    golden = GoldenSamples(inputs={"x": np.random.default_rng(0).random(99)}, source_outputs={}, graph_outputs={})
+    with pytest.raises(OSError, match="No space left"):
+        golden.write(tmp_path / "golden.npz")
+    gc.collect()
