@@ -14,6 +14,7 @@ from typing import Any
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.repository.config import ModelConfigProto, complete
 from graphkiln_backend.repository.version import read_version_signature
+from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.repository.version_policy import select_versions
 
 HINT = "convert it under another --name, or take the versions that have the other signature out of the store"
@@ -47,7 +48,7 @@ def check_agreement(
         ManifestError: Its own manifest cannot be read.
     """
     number = int(version.name)
-    numbers = [int(path.name) for path in version.parent.iterdir() if path.name.isdecimal() and path.is_dir()]
+    numbers = list(version_folders(version.parent.iterdir()))
     deciding = [each for each in select_versions(written, numbers) if each in serving or each > number]
     others = [each for each in reversed(deciding) if each != number]
     own = _complete_for(written, graph_folder(version)) if others else written

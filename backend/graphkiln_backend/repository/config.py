@@ -49,7 +49,8 @@ def read_config(path: Path) -> ModelConfigProto:
     if not path.exists():
         return pb.ModelConfig()
     try:
-        return text_format.Parse(read_text(path), pb.ModelConfig())
+        text = read_text(path).removeprefix("\ufeff")  # which some editors on Windows begin a file with
+        return text_format.Parse(text, pb.ModelConfig())
     except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise RepositoryError(f"{path} is not a model configuration: {error}") from error
     except OSError as error:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
 
 
 def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +70,8 @@ def find_foreign_graph(version: Path) -> ForeignGraph | None:
 
 def load_importers() -> list[Importer]:
     """All importers that are installed, by name; one that cannot be imported is logged and left out."""
+    from importlib.metadata import entry_points  # most starts find a graph of ours
+
     importers = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:

@@ -196,7 +196,8 @@ def _accelerator(block: Any) -> Accelerator:
 
 def _row_bytes(tensor: Any) -> int:
     dtype = DType.from_config(tensor.data_type) if tensor.data_type else DType.BYTES  # not completed: size unknown
-    return 0 if dtype is DType.BYTES else dtype.numpy.itemsize * math.prod(max(1, dim) for dim in tensor.dims)
+    elements: int = math.prod(max(1, dim) for dim in tensor.dims)
+    return dtype.bytes * elements
 
 
 def _rank(tensor: Any) -> int:

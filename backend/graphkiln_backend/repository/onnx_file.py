@@ -7,17 +7,23 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
 from graphkiln_backend.repository.external_data import check_external_data, external_locations
+from graphkiln_backend.repository.graph_facts import GraphFacts, known_facts
 from graphkiln_backend.repository.onnx_reading import read_graph, read_whole_graph
 from graphkiln_backend.repository.row_mixing import find_mixing, find_row_outputs
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
 
 _PROTOBUF_LIMIT = 1 << 30
 """A message ends at 2 GiB."""
@@ -41,11 +47,8 @@ _DRAWING = frozenset(
 """Operators that draw random numbers; a Dropout does in training mode."""
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
-_PRECISIONS: dict[int, Precision] = {
-    onnx.TensorProto.FLOAT: Precision.FP32,
-    onnx.TensorProto.FLOAT16: Precision.FP16,
-    onnx.TensorProto.BFLOAT16: Precision.BF16,
-}
+_PRECISIONS = {"FLOAT": Precision.FP32, "FLOAT16": Precision.FP16, "BFLOAT16": Precision.BF16}
+"""By the name of a tensor's element type. Source: `onnx.TensorProto.DataType`."""
 
 
 def read_signature(path: Path) -> Signature:
@@ -59,11 +62,13 @@ def read_signature(path: Path) -> Signature:
             missing or lie outside the graph's folder.
         ManifestError: An element type cannot be carried by Triton.
     """
+    if facts := known_facts(path):
+        return facts.signature
     model = read_graph(path)
     with_tensor_outputs(model)
     graph = model.graph
     if not graph.output:
-        raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
+        raise _without_outputs(graph, path)
     check_external_data(graph, path)
     initialized = {tensor.name for tensor in graph.initializer}
     defaults = [value for value in graph.input if value.name in initialized]
@@ -81,6 +86,12 @@ def read_signature(path: Path) -> Signature:
         outputs=outputs,
         optional_inputs=tuple(_spec(value, graph, path) for value in defaults if model.ir_version >= _DEFAULTS_SINCE),
     )
+
+
+def _without_outputs(graph: onnx.GraphProto, path: Path) -> RepositoryError:
+    if graph.node:
+        return RepositoryError(f"{path} returns nothing: its graph has no outputs", hint="export it with its outputs")
+    return RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
 
 
 def read_mixing(path: Path) -> str:
@@ -132,13 +143,15 @@ def read_precision(path: Path) -> Precision:
     Raises:
         RepositoryError: The file is damaged.
     """
+    if facts := known_facts(path):
+        return facts.precision
     graph = read_graph(path).graph
     if any(node.op_type in _QUANTIZED_OPERATORS for node in graph.node):
         return Precision.INT8
     elements: Counter[Precision] = Counter()
     for tensor in graph.initializer:
-        if tensor.data_type in _PRECISIONS:
-            elements[_PRECISIONS[tensor.data_type]] += math.prod(tensor.dims)
+        if precision := _PRECISIONS.get(onnx.TensorProto.DataType.Name(tensor.data_type)):
+            elements[precision] += math.prod(tensor.dims)
     return elements.most_common(1)[0][0] if elements else Precision.FP32
 
 
@@ -157,7 +170,19 @@ def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
     Raises:
         RepositoryError: The file is damaged.
     """
-    return find_replaced(read_graph(path).graph)
+    return () if known_facts(path) else find_replaced(read_graph(path).graph)
+
+
+def read_facts(path: Path) -> GraphFacts | None:
+    """What later starts need not read again; None where more than the graph's file decides, or an output is no tensor.
+
+    Raises:
+        RepositoryError: As `read_signature`.
+        ManifestError: The same.
+    """
+    if external_files(path) or read_replaced_outputs(path):
+        return None
+    return GraphFacts(signature=read_signature(path), precision=read_precision(path))
 
 
 def save_with_tensor_outputs(path: Path, target: Path) -> None:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx
 from google.protobuf.message import DecodeError
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes
+from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes, stamp_of
+from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.repository.graph_facts import known_sha256
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
 
 _KEPT_BYTES = 1 << 16
 """Of a tensor: shapes and other small constants are read, weights are not."""
@@ -39,7 +45,7 @@ def graph_sha256(path: Path) -> str:
     Raises:
         RepositoryError: The file is damaged.
     """
-    return _read(path)[1]
+    return known_sha256(path) or _read(path)[1]
 
 
 def read_whole_graph(path: Path) -> onnx.ModelProto:
@@ -52,16 +58,8 @@ def read_whole_graph(path: Path) -> onnx.ModelProto:
 
 
 def _read(path: Path) -> tuple[onnx.ModelProto, str]:
-    stamp = _stamp(path)
+    stamp = stamp_of(path)
     return _read_once(path, stamp) if stamp else _parse(path)  # which says in words why it cannot be read
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What another file, or another content, has otherwise; empty where there is no file."""
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    return ()
 
 
 @lru_cache(maxsize=_MOST_GRAPHS)
@@ -93,7 +91,7 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
     """
     try:
         content = read_bytes(path, GRAPH_LIMIT)
-        return onnx.load_model_from_string(content), hashlib.sha256(content).hexdigest()
+        return onnx.load_model_from_string(content), known_sha256(path) or hashlib.sha256(content).hexdigest()
     except UnusableFile as error:
         raise RepositoryError(f"{path} is not an ONNX graph: {error}") from error
     except (DecodeError, OSError, MemoryError) as error:
@@ -107,3 +105,8 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     attributes = (attribute for node in graph.node for attribute in node.attribute)
     yield from (attribute.t for attribute in attributes if attribute.HasField("t"))
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that a graph is written in; 0 where it says none."""
+    return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)

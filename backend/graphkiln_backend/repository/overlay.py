@@ -23,6 +23,7 @@ from graphkiln_backend.repository.config import (
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import publish
 from graphkiln_backend.repository.version import CONFIG_FILE, find_labels_file, newest_version, read_version_signature
+from graphkiln_backend.repository.version_folders import confuses_triton, version_number
 
 GraphFolder = Callable[[Path], Path]
 """Version folder -> the folder that holds its graph: itself, unless another framework saved it."""
@@ -46,11 +47,18 @@ def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: M
     """
     mirror.mkdir(parents=True)
     for entry in model.iterdir():
-        hidden = entry.name.isdecimal() and not entry.is_file() and int(entry.name) not in versions
-        if not hidden and (config is None or entry.name != CONFIG_FILE):
+        if not _is_hidden(entry, versions) and (config is None or entry.name != CONFIG_FILE):
             (mirror / entry.name).symlink_to(entry.absolute())
     if config is not None:
         write_config(config, mirror / CONFIG_FILE)
+
+
+def _is_hidden(entry: Path, versions: Collection[int]) -> bool:
+    """Whether Triton may not see an entry of a model's folder: another version, or what it would take for one."""
+    if entry.is_file():
+        return False
+    number = version_number(entry.name)
+    return confuses_triton(entry.name) if number is None else number not in versions
 
 
 def batch_footprints(mirrors: Sequence[Path]) -> list[int]:

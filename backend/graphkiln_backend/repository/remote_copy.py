@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,6 +158,8 @@ class RemoteCopy:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
         for path in files.keys() - missing.keys():
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
+        from concurrent.futures import ThreadPoolExecutor  # which a server of local stores does without
+
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(lambda path: self._fetch_file(path, missing[path], folder / path), missing))
 

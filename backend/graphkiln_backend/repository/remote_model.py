@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from graphkiln_backend.repository.onnx_file import external_files
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_files import RemoteFiles
-from graphkiln_backend.repository.version_folders import version_number
+from graphkiln_backend.repository.version_folders import is_version, version_number
 
 _GRAPH_SUFFIX = ".onnx"
 
@@ -28,8 +28,8 @@ def fetch_path(address: RemoteAddress, folder: Path) -> Path:
     if not address.root.endswith(_GRAPH_SUFFIX):
         return fetch_model(address, folder)
     above, _ = address.split()
-    is_version = above.root.rpartition("/")[2].isdecimal()
-    return fetch_model(above, folder) if is_version else fetch_file(address, folder)
+    in_version = is_version(above.root.rpartition("/")[2])
+    return fetch_model(above, folder) if in_version else fetch_file(address, folder)
 
 
 def fetch_file(address: RemoteAddress, folder: Path) -> Path:

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-import onnx
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.repository.row_rules import RULES, Mixes, Place, Places
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+else:
+    np = LazyModule("numpy")
+    onnx = LazyModule("onnx")
 
 _BREAKING = frozenset({"Shape", "Size"})
 """What they compute depends on no value."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import numpy as np
-import onnx
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphkiln_backend.graph.dtypes import AnyArray
+
+if TYPE_CHECKING:
+    import onnx
 
 _AXES_ARE_INPUTS = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
 """Since which opset; other reductions: 18."""
@@ -57,10 +58,10 @@ class Places:
     def integers(self, index: int) -> list[int] | None:
         """A constant input as integers; None where it is left out or not known."""
         constant = self.constants[index] if index < len(self.constants) else None
-        return None if constant is None else [int(number) for number in np.ravel(constant)]
+        return None if constant is None else [int(number) for number in constant.ravel()]
 
 
-Rule = Callable[[onnx.NodeProto, Places], Place | tuple[Place | None, ...] | None]
+Rule: TypeAlias = "Callable[[onnx.NodeProto, Places], Place | tuple[Place | None, ...] | None]"
 """Where the rows of the outputs are: None where that is not sure; `Mixes` where they are computed from each other."""
 
 
@@ -99,8 +100,7 @@ def _transpose(node: onnx.NodeProto, known: Places) -> Place | None:
 
 
 def _softmax(node: onnx.NodeProto, known: Places) -> Place | None:
-    place = known.data
-    if not place:
+    if not (place := known.data):
         return None
     flattens = known.version < _FLATTENED_BEFORE
     axis = _integer(node, "axis", 1 if flattens else -1) % place.rank
@@ -142,8 +142,7 @@ def _batch_norm(node: onnx.NodeProto, known: Places) -> tuple[Place | None, ...]
 
 
 def _reduction(node: onnx.NodeProto, known: Places) -> Place | None:
-    place = known.data
-    if not place:
+    if not (place := known.data):
         return None
     if node.op_type.startswith("Arg"):
         axes: list[int] | None = [_integer(node, "axis", 0)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.model_name import fault_in_served_name
 from graphkiln_backend.repository.version import CONFIG_FILE
-from graphkiln_backend.repository.version_folders import version_folders
+from graphkiln_backend.repository.version_folders import is_version, version_folders
 
 _log = logging.getLogger("graphkiln.repository")
 
@@ -79,7 +79,7 @@ def model_at(path: Path) -> Path | None:
     if path.is_file() and path.suffix == ".onnx":
         path = path.parent
     for folder in (path, path.parent):
-        if (folder == path or path.name.isdecimal()) and folder.is_dir() and _holds_model(folder):
+        if (folder == path or is_version(path.name)) and folder.is_dir() and _holds_model(folder):
             return folder
     return None
 
@@ -87,12 +87,12 @@ def model_at(path: Path) -> Path | None:
 def _holds_model(folder: Path) -> bool:
     """Whether a folder holds versions; a store of models whose names are numbers does not."""
     return (folder / CONFIG_FILE).is_file() or any(
-        path.name.isdecimal() and path.is_dir() and not _holds_versions(path) for path in folder.iterdir()
+        is_version(path.name) and path.is_dir() and not _holds_versions(path) for path in folder.iterdir()
     )
 
 
 def _holds_versions(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file() or any(path.name.isdecimal() and path.is_dir() for path in folder.iterdir())
+    return (folder / CONFIG_FILE).is_file() or bool(version_folders(folder.iterdir()))
 
 
 def _is_model(path: Path) -> bool:

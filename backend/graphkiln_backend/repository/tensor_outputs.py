@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
-import onnx
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+else:
+    np = LazyModule("numpy")
+    onnx = LazyModule("onnx")
 
 _MOST_NAMED = 10
 _IDENTITY_OPSET = 13

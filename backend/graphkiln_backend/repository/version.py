@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT
+from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_bytes
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.labels import check_count, read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.repository.graph_facts import known_sha256
 from graphkiln_backend.repository.importers import find_foreign_graph
 from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_backend.repository.version_folders import version_folders
 
 GRAPH_FILE = "model.onnx"
 GOLDEN_FILE = "golden.npz"
@@ -74,6 +77,19 @@ def has_own_graph(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
+def tells_by_graph(folder: Path) -> bool:
+    """Whether the graph of a version must be read for what its manifest, if it has one, does not tell."""
+    if not (folder / GRAPH_FILE).is_file():
+        return False
+    try:
+        manifest = json.loads(read_bytes(folder / MANIFEST_FILE, TEXT_LIMIT))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, RecursionError):  # which whoever reads it is told
+        return False
+    return isinstance(manifest, dict) and not manifest.get("conversion")
+
+
 _NAMED = 20
 """Models in a hint."""
 
@@ -95,18 +111,14 @@ def newest_version(model: Path) -> Path:
             model.name, near, prefix=f"{model.parent}/", otherwise="name a model: model_repository/NAME"
         )
         raise RepositoryError(f"there is no folder {model}", hint=hint)
-    versions = _version_folders(model)
+    versions = version_folders(model.iterdir())
     if not versions:
-        if models := [path.name for path in sorted(_visible_folders(model)) if _version_folders(path)]:
+        if models := [path.name for path in sorted(_visible_folders(model)) if version_folders(path.iterdir())]:
             names = ", ".join(models[:_NAMED])
             raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
         name = model.resolve().name
         raise RepositoryError(f"model '{name}' has no version folder", hint=f"make {name}/1/model.onnx")
-    return max(versions, key=lambda path: int(path.name))
-
-
-def _version_folders(model: Path) -> list[Path]:
-    return [path for path in _visible_folders(model) if path.name.isdecimal()]
+    return versions[max(versions)]
 
 
 def _visible_folders(folder: Path) -> list[Path]:
@@ -261,7 +273,7 @@ def _check_hash(path: Path, sha256: str, limit_bytes: int | None = None) -> Path
         RepositoryError: It is not, cannot be read, or is larger than its kind may be.
     """
     try:
-        found = sha256_of(_check_exists(path), limit_bytes)
+        found = known_sha256(_check_exists(path)) or sha256_of(path, limit_bytes)
     except OSError as error:
         raise RepositoryError(f"{path} cannot be read: {error.strerror or error}") from error
     if found != sha256:

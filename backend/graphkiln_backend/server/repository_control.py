@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import quote
 
@@ -85,7 +85,7 @@ class HttpControl:
         """
         path = "/v2/repository/index"
         status, body = self._post(path, _TIMEOUT_S)
-        if status != http.HTTPStatus.OK:
+        if status != HTTPStatus.OK:
             raise ConnectionError(f"port {self.address.port} responded with status {status} to {path}")
         return [
             VersionState(
@@ -116,15 +116,17 @@ class HttpControl:
 
     def _change(self, model: str, verb: str, timeout_s: float, request: bytes = b"") -> str:
         status, body = self._post(f"/v2/repository/models/{quote(model, safe='')}/{verb}", timeout_s, request)
-        return "" if status == http.HTTPStatus.OK else _error_text(body) or f"status {status}"
+        return "" if status == HTTPStatus.OK else _error_text(body) or f"status {status}"
 
     def _post(self, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.address.local_address, timeout=timeout_s)
+        from http.client import HTTPConnection, HTTPException  # with ssl, which the start of a server need not wait for
+
+        connection = HTTPConnection(*self.address.local_address, timeout=timeout_s)
         try:
             connection.request("POST", path, request, headers={"Connection": "close", **self.headers})
             response = connection.getresponse()
             return response.status, response.read()
-        except http.client.HTTPException as error:
+        except HTTPException as error:
             raise ConnectionError(f"port {self.address.port} broke off its response: {error}") from error
         finally:
             connection.close()

@@ -77,6 +77,10 @@ class TestReadAndWrite:
         with pytest.raises(RepositoryError, match=words):
             read_config(tmp_path / "config.pbtxt")
 
+    def test_a_byte_order_mark_is_passed_over(self, tmp_path: Path) -> None:
+        (tmp_path / "config.pbtxt").write_bytes(b"\xef\xbb\xbfmax_batch_size: 4\r\n")
+        assert read_config(tmp_path / "config.pbtxt").max_batch_size == 4
+
     def test_a_folder_in_its_place(self, tmp_path: Path) -> None:
         (tmp_path / "config.pbtxt").mkdir()
         with pytest.raises(RepositoryError, match=r"cannot read .*config\.pbtxt: .*Is a directory"):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository import importers
 from graphkiln_backend.repository.importers import GROUP, find_foreign_graph, load_importers
 from graphkiln_backend.repository.version import find_graph, has_own_graph
 from graphkiln_converters.importers.oneflow import OneFlowImporter
@@ -42,7 +41,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
     def entry_points(*, group: str) -> list[Any]:
         return [entry for entry in entries if entry.group == group]
 
-    monkeypatch.setattr(importers, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
 
 
 @pytest.fixture

@@ -66,6 +66,15 @@ class TestMirror:
         write_mirror(store / "bare", tmp_path / "mirror", {2}, None)
         assert sorted(path.name for path in (tmp_path / "mirror").iterdir()) == ["2"]
 
+    @pytest.mark.parametrize("name", ["7.old", "+7", "9223372036854775808"])
+    def test_hides_what_triton_takes_for_a_version(self, store: Path, tmp_path: Path, name: str) -> None:
+        for folder in (name, "drafts"):
+            (store / "bare" / folder).mkdir()
+        write_mirror(store / "bare", tmp_path / "mirror", {1}, None)
+        shown = {path.name for path in (tmp_path / "mirror").iterdir()}
+        assert name not in shown
+        assert {"1", "drafts"} <= shown
+
     def test_leaves_the_users_store_as_it_is(self, store: Path, tmp_path: Path) -> None:
         before = tree(store)
         build(store, tmp_path / "overlay")

@@ -192,7 +192,7 @@ class TestFindGraph:
 
 
 class TestNewestVersion:
-    @pytest.mark.parametrize(("names", "newest"), [(["1"], "1"), (["1", "2", "10"], "10"), (["09", "8"], "09")])
+    @pytest.mark.parametrize(("names", "newest"), [(["1"], "1"), (["1", "2", "10"], "10"), (["09", "8"], "8")])
     def test_is_the_highest_number(self, tmp_path: Path, names: list[str], newest: str) -> None:
         for name in names:
             (tmp_path / name).mkdir()

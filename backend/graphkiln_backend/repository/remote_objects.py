@@ -1,0 +1,252 @@
+"""The objects of a bucket, one by one: listed in pages, read whole or in part, and only as they were when listed.
+
+`remote_files` copies a model's few files; here are data sets, whose listing does not fit into memory, and whose objects
+may be replaced while they are read. S3 and Google Cloud Storage can be asked for both; other services cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, cast
+
+from fsspec.asyn import sync
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.files import UnusableFile, format_size
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_files import open_file_system, translate
+
+_PAGE = 1000
+_EXPIRED = {"ExpiredToken", "RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "TokenRefreshRequired"}
+_BLOCK = 4 << 20
+
+
+class ObjectChanged(RemoteStoreError):
+    """An object is no longer the one that was listed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteObject:
+    """An object as its service describes it.
+
+    Attributes:
+        path: Bucket and key, or the key below the prefix that was listed.
+        size: In bytes.
+        stamp: Its ETag on S3, its generation on Google Cloud Storage.
+    """
+
+    path: str
+    size: int
+    stamp: str
+
+
+class RemoteObjects:
+    """The objects of a service. Opens no connection before it is asked; its methods may be called by many threads.
+
+    Args:
+        address: Any address of the service; its credentials are used for all.
+
+    Raises:
+        RepositoryError: The service cannot be listed in pages.
+    """
+
+    def __init__(self, address: RemoteAddress) -> None:
+        if address.scheme not in _CLIENTS:
+            raise RepositoryError(
+                f"{address}: data sets of the kind {address.scheme}:// cannot be read", hint="copy it to s3:// or gs://"
+            )
+        self._address = address
+        self._opened: _Client | None = None
+
+    def list(self, path: str) -> Iterator[RemoteObject]:
+        """The objects whose keys begin with a prefix, in the order of their keys, a page at a time.
+
+        Args:
+            path: Bucket and prefix, with a slash at its end for a folder.
+
+        Raises:
+            RemoteStoreError: They cannot be listed.
+        """
+        bucket, _, prefix = path.partition("/")
+        try:
+            for found in self._client.list(bucket, prefix):
+                yield replace(found, path=f"{bucket}/{found.path}")
+        except Exception as error:
+            raise self._translated(error, path) from error
+
+    def describe(self, path: str) -> RemoteObject | None:
+        """An object, or None where there is none.
+
+        Raises:
+            RemoteStoreError: The service does not say.
+        """
+        try:
+            return replace(self._client.describe(*_split(path)), path=path)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._translated(error, path) from error
+
+    def read(self, path: str, limit_bytes: int, stamp: str = "", part: tuple[int, int] | None = None) -> bytes:
+        """Reads an object.
+
+        Args:
+            path: Bucket and key.
+            limit_bytes: Largest size.
+            stamp: What it must still be; empty for whatever it is.
+            part: Offset and size of what is read of it; None for all.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ObjectChanged: It is another one now.
+            UnusableFile: It is larger.
+            RemoteStoreError: It cannot be read.
+        """
+        try:
+            return self._client.read(*_split(path), limit_bytes, stamp, part)
+        except (FileNotFoundError, UnusableFile):
+            raise
+        except Exception as error:
+            raise self._translated(error, path) from error
+
+    def open(self, path: str) -> BinaryIO:
+        """A seekable file that reads ahead; it fails where the object is replaced while it is read.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+            RemoteStoreError: It cannot be opened.
+        """
+        try:
+            opened = self._client.system.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
+            return cast("BinaryIO", opened)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise self._translated(error, path) from error
+
+    def translate(self, error: Exception, path: str) -> RemoteStoreError:
+        """What an error of the client's file means."""
+        return self._translated(error, path)
+
+    @property
+    def _client(self) -> _Client:
+        if self._opened is None:
+            self._opened = _CLIENTS[self._address.scheme](open_file_system(self._address))
+        return self._opened
+
+    def _translated(self, error: Exception, path: str) -> RemoteStoreError:
+        named = replace(self._address, text=f"{self._address.scheme}://{path}")
+        codes = set(_codes(error))
+        if codes & {"PreconditionFailed", "412", "FileExpired", "FileExistsError"}:
+            return ObjectChanged(f"{named} has been replaced since it was listed", passing=False)
+        translated = translate(error, named)
+        translated.passing |= bool(codes & _EXPIRED)
+        return translated
+
+
+class _Client:
+    """What differs between services."""
+
+    def __init__(self, system: Any) -> None:
+        self.system = system
+
+    def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]:
+        raise NotImplementedError
+
+    def describe(self, bucket: str, key: str) -> RemoteObject:
+        raise NotImplementedError
+
+    def read(self, bucket: str, key: str, limit_bytes: int, stamp: str, part: tuple[int, int] | None) -> bytes:
+        raise NotImplementedError
+
+
+class _S3(_Client):
+    def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]:
+        more: dict[str, str] = {}
+        while True:
+            page = self.system.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=_PAGE, **more)
+            for found in page.get("Contents", []):
+                yield RemoteObject(path=found["Key"], size=found["Size"], stamp=found["ETag"].strip('"'))
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def describe(self, bucket: str, key: str) -> RemoteObject:
+        found = self.system.call_s3("head_object", Bucket=bucket, Key=key)
+        return RemoteObject(path=key, size=found["ContentLength"], stamp=found["ETag"].strip('"'))
+
+    def read(self, bucket: str, key: str, limit_bytes: int, stamp: str, part: tuple[int, int] | None) -> bytes:
+        options = {"IfMatch": f'"{stamp}"'} if stamp else {}
+        if part:
+            options["Range"] = _range(part)
+        content: bytes = sync(self.system.loop, self._read, bucket, key, limit_bytes, options)
+        return content
+
+    async def _read(self, bucket: str, key: str, limit_bytes: int, options: dict[str, str]) -> bytes:
+        # s3fs knows no condition for a whole object; this is its own call, with one.
+        response = await self.system._call_s3("get_object", Bucket=bucket, Key=key, **options)  # noqa: SLF001
+        async with response["Body"] as body:
+            _check_size(response["ContentLength"], limit_bytes)
+            content: bytes = await body.read()
+            return content
+
+
+class _Google(_Client):
+    def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]:
+        more: dict[str, str] = {}
+        while True:
+            page = self.system.call("GET", "b/{}/o", bucket, prefix=prefix, maxResults=_PAGE, json_out=True, **more)
+            for found in page.get("items", []):
+                yield _google_object(found)
+            if not page.get("nextPageToken"):
+                return
+            more = {"pageToken": page["nextPageToken"]}
+
+    def describe(self, bucket: str, key: str) -> RemoteObject:
+        return _google_object(self.system.call("GET", "b/{}/o/{}", bucket, key, json_out=True))
+
+    def read(self, bucket: str, key: str, limit_bytes: int, stamp: str, part: tuple[int, int] | None) -> bytes:
+        if part is None and not stamp:
+            found = self.describe(bucket, key)
+            _check_size(found.size, limit_bytes)
+            stamp = found.stamp
+        options: dict[str, Any] = {"ifGenerationMatch": stamp} if stamp else {}
+        if part:
+            options["headers"] = {"Range": _range(part)}
+        _, content = self.system.call("GET", "b/{}/o/{}", bucket, key, alt="media", **options)
+        return bytes(content)
+
+
+_CLIENTS: dict[str, type[_Client]] = {"s3": _S3, "gs": _Google}
+
+
+def _google_object(found: Any) -> RemoteObject:
+    return RemoteObject(path=found["name"], size=int(found["size"]), stamp=str(found["generation"]))
+
+
+def _range(part: tuple[int, int]) -> str:
+    offset, size = part
+    return f"bytes={offset}-{offset + size - 1}"
+
+
+def _check_size(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(limit_bytes)} of an image")
+
+
+def _split(path: str) -> tuple[str, str]:
+    bucket, _, key = path.partition("/")
+    return bucket, key
+
+
+def _codes(error: BaseException) -> Iterator[str]:
+    """What an error and its causes call themselves: classes, and the services' own codes."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield type(seen).__name__
+        response = getattr(seen, "response", None)
+        if isinstance(response, dict):
+            yield str(response.get("Error", {}).get("Code"))
+        yield str(getattr(seen, "code", ""))
+        seen = seen.__cause__ or seen.__context__

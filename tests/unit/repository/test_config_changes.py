@@ -1,0 +1,98 @@
+"""Changes of a configuration: what they set, what they leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges, changed_document, changed_text
+
+TEXT = """# served since spring
+# by the vision team
+
+name: "m"
+max_batch_size: 8  # measured
+dynamic_batching { preferred_batch_size: [4, 8] max_queue_delay_microseconds: 100 }
+parameters { key: "engine" value { string_value: "openvino" } }
+parameters { key: "preprocess" value { string_value: "{}" } }
+model_warmup { name: "w" batch_size: 4 }
+version_policy { latest { num_versions: 2 } }
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "config.pbtxt"
+    path.write_text(TEXT)
+    return path
+
+
+def change(path: Path, changes: ConfigChanges) -> ModelConfigProto:
+    path.write_text(changed_text(path, changes))
+    return read_config(path)
+
+
+def test_nothing_is_changed_that_is_not_named(path: Path) -> None:
+    before = read_config(path)
+    assert change(path, ConfigChanges()) == before
+
+
+def test_comments_at_the_head_stay(path: Path) -> None:
+    assert changed_text(path, ConfigChanges()).startswith("# served since spring\n# by the vision team\nname")
+
+
+def test_a_file_without_a_head_gets_none(path: Path, tmp_path: Path) -> None:
+    path.write_text('name: "m"  # here\n')
+    assert changed_text(path, ConfigChanges()) == 'name: "m"\n'
+    assert changed_text(tmp_path / "none.pbtxt", ConfigChanges(max_batch_size=2)) == "max_batch_size: 2\n"
+
+
+def test_parameters_are_set_and_taken_out(path: Path) -> None:
+    config = change(path, ConfigChanges(parameters={"engine": "", "threads": "2", "streams": ""}))
+    assert {key: row.string_value for key, row in config.parameters.items()} == {"preprocess": "{}", "threads": "2"}
+
+
+def test_a_group_of_instances_is_made_or_changed(path: Path) -> None:
+    config = change(path, ConfigChanges(instances=2))
+    assert [(group.count, group.kind) for group in config.instance_group] == [(2, config.instance_group[0].KIND_CPU)]
+    config = change(path, ConfigChanges(instances=3, on_gpu=True))
+    assert [(group.count, group.kind) for group in config.instance_group] == [(3, config.instance_group[0].KIND_CPU)]
+
+
+def test_a_group_is_made_on_the_gpu_where_the_model_runs_there(path: Path) -> None:
+    config = change(path, ConfigChanges(instances=1, on_gpu=True))
+    assert config.instance_group[0].kind == config.instance_group[0].KIND_GPU
+
+
+def test_several_groups_are_left_to_their_owner(path: Path) -> None:
+    path.write_text("instance_group { count: 1 } instance_group { count: 2 }")
+    with pytest.raises(RepositoryError, match="has 2 instance groups"):
+        changed_text(path, ConfigChanges(instances=2))
+
+
+def test_a_smaller_batch_takes_what_is_larger_with_it(path: Path) -> None:
+    config = change(path, ConfigChanges(max_batch_size=4))
+    assert config.max_batch_size == 4
+    assert list(config.dynamic_batching.preferred_batch_size) == [4]
+    assert change(path, ConfigChanges(max_batch_size=2)).model_warmup[0].batch_size == 2
+
+
+def test_the_batcher_waits_or_is_taken_out(path: Path) -> None:
+    config = change(path, ConfigChanges(queue_delay_us=500, preferred_batch_sizes=(2,)))
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    assert list(config.dynamic_batching.preferred_batch_size) == [2]
+    assert not change(path, ConfigChanges(queue_delay_us=NO_BATCHER)).HasField("dynamic_batching")
+    config = change(path, ConfigChanges(queue_delay_us=0))
+    assert config.HasField("dynamic_batching")
+    assert config.dynamic_batching.max_queue_delay_microseconds == 0
+
+
+def test_a_served_configuration_is_changed_as_json() -> None:
+    served = {"name": "m", "max_batch_size": 8, "dynamic_batching": {}, "from_a_newer_server": 1}
+    changed = changed_document(served, ConfigChanges(max_batch_size=2, parameters={"engine": "openvino"}))
+    assert changed["max_batch_size"] == 2
+    assert changed["parameters"] == {"engine": {"string_value": "openvino"}}
+    assert served["max_batch_size"] == 8
