@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 
-Feeds = Mapping[str, AnyArray]
+Feeds = dict[str, AnyArray]
 """Arrays by input name."""
 
 

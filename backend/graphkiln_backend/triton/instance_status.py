@@ -5,6 +5,7 @@ An instance is a process of its own. Its files in the supervisor's folder are na
 - `.loading`: it is loading, since when
 - `.json`: it is ready, and what it serves with
 - `.counters`, memory-mapped: batches begun and ended, when the last one began, and a heartbeat
+- `.crash`: what killed it while it was loading (`triton.load_crash`)
 - `.fault`: it computed wrong outputs and serves no more; what differed, in one line
 """
 

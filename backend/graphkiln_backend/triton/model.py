@@ -44,7 +44,9 @@ from graphkiln_backend.repository.sequence_tensors import read_sequence_tensors
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
 from graphkiln_backend.triton.executor import Executor
+from graphkiln_backend.triton.input_views import view_inputs
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
+from graphkiln_backend.triton.load_crash import record_crash
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
@@ -94,7 +96,8 @@ class TritonPythonModel:
             TritonModelException: The version cannot be served; the message holds the full cause.
         """
         lift_memory_limit()
-        with report_loading(args["model_instance_name"], args["model_name"], int(args["model_version"])):
+        instance = args["model_instance_name"]
+        with record_crash(instance), report_loading(instance, args["model_name"], int(args["model_version"])):
             self._load(args)
 
     def _load(self, args: dict[str, str]) -> None:
@@ -120,7 +123,7 @@ class TritonPythonModel:
         self._executor: Executor | SequenceExecutor | Refusal = executor
         if sequence:
             self._executor = SequenceExecutor(executor, sequence)
-        _protect(self._session.signature, batching=config.max_batch_size > 0)
+        _prepare_arrays(self._session.signature, batching=config.max_batch_size > 0)
         phases.seconds |= proven.phases
         status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(deployment, proven)
@@ -201,11 +204,16 @@ def _build_executor(proven: ProvenSession, config: ModelConfig, tensors: BatchTe
     )
 
 
-def _protect(signature: Signature, *, batching: bool) -> None:
-    """Has impossible shapes fail in their own request; called before the stub makes its first array."""
-    if needs_protection(signature, batching=batching):
-        protect_arrays(lambda: pb_utils.Tensor("first", np.zeros(1, np.float32)))
-        pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
+def _prepare_arrays(signature: Signature, *, batching: bool) -> None:
+    """Chooses how the stub makes arrays: views of what is sent, and none of an impossible shape, which fails alone.
+
+    Called before the stub makes its first array.
+    """
+    first = partial(pb_utils.Tensor, "first", np.zeros(1, np.float32))
+    if not needs_protection(signature, batching=batching):
+        return view_inputs(first)
+    pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
+    return view_inputs(partial(protect_arrays, first))
 
 
 def _device(args: dict[str, str]) -> Device:

@@ -3,19 +3,17 @@
 Triton (24.10) multiplies the sizes of a shape in 64 bits. Of a tensor with dimensions that vary, a shape such as
 [1, 2^62] of FP32 has 2^64 bytes, which are 0, as many as an empty request sends. The Python stub then makes an array of
 that shape before it calls Python, numpy refuses, and the stub ends with an exception that nobody catches; with it go
-all requests of the server. So the stub is handed another function to make arrays with, which makes an empty one of
-one dimension more instead: it fits no input. The stub finds the function in numpy's table of C functions, once, when it
-makes its first array: only then does the table hold ours.
+all requests of the server. So the stub is handed another function to make arrays with (`numpy_functions`), which makes
+an empty one of one dimension more instead: it fits no input.
 
 Texts take another way, through `pb_utils.deserialize_bytes_tensor`.
 
-Source: numpy C API, `PyArray_NewFromDescr`; pybind11, `npy_api::lookup`; Triton Python backend, `PbTensor`.
+Source: numpy C API, `PyArray_NewFromDescr`; Triton Python backend, `PbTensor`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +22,8 @@ import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.triton.numpy_functions import NEW_FROM_DESCR, call_with, table
 
-_NEW_FROM_DESCR = 94
-"""Place in the table. Source: numpy, `multiarray_funcs_api`; the places are the same in all versions of the ABI."""
 _MOST_ELEMENTS = 1 << 58
 """No machine holds more; numpy counts bytes in 63 bits."""
 _Function = ctypes.PYFUNCTYPE(
@@ -39,10 +36,6 @@ _Function = ctypes.PYFUNCTYPE(
     ctypes.c_void_p,  # memory
     ctypes.c_int,
     ctypes.c_void_p,
-)
-_MULTIARRAY = "numpy._core.multiarray" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core.multiarray"
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 _kept: list[object] = []
 """The functions that the stub holds."""
@@ -67,10 +60,7 @@ def protect_arrays(make_first_array: Callable[[], object]) -> None:
     Args:
         make_first_array: The call.
     """
-    capsule: object = vars(importlib.import_module(_MULTIARRAY))["_ARRAY_API"]
-    table = ctypes.cast(_get_pointer(capsule, None), ctypes.POINTER(ctypes.c_void_p))
-    address = table[_NEW_FROM_DESCR]
-    make = _Function(address)
+    make = _Function(table()[NEW_FROM_DESCR])
 
     def make_possible(subtype: int, dtype: int, ndim: int, dims: Any, strides: int, *rest: int) -> Any:
         if math.prod([size or 1 for size in dims[:ndim]]) > _MOST_ELEMENTS:  # as numpy counts, whatever is 0
@@ -80,11 +70,7 @@ def protect_arrays(make_first_array: Callable[[], object]) -> None:
 
     ours = _Function(make_possible)
     _kept.append(ours)
-    table[_NEW_FROM_DESCR] = ctypes.cast(ours, ctypes.c_void_p).value
-    try:
-        make_first_array()
-    finally:
-        table[_NEW_FROM_DESCR] = address
+    call_with(NEW_FROM_DESCR, ctypes.cast(ours, ctypes.c_void_p), make_first_array)
 
 
 def protect_texts(deserialize: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:

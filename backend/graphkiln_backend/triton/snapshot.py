@@ -19,7 +19,7 @@ from graphkiln_backend.triton.instance_status import InstanceStatus, Loading, Pr
 
 _log = logging.getLogger("graphkiln.server")
 
-_NAME = re.compile(r"(.+\.(\d+))\.(json|counters|loading|fault)", re.DOTALL)
+_NAME = re.compile(r"(.+\.(\d+))\.(json|counters|loading|fault|crash)", re.DOTALL)
 """`instance.pid`, the process, and what the file says; restarts.json is the supervisor's, `.tmp` is not yet whole."""
 
 _Content = TypeVar("_Content")
@@ -36,6 +36,7 @@ class Snapshot:
         progress: How far they are.
         loading: Those that are being loaded; one that died meanwhile is still among them.
         faults: What differed, of those that computed wrong outputs.
+        crashes: The records of those that are being loaded: what killed the process, where anything did.
         ready: The processes of all that are ready, also of one whose status cannot be read.
     """
 
@@ -43,6 +44,7 @@ class Snapshot:
     progress: Mapping[str, Progress] = field(default_factory=dict)
     loading: Mapping[str, Loading] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
+    crashes: Mapping[str, str] = field(default_factory=dict)
     ready: frozenset[int] = frozenset()
 
 
@@ -70,6 +72,7 @@ class SnapshotReader:
             progress=self._read_all(files["counters"], lambda file: Progress.read(Path(file))),
             loading=self._read_all(files["loading"], lambda file: decode(Loading, _read_json(file))),
             faults=self._read_all(files["fault"], lambda file: Path(file).read_text()),
+            crashes=self._read_all(files["crash"], lambda file: Path(file).read_text(errors="replace")),
             ready=frozenset(int(key.rpartition(".")[2]) for key in files["json"]),
         )
 
@@ -130,7 +133,9 @@ def is_ready(folder: Path, key: str) -> bool:
 
 
 def _list(folder: Path) -> _Files:
-    files: dict[str, dict[str, os.DirEntry[str]]] = {"json": {}, "counters": {}, "loading": {}, "fault": {}}
+    files: dict[str, dict[str, os.DirEntry[str]]] = {
+        kind: {} for kind in ("json", "counters", "loading", "fault", "crash")
+    }
     try:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name)

@@ -316,6 +316,43 @@ class TestValidShapes:
         assert checks == [{"x": (1, 4)}, {"x": (1, 5)}]
 
 
+def shared_memory(array: np.ndarray) -> np.ndarray:
+    """An array as Triton shares it: read-only, at an address that does not suit its type."""
+    memory = np.zeros(array.nbytes + array.itemsize, np.uint8)
+    start = 1 - memory.ctypes.data % array.itemsize
+    view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[:] = array
+    view.flags.writeable = False
+    return view
+
+
+class TestSharedMemory:
+    """What Triton shares lies anywhere and cannot be written: not every runtime can cope with that."""
+
+    @pytest.mark.parametrize("batching", [True, False])
+    def test_a_session_reads_arrays_that_any_runtime_can_read(self, batching: bool) -> None:
+        def compute(feeds: Arrays) -> dict[str, np.ndarray]:
+            assert feeds["x"].flags.carray
+            return double(feeds)
+
+        executor = Executor(FakeSession(compute=compute), batching=batching)
+        requests = [InferenceRequest({"x": shared_memory(rows(number))}) for number in (1, 2)]
+        check_outputs(executor.execute(requests[0]), y=rows(2))
+        for result, expected in zip(executor.execute_batch(requests), (2, 4), strict=True):
+            check_outputs(result, y=rows(expected))
+
+    def test_one_that_is_in_order_is_not_copied(self) -> None:
+        found: list[np.ndarray] = []
+
+        def compute(feeds: Arrays) -> dict[str, np.ndarray]:
+            found.append(feeds["x"])
+            return double(feeds)
+
+        sent = rows(1)
+        Executor(FakeSession(compute=compute), batching=True).execute(InferenceRequest({"x": sent}))
+        assert found[0] is sent
+
+
 class TestCancellation:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -340,7 +377,7 @@ class TestCancellation:
         assert len(session.shapes) == 1
 
     def test_triton_is_not_asked_where_a_run_is_fast(self, clock: list[float]) -> None:
-        clock.append(1e-4)
+        clock.append(5e-3)
         executor = Executor(FakeSession(), batching=True)
         for _ in range(3):
             late = request(2, cancelled=True)

@@ -12,7 +12,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec
-from graphkiln_backend.triton import oversized_shapes as module
+from graphkiln_backend.triton.numpy_functions import NEW_FROM_DESCR, table
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
 
 MakeArray = Callable[..., np.ndarray]
@@ -22,10 +22,7 @@ take_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.
 
 def look_up() -> int:
     """What an extension finds when it makes its first array."""
-    capsule = vars(sys.modules[module._MULTIARRAY])["_ARRAY_API"]
-    table = ctypes.cast(module._get_pointer(capsule, None), ctypes.POINTER(ctypes.c_void_p))
-    address = table[94]
-    assert address
+    address: int = table()[NEW_FROM_DESCR]
     return address
 
 
