@@ -93,12 +93,13 @@ def benchmark_overhead(rounds: int, seconds: float) -> list[dict[str, object]]:
                     "bare us": round(bare_us),
                     **{f"{part} us": round(value) for part, value in parts.items()},
                     "added us": round(sum(parts.values()) - bare_us),
+                    "ratio": round(sum(parts.values()) / bare_us, 3),
                 }
             )
     return rows
 
 
-def benchmark_memory(rounds: int, _: float) -> list[dict[str, object]]:
+def benchmark_growth(rounds: int, _: float) -> list[dict[str, object]]:
     """Memory of the server's processes after every 40,000 requests, a warm-up of 20,000 not counted."""
     sample = _sample(_DIGIT)
     rows: list[dict[str, object]] = []
@@ -170,6 +171,7 @@ def _ratios(model: str, summaries: dict[str, Summary], reference: str) -> list[d
             "set-up": name,
             "requests/s": round(summary.per_second, 1),
             "ratio": round(summary.per_second / summaries[reference].per_second, 3),
+            "spread": summary.spread_beside(summaries[reference]),
             "p50 ms": round(summary.p50_ms, 2),
             "p99 ms": round(summary.p99_ms, 2),
         }

@@ -31,6 +31,7 @@ from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published
+from graphkiln_backend.server.rollout import AdmissionStopped
 
 _POLL_S = 0.1
 _NICENESS = 10
@@ -67,10 +68,6 @@ class Verdict:
 
     reason: str
     words: str = ""
-
-
-class AdmissionStopped(Exception):
-    """The server stops: the version was neither admitted nor refused."""
 
 
 def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False) -> Verdict:

@@ -21,10 +21,15 @@ import sys
 import termios
 from collections.abc import Collection
 from dataclasses import dataclass
-
-import psutil
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # the same on x86-64 and arm64. Source: pidfd_getfd(2)

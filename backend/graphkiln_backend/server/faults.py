@@ -12,16 +12,23 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.stubs import read_stubs
 from graphkiln_backend.server.suspension import SILENT_S, SuspensionDetector
 from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.load_crash import note_end
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -128,8 +135,10 @@ class Watchdog:
             if stopped or version in self._endless or now - since > self._limits.load:
                 self._ended.add(process)
                 self._endless.add(version)
-                ended += _kill(process)
                 why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
+                with suppress(OSError):  # a full disk: the log says it as well
+                    note_end(self._folder, process, f"loading {version} {why}")
+                ended += _kill(process)
                 _log.error("loading %s %s: its process is ended", version, why)
         return ended
 

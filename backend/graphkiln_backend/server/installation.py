@@ -17,6 +17,7 @@ from graphkiln_backend.graph.errors import ServerSetupError
 
 _CONTAINER = Path("/opt/tritonserver")
 _STUB = "triton_python_backend_stub"
+_HELP_WITHIN_S = 60.0
 _FLAG = re.compile(r"^  --([a-z0-9-]+)( <)?", re.MULTILINE)
 
 
@@ -43,6 +44,14 @@ class Installation:
         """Whether no graph is in tritonserver itself: its only backend starts a process for each instance."""
         return [backend.name for backend in self.backends.iterdir()] == ["python"]
 
+    def ask_flags(self) -> None:
+        """Asks the program for its flags and does not wait, which takes 40 ms; whoever calls this reads `flags`.
+
+        Raises:
+            ServerSetupError: The program does not run on this machine.
+        """
+        _ = self._help
+
     @cached_property
     def flags(self) -> dict[str, bool]:
         """Every command line flag, without its dashes -> whether it takes a value.
@@ -50,22 +59,30 @@ class Installation:
         Raises:
             ServerSetupError: The program does not run on this machine.
         """
-        try:
-            completed = subprocess.run(
-                [self.binary, "--help"],
-                env={**os.environ, "LD_LIBRARY_PATH": self.library_path},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ServerSetupError(f"{self.binary} does not run here: {error}") from error
-        flags = {name: bool(value) for name, value in _FLAG.findall(completed.stdout + completed.stderr)}
+        with self._help as asked:
+            try:
+                printed, errors = asked.communicate(timeout=_HELP_WITHIN_S)
+            except subprocess.TimeoutExpired as error:
+                asked.kill()
+                raise ServerSetupError(f"{self.binary} does not run here: {error}") from error
+        flags = {name: bool(value) for name, value in _FLAG.findall(printed + errors)}
         if not flags:
-            last = (completed.stderr.strip().splitlines() or ["no output"])[-1]
+            last = (errors.strip().splitlines() or ["no output"])[-1]
             raise ServerSetupError(f"{self.binary} does not run here: {last}")
         return flags
+
+    @cached_property
+    def _help(self) -> subprocess.Popen[str]:
+        try:
+            return subprocess.Popen(
+                [self.binary, "--help"],
+                env={**os.environ, "LD_LIBRARY_PATH": self.library_path},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        except OSError as error:
+            raise ServerSetupError(f"{self.binary} does not run here: {error}") from error
 
     @property
     def library_path(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.repository.config import write_config
-from graphkiln_backend.server.admission import Candidate, Verdict, admit
 from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
@@ -16,6 +16,9 @@ from graphkiln_backend.server.polling import Poller
 from graphkiln_backend.server.recovery import all_loaded, forget_failures, replace_failed
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.triton.environment import Overrides
+
+if TYPE_CHECKING:
+    from graphkiln_backend.server.admission import Verdict
 
 _SOON_S = 1.0
 """Until the next look at a folder that still changes."""
@@ -46,6 +49,8 @@ class Admission:
             AdmissionStopped: The server stops.
             OSError: The configuration cannot be written.
         """
+        from graphkiln_backend.server.admission import Candidate, admit  # the whole of lowering, for later versions
+
         config = self.temporary / "candidate.pbtxt"
         if model.config is not None:
             write_config(model.config, config)

@@ -146,9 +146,12 @@ class Launch:
         return loads and mode.name == "explicit" and self.control() is not None
 
     def _keeper(self, folder: RunFolder) -> Keeper | None:
-        mode, control = ControlMode.read(self.flags), self.control()
-        if control is None or not (mode.managed or mode.name == "explicit"):
+        mode, reached = ControlMode.read(self.flags), self.control()
+        if reached is None or not (mode.managed or mode.name == "explicit"):
             return None
+        from graphkiln_backend.server.load_crashes import ExplainingControl
+
+        control = ExplainingControl(reached, folder.instances)
         mirror = Mirror(folder.overlay)
         if not mode.managed:
             return ExplicitKeeper(

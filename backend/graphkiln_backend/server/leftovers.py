@@ -13,13 +13,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.owned_folder import PREFIX, locked_if_dead, owned_folders, remove_owned
 from graphkiln_backend.server.run_folder import OTHER_PARENTS, remove_environments, remove_regions
 from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
 
 _log = logging.getLogger("graphkiln.server")
 

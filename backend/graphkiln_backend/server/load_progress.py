@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from graphkiln_backend.server.load_crashes import find_crashes
+from graphkiln_backend.triton.load_crash import Crash
 from graphkiln_backend.triton.snapshot import Snapshot
 
 
@@ -40,6 +43,7 @@ def load_progress(seen: Snapshot) -> list[LoadProgress]:
         seen: What the instances say.
     """
     now = time.monotonic()
+    crashes = find_crashes(seen)
     rows = [
         *(
             LoadProgress(model=s.model, version=s.version, activity=READY, seconds=s.load_ms / 1e3)
@@ -50,5 +54,11 @@ def load_progress(seen: Snapshot) -> list[LoadProgress]:
             for s in sorted(seen.loading.values(), key=lambda loading: -loading.since)
         ),
     ]
+    rows = [_with_end(row, crashes) for row in rows]
     slowest = {(row.model, row.version): row for row in rows}
     return [slowest[key] for key in sorted(slowest)]
+
+
+def _with_end(row: LoadProgress, crashes: Mapping[tuple[str, int], Crash]) -> LoadProgress:
+    crash = None if row.is_ready else crashes.get((row.model, row.version))
+    return replace(row, activity=crash.what) if crash else row

@@ -16,10 +16,15 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.cgroups import memory_groups
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
 
 _LEAST_BYTES = 2 << 30
 """tritonserver starts with 0.8 GB of address space that counts."""

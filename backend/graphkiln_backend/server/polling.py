@@ -10,19 +10,22 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.agreement import HINT, find_disagreement
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
-from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.recovery import forget_failures, replace_failed
 from graphkiln_backend.server.repository_control import RepositoryControl
 
+if TYPE_CHECKING:
+    from graphkiln_backend.server.admission import Verdict
+
 _log = logging.getLogger("graphkiln.server")
 
-Admit = Callable[[ServedModel, int], Verdict]
+Admit: TypeAlias = "Callable[[ServedModel, int], Verdict]"
 """A model as it would be served, and one of its versions."""
 
 

@@ -7,13 +7,26 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-
-import psutil
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
 
 _ABANDONED_S = 10.0
 _WATCH_PIPE = 'read -r _; kill -s KILL -- "-$1"'
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, also where its parent has not asked how."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def kill_group(server: subprocess.Popen[bytes]) -> None:

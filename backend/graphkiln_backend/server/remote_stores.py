@@ -20,9 +20,9 @@ from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
 from graphkiln_backend.repository.remote_files import RemoteFiles
-from graphkiln_backend.server.admission import AdmissionStopped
+from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_backend.server.copy_folders import copies_folder, copy_folder, remove_unused
-from graphkiln_backend.server.rollout import Keeper
+from graphkiln_backend.server.rollout import AdmissionStopped, Keeper
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -235,6 +235,9 @@ def _check_store(address: RemoteAddress, changes: Changes) -> None:
         RemoteStoreError: It is none.
     """
     models = {path.partition("/")[0] for path in changes.listing if "/" in path}
-    if "config.pbtxt" in changes.listing or (models and all(model.isdecimal() for model in models)):
+    if "config.pbtxt" in changes.listing or (models and all(map(is_version, models))):
         above, name = address.split()
-        raise RemoteStoreError(f"{address} is a model, not a store of models", hint=f"--model-store {above} ({name})")
+        raise RemoteStoreError(
+            f"{address} is a model, not a store of models",
+            hint=f"to serve it alone: --model-store {above} --model-control-mode=explicit --load-model={name}",
+        )

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from graphkiln_backend.server.admission import AdmissionStopped
-
 _log = logging.getLogger("graphkiln.server")
 
 _SOON_S = 1.0
 """Until the next attempt after an error."""
 _SETTLE_ATTEMPTS = 3
+
+
+class AdmissionStopped(Exception):
+    """The server stops: the version was neither admitted nor refused."""
 
 
 class Keeper(Protocol):

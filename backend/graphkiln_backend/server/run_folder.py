@@ -145,9 +145,8 @@ class RunFolder(Closeable):
     def _copy_python_backend(self, installation: Installation) -> None:
         """Triton refuses a backend library whose real path lies outside the backend's folder: a link does not do."""
         python = self.backends / "python"
-        python.mkdir()
-        for source in (*(installation.backends / "python").glob("*.*"), installation.stub):
-            shutil.copy2(source, python / source.name)
+        shutil.copytree(installation.backends / "python", python)  # with what is compiled: each stub would do it anew
+        shutil.copy2(installation.stub, python / installation.stub.name)
         for library in python.glob("*.so"):
             self._rename_environments(library)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from graphkiln_backend.graph.closing import Closeable
+
+_TOGETHER_S = 0.3
+"""Signals this close are one wish to stop: `timeout` sends its signal to the process and once more to its group, and a
+terminal that is closed may send SIGHUP and SIGTERM. Nobody presses Ctrl-C twice that fast and means it."""
 
 
 class Interrupted(BaseException):
@@ -20,11 +26,12 @@ class StopSignals(Closeable):
     """Counts the signals that ask a process to stop, from its creation until it is closed. For the main thread only.
 
     Attributes:
-        count: How many have come.
+        count: How many have come; those that come together count as one.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self._counted_at = -math.inf
         self._interrupting = False
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -70,6 +77,11 @@ class StopSignals(Closeable):
         self._waker.close()
 
     def _handle(self, *_: object) -> None:
+        if time.monotonic() - self._counted_at >= _TOGETHER_S:
+            self._counted_at = time.monotonic()
+            self._count()
+
+    def _count(self) -> None:
         self.count += 1
         if self._interrupting:
             self._interrupting = False

@@ -7,10 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
-
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
 
 _PROGRAM = "triton_python_backend_stub"
 
@@ -46,7 +51,7 @@ def _read(process: psutil.Process) -> Stub | None:
     """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
     try:
         folder = _model_folder(process.cmdline())
-        age_s = _age(process.pid)
+        age_s = process_age_s(process.pid)
     except (psutil.Error, OSError):  # it has just ended
         return None
     if folder is None:
@@ -54,8 +59,12 @@ def _read(process: psutil.Process) -> Stub | None:
     return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
 
 
-def _age(pid: int) -> float:
-    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`."""
+def process_age_s(pid: int) -> float:
+    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`.
+
+    Raises:
+        OSError: There is no such process.
+    """
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 

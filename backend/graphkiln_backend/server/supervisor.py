@@ -13,26 +13,30 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-
-import psutil
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server.drain import Drain
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
-from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
-from graphkiln_backend.server.load_progress import LoadProgress, load_progress
 from graphkiln_backend.server.memory_limit import MemoryLimit
-from graphkiln_backend.server.probe import ModelState, model_states, states_of_instances, with_refusals
 from graphkiln_backend.server.processes import Guard, Reaper, kill_group
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.restarts import RestartBudget
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.suspension import SILENT_S
-from graphkiln_backend.server.unavailable import UnavailableListener
 from graphkiln_backend.triton.snapshot import SnapshotReader
+
+if TYPE_CHECKING:
+    import psutil
+
+    from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
+    from graphkiln_backend.server.load_progress import LoadProgress
+    from graphkiln_backend.server.probe import ModelState
+else:
+    psutil = LazyModule("psutil")
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -146,6 +150,9 @@ class Supervisor:
     def _supervise(
         self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
     ) -> int | Fault | None:
+        from graphkiln_backend.server.drain import Drain
+        from graphkiln_backend.server.load_progress import load_progress
+
         watchdog = Watchdog(folder.instances, server.pid, self._limits, self._launch.readiness.endless)
         instances = SnapshotReader(folder.instances)
         with ExitStack() as probes:
@@ -193,6 +200,8 @@ class Supervisor:
         self._launch.look_after(folder, lambda: self._report(folder))
 
     def _report(self, folder: RunFolder) -> None:
+        from graphkiln_backend.server.probe import with_refusals
+
         states = with_refusals(self._list_models(folder), self._launch.managed.refusals())
         try:
             self._on_live(states)
@@ -212,6 +221,8 @@ class Supervisor:
 
     def _refuse_requests(self) -> None:
         """Responds with 503 from now until the next server is live."""
+        from graphkiln_backend.server.unavailable import UnavailableListener
+
         if self._http and not self._refusing:
             try:
                 self._unavailable.enter_context(UnavailableListener(self._http))
@@ -252,10 +263,14 @@ class Supervisor:
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
     def _list_models(self, folder: RunFolder) -> list[ModelState]:
+        from graphkiln_backend.server.load_crashes import ExplainingControl
+        from graphkiln_backend.server.probe import model_states, states_of_instances
+
         if not self._http:
             return states_of_instances(folder.instances)
         try:
-            return model_states(HttpControl(self._http, self._launch.access.http_headers), folder.instances)
+            control = HttpControl(self._http, self._launch.access.http_headers)
+            return model_states(ExplainingControl(control, folder.instances), folder.instances)
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
             _log.warning("the server does not list its models: %s", error)
             return states_of_instances(folder.instances)
@@ -269,6 +284,8 @@ def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
 
 def _enter(probes: ExitStack, flags: TritonFlags) -> LivenessProbe | GrpcLivenessProbe | None:
     """What asks a server that has just become live; None where nothing can, over gRPC with the user's own TLS."""
+    from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
+
     http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
     if http:
         return probes.enter_context(LivenessProbe(http))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -17,10 +16,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
+
+if TYPE_CHECKING:
+    import ssl
+else:
+    ssl = LazyModule("ssl")
 
 _log = logging.getLogger("graphkiln.server")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from graphkiln_backend.graph.errors import ClientError, MeasurementError
 from graphkiln_client import Client
 
 _STOP_S = 60
+_POLL_S = 0.02
+"""What is waited for may itself be measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +29,13 @@ class LocalServer:
         http_url: Its HTTP address.
         grpc_url: Its gRPC address.
         pid: Of its supervisor.
+        metrics_url: Where its metrics are; empty where nobody said.
     """
 
     http_url: str
     grpc_url: str
     pid: int
+    metrics_url: str = ""
 
     @property
     def urls(self) -> tuple[str, str]:
@@ -38,37 +44,63 @@ class LocalServer:
 
 
 @contextmanager
-def start_server(*stores: Path, flags: tuple[str, ...] = (), log: Path | None = None) -> Iterator[LocalServer]:
+def start_server(
+    *stores: Path, flags: tuple[str, ...] = (), log: Path | None = None, deadline_s: float = math.inf
+) -> Iterator[LocalServer]:
     """Serves model stores on free ports until the context is left.
 
     Args:
         stores: Model repositories.
         flags: Further flags of `graphkiln serve`.
         log: Where its output goes; to stderr when None.
+        deadline_s: How long it may take until it is ready.
 
     Raises:
-        MeasurementError: A model cannot be loaded, or the server ended; the message says why.
+        MeasurementError: A model cannot be loaded, the server ended, or is not ready in time; the message says why.
     """
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        http, grpc, metrics = (held.getsockname()[1] for held in sockets)
+    http, grpc, metrics = free_ports(3)
     ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
     command = [sys.executable, "-m", "graphkiln.cli", "serve", *(f"--model-store={store}" for store in stores)]
     with ExitStack() as stack:
         output = stack.enter_context(log.open("w")) if log else sys.stderr
         # In a session of its own: Ctrl-C interrupts the measurement, which then stops the server.
         server = subprocess.Popen(
-            [*command, *flags, *ports], stdout=output, stderr=output, start_new_session=True, stdin=subprocess.DEVNULL
+            [*ending_with_us(), *command, *flags, *ports],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
         )
-        stack.callback(_stop, server)
-        local = LocalServer(http_url=f"http://127.0.0.1:{http}", grpc_url=f"grpc://127.0.0.1:{grpc}", pid=server.pid)
-        _wait_ready(server, local.http_url, log)
+        stack.callback(stop, server)
+        local = LocalServer(
+            http_url=f"http://127.0.0.1:{http}",
+            grpc_url=f"grpc://127.0.0.1:{grpc}",
+            pid=server.pid,
+            metrics_url=f"http://127.0.0.1:{metrics}/metrics",
+        )
+        _wait_ready(server, local.http_url, log, time.monotonic() + deadline_s)
         yield local
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def ending_with_us() -> tuple[str, ...]:
+    """What a server's command begins with, so that it ends when this process is killed; nothing without util-linux.
+
+    Source: prctl(2), PR_SET_PDEATHSIG; setpriv(1).
+    """
+    return ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody holds; all are held together, so that none comes twice."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """Ends a server as a service manager does: with SIGTERM, and with SIGKILL when it does not end in a minute."""
     server.terminate()
     try:
         server.wait(_STOP_S)
@@ -77,23 +109,25 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
         server.wait()
 
 
-def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None) -> None:
+def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None, deadline: float) -> None:
     with Client(url, timeout_s=5, max_retries=0) as client:
         while True:
+            if time.monotonic() > deadline:
+                raise MeasurementError(f"the server was not ready in time{': ' + _last_line(log) if log else ''}")
             if server.poll() is not None:
                 reason = f": {_last_line(log)}" if log else ""
                 raise MeasurementError(f"the server ended with code {server.returncode}{reason}")
             try:
                 health = client.health()
             except ClientError:
-                time.sleep(0.1)
+                time.sleep(_POLL_S)
                 continue
             if health.ready:
                 return
             failed = [f"{model.name}: {model.reason}" for model in health.not_ready if model.state == "UNAVAILABLE"]
             if failed:
                 raise MeasurementError("; ".join(failed))
-            time.sleep(0.1)
+            time.sleep(_POLL_S)
 
 
 def _last_line(log: Path) -> str:

@@ -16,7 +16,8 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.repository.config import BACKEND, write_config
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.server import admission as module
-from graphkiln_backend.server.admission import AdmissionStopped, Candidate, Verdict, admit
+from graphkiln_backend.server.admission import Candidate, Verdict, admit
+from graphkiln_backend.server.rollout import AdmissionStopped
 
 
 @pytest.fixture

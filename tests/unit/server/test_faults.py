@@ -174,8 +174,11 @@ class TestLoading:
         self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], logged: list[str]
     ) -> None:
         self.load(tmp_path, process.pid, time.monotonic() - 70)
+        record = tmp_path / f"m_0.{process.pid}.crash"
+        record.touch()
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
         assert process.wait(10) == -signal.SIGKILL
+        assert record.read_text() == "loading m version 2 did not finish within 60 s (--load-deadline)"
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -194,6 +195,22 @@ class TestFlags:
         found = self.program(installation, f"echo x >> {installation.binary}.runs; echo '  --help'")
         assert found.flags == found.flags == {"help": False}
         assert installation.binary.with_name("tritonserver.runs").read_text() == "x\n"
+
+    def test_it_is_asked_ahead_and_answers_meanwhile(self, installation: Installation) -> None:
+        found = self.program(installation, f"echo '  --help'; touch {installation.binary}.asked")
+        found.ask_flags()
+        assert vars(found)["_help"].wait(timeout=60) == 0
+        assert installation.binary.with_name("tritonserver.asked").exists()
+        assert found.flags == {"help": False}
+
+    def test_a_program_that_never_answers_is_ended(
+        self, installation: Installation, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(finding, "_HELP_WITHIN_S", 0.1)
+        found = self.program(installation, "exec sleep 600")
+        with pytest.raises(ServerSetupError, match=r"does not run here: .*timed out"):
+            _ = found.flags
+        assert vars(found)["_help"].returncode == -signal.SIGKILL
 
     def test_its_libraries_are_found(self, installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")

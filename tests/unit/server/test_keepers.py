@@ -11,7 +11,7 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.stores import scan_stores
-from graphkiln_backend.server import keepers as module
+from graphkiln_backend.server import admission as admission_module
 from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.keepers import Admission, ManagedKeeper
@@ -78,7 +78,7 @@ def test_a_version_is_proven_as_it_would_be_served(
         seen.append((candidate, deadline_s, read_config(candidate.config).max_batch_size))
         return Verdict("no")
 
-    monkeypatch.setattr(module, "admit", admit)
+    monkeypatch.setattr(admission_module, "admit", admit)
     fake_store.add("m", 4, config="")
     stored = scan_stores([fake_store.folder])["m"]
     model = ServedModel(stored=stored, versions=(4,), config=ModelConfigProto(max_batch_size=9))

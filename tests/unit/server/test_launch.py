@@ -24,6 +24,7 @@ from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, command_line
+from graphkiln_backend.server.processes import is_gone
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
@@ -360,7 +361,7 @@ class TestStart:
             server = psutil.Process(int(parent.stdout.readline()))
             parent.send_signal(signal.SIGKILL)
         deadline = time.monotonic() + 20
-        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        while not is_gone(server.pid):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

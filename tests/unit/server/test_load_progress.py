@@ -43,3 +43,11 @@ def test_one_is_ready_when_all_of_its_instances_are() -> None:
     assert row.seconds > 6
     both = {**ready, "m_1.2": instance_status(model="m", version=1, load_ms=900.0)}
     assert [row.seconds for row in load_progress(Snapshot(statuses=both))] == [0.9]
+
+
+def test_one_whose_process_was_killed_says_so() -> None:
+    gone = Loading(pid=2**22 + 1, model="m", version=1, since=time.monotonic(), activity="proving")
+    seen = Snapshot(loading={"m_0.1": gone}, crashes={"m_0.1": "Fatal Python error: Segmentation fault\n"})
+    (row,) = load_progress(seen)
+    assert row.activity == "the process that loaded it was killed by SIGSEGV while it did this: proving"
+    assert not row.is_ready

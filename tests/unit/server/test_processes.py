@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from graphkiln_backend.server import processes as module
-from graphkiln_backend.server.processes import Guard, Reaper, kill_group
+from graphkiln_backend.server.processes import Guard, Reaper, is_gone, kill_group
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return is_gone(process.pid)
 
 
 def test_a_group_is_killed_whatever_state_it_is_in(server: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,6 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes
 from graphkiln_backend.repository.remote_files import RemoteFile
-from graphkiln_backend.server.admission import AdmissionStopped
 from graphkiln_backend.server.remote_stores import (
     FollowingKeeper,
     RemoteStore,
@@ -27,6 +26,7 @@ from graphkiln_backend.server.remote_stores import (
     copy_stores,
     open_remote_stores,
 )
+from graphkiln_backend.server.rollout import AdmissionStopped
 
 NO_NETWORK = RemoteStoreError("s3://bucket/store: cannot be reached", passing=True)
 DENIED = RemoteStoreError("s3://bucket/store: access is denied")
@@ -198,7 +198,8 @@ def test_a_model_is_no_store() -> None:
     copy.files.address = parsed("s3://bucket/store/digits")
     with pytest.raises(RemoteStoreError, match="is a model") as raised:
         store.begin()
-    assert raised.value.hint == "--model-store s3://bucket/store (digits)"
+    flags = "--model-store s3://bucket/store --model-control-mode=explicit --load-model=digits"
+    assert raised.value.hint == f"to serve it alone: {flags}"
 
 
 def test_a_copy_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from graphkiln_backend.server import rollout as module
-from graphkiln_backend.server.admission import AdmissionStopped
-from graphkiln_backend.server.rollout import Rollout
+from graphkiln_backend.server.rollout import AdmissionStopped, Rollout
 
 
 class Steps:

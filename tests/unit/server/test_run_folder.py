@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import errno
+import marshal
 import os
+import py_compile
 import shutil
 import tempfile
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,6 +54,24 @@ def test_holds_the_users_backends_beside_ours(installation: Installation, tmp_pa
             "oneflow",
             "mine",
         }
+
+
+def test_what_is_compiled_of_tritons_module_is_valid_in_the_copy(installation: Installation) -> None:
+    source = installation.backends / "python" / "triton_python_backend_utils.py"
+    source.write_text("VALUE = 1\n")
+    compiled = Path(py_compile.compile(str(source), doraise=True) or "")
+    with RunFolder() as folder:
+        folder.assemble_backends(installation, None)
+        copy = folder.backends / "python" / source.name
+        (copy.parent / compiled.parent.name / compiled.name).write_bytes(compiled.read_bytes()[:16] + marshalled(2))
+        loader = SourceFileLoader("utils", str(copy))
+        found: dict[str, object] = {}
+        exec(loader.get_code("utils"), found)  # noqa: S102
+        assert found["VALUE"] == 2, "it was compiled again"
+
+
+def marshalled(value: int) -> bytes:
+    return marshal.dumps(compile(f"VALUE = {value}", "<test>", "exec"))
 
 
 def test_an_installed_oneflow_backend_keeps_its_seat(installation: Installation, tmp_path: Path) -> None:

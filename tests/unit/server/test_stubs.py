@@ -92,6 +92,6 @@ def test_a_clock_that_is_set_makes_no_stub_older(monkeypatch: pytest.MonkeyPatch
         try:
             real = time.time()
             monkeypatch.setattr(time, "time", lambda: real + 3600)
-            assert 0 <= module._age(process.pid) < 30
+            assert 0 <= module.process_age_s(process.pid) < 30
         finally:
             process.kill()
