@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
-from graphkiln_backend.graph.errors import InvalidInput, Unauthorized
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, Unauthorized
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
@@ -16,6 +17,10 @@ from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import Transport
 from graphkiln_client.transports.endpoint import Compression, Endpoint, Security
 from graphkiln_client.transports.factory import open_async
+
+_DIED = "is not healthy"
+"""Triton's words for an instance whose process ended."""
+_ITS_LOG = "a process was killed while it loaded the model; the server's log says by which signal and what to try"
 
 
 class AsyncClient:
@@ -107,11 +112,16 @@ class AsyncClient:
         except Unauthorized:
             return ()
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """Loads or reloads a model.
 
         With `--model-control-mode=explicit`, that is how new versions are served; `graphkiln serve` in its other modes
         loads again what it serves.
+
+        Args:
+            name: Model name.
+            config: What stands in the place of its config.pbtxt until it is loaded again, as `Model.config` shows it;
+                only in explicit mode.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
@@ -119,7 +129,12 @@ class AsyncClient:
             ModelNotReady: The server does not load on demand.
             ClientError: The request failed.
         """
-        await self._connection.call(self._connection.wire.load(name))
+        try:
+            await self._connection.call(self._connection.wire.load(name, json.dumps(config) if config else ""))
+        except ClientError as error:
+            if _DIED in error.message:
+                error.hint = _ITS_LOG
+            raise
 
     async def unload(self, name: str) -> None:
         """Unloads a model; returns before the server has finished the model's requests.

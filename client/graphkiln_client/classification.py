@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from graphkiln_backend.graph import topk
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, ProtocolError
 from graphkiln_backend.images.decoding import ImageLike
-from graphkiln_client import topk
 from graphkiln_client.results import Classification, Result, classifications
 from graphkiln_client.transports.base import InferResponse
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Unpack
+from typing import Any, Unpack
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -91,11 +91,16 @@ class Client(Closeable):
         """
         return run(self._client.models())
 
-    def load(self, name: str) -> None:
+    def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """Loads or reloads a model.
 
         With `--model-control-mode=explicit`, that is how new versions are served; `graphkiln serve` in its other modes
         loads again what it serves.
+
+        Args:
+            name: Model name.
+            config: What stands in the place of its config.pbtxt until it is loaded again, as `Model.config` shows it;
+                only in explicit mode.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
@@ -103,7 +108,7 @@ class Client(Closeable):
             ModelNotReady: The server does not load on demand.
             ClientError: The request failed.
         """
-        run(self._client.load(name))
+        run(self._client.load(name, config))
 
     def unload(self, name: str) -> None:
         """Unloads a model; returns before the server has finished the model's requests.

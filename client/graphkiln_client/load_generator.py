@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +26,8 @@ _WINDOWS = 10
 _STUDENT_T = 2.262
 """Two-sided 95% quantile of Student's t with `_WINDOWS - 1` degrees of freedom."""
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_MAX_CALLERS = 256
-"""Callers of an open loop: that many requests can be in flight; those due later wait, and their wait counts."""
+MAX_CALLERS = 256
+"""Of an open loop: requests that can be in flight; those due later wait, and their wait counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,8 @@ class Measurement:
         per_second_range: 95% confidence interval of that, from ten windows of time.
         latency_ms: Percentiles of the latencies, by their names (`p50` ... `p99.9`), and `mean`; unsent requests count
             with the time that they had waited at the end.
-        client_cores: CPU seconds of this process per second.
+        client_cores: CPU seconds of all processes that sent requests, per second.
+        processes: How many these were.
     """
 
     seconds: float
@@ -54,6 +55,7 @@ class Measurement:
     per_second_range: tuple[float, float]
     latency_ms: dict[str, float]
     client_cores: float
+    processes: int
 
 
 @dataclass(slots=True)
@@ -73,53 +75,63 @@ class _Trace:
             self.responses.append((due, time.perf_counter()))
 
 
-def closed_loop(
-    send: Send, concurrency: int, seconds: float, *, warmup_s: float, at_start: Callable[[], None]
-) -> Measurement:
-    """Measures callers that each send their next request when they have the last response.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """When requests are sent, and which of them count; moments are of `time.perf_counter()`, the same in all processes.
+
+    Attributes:
+        seconds: How long to measure.
+        warmup_s: How long requests are sent before that.
+        start: When the first one may be sent.
+        at_start: Called between warm-up and measurement, beside the running load.
+    """
+
+    seconds: float
+    warmup_s: float
+    start: float = field(default_factory=time.perf_counter)
+    at_start: Callable[[], None] = field(default=lambda: None)
+
+
+def record_closed_loop(send: Send, concurrency: int, timing: Timing) -> Recording:
+    """Has callers each send their next request when they have the last response.
 
     Args:
         send: Sends one request.
         concurrency: How many callers.
-        seconds: How long to measure.
-        warmup_s: How long they send before that.
-        at_start: Called between warm-up and measurement, beside the running load.
+        timing: When.
     """
     stop = threading.Event()
 
     def work(trace: _Trace) -> None:
+        _sleep_until(timing.start, stop)
         while not stop.is_set():
             trace.record(send, time.perf_counter())
 
-    period = _run(work, concurrency, stop, seconds=seconds, warmup_s=warmup_s, at_start=at_start)
-    due, done = period.responses.T
-    inside = (done >= period.begin) & (done < period.end)
-    return period.measurement((done - due)[inside] * 1e3, unsent=0)
+    return _run(work, concurrency, stop, timing)
 
 
-def open_loop(send: Send, rate: float, seconds: float, *, warmup_s: float, at_start: Callable[[], None]) -> Measurement:
-    """Measures requests that come at random moments, on average `rate` a second, whatever the server does.
+def record_open_loop(send: Send, arrivals: Sequence[float], timing: Timing, callers: int = MAX_CALLERS) -> Recording:
+    """Sends requests when they are due, whatever the server does.
 
     Args:
         send: Sends one request.
-        rate: Requests per second; the times between them are exponential (a Poisson process).
-        seconds: How long to measure.
-        warmup_s: How long requests come before that.
-        at_start: As for `closed_loop`.
+        arrivals: When each is due, in seconds after the start of the warm-up, in ascending order.
+        timing: When.
+        callers: How many requests can be in flight; those due later wait, and their wait counts.
     """
     stop = threading.Event()
-    arrivals = iter(_arrivals(rate, warmup_s + seconds))
+    left = iter(arrivals)
     unsent: list[float] = []
     lock = threading.Lock()
 
     def work(trace: _Trace) -> None:
         while True:
             with lock:
-                due = next(arrivals, None)
-            if due is None:
+                offset = next(left, None)
+            if offset is None:
                 return
-            is_early = due > time.perf_counter()
-            stop.wait(max(due - time.perf_counter(), 0))
+            due = timing.start + float(offset)
+            is_early = _sleep_until(due, stop)
             if stop.is_set():
                 if due > time.perf_counter():
                     return  # not due any more
@@ -128,28 +140,50 @@ def open_loop(send: Send, rate: float, seconds: float, *, warmup_s: float, at_st
                     return
             trace.record(send, due)  # also just after the end: a caller was free when it was due, before
 
-    period = _run(work, _MAX_CALLERS, stop, seconds=seconds, warmup_s=warmup_s, at_start=at_start)
-    left = np.array([due for due in (*unsent, *arrivals) if period.begin <= due < period.end])
-    due, done = period.responses.T
-    inside = (due >= period.begin) & (due < period.end)
-    waited = np.concatenate([(done - due)[inside], period.end - left])
-    return period.measurement(waited * 1e3, unsent=len(left))
+    recording = _run(work, callers, stop, timing)
+    waiting = [*unsent, *(timing.start + float(offset) for offset in left)]
+    recording.unsent.extend(due for due in waiting if recording.begin <= due < recording.end)
+    return recording
 
 
-def _arrivals(rate: float, seconds: float) -> list[float]:
-    generator = np.random.default_rng(0)  # the same arrivals every time
-    gaps = generator.exponential(1 / rate, int(rate * seconds * 1.2) + 100)
-    return [float(moment) for moment in time.perf_counter() + np.cumsum(gaps)]
+def _sleep_until(moment: float, stop: threading.Event) -> bool:
+    """Whether there was anything to wait for."""
+    is_early = moment > time.perf_counter()
+    stop.wait(max(moment - time.perf_counter(), 0))
+    return is_early
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Period:
-    """What all callers recorded, and which part of it counts."""
+class Recording:
+    """What all callers recorded, and which part of it counts.
+
+    Attributes:
+        traces: Of each caller.
+        begin: End of the warm-up.
+        end: End of the measurement.
+        cpu_s: CPU seconds of the callers' processes between these.
+        processes: How many processes that were.
+        unsent: When requests of an open loop were due that nobody was free to send.
+    """
 
     traces: list[_Trace]
     begin: float
     end: float
     cpu_s: float
+    processes: int = 1
+    unsent: list[float] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Recording]) -> Recording:
+        """The recording of several processes that sent requests at the same time."""
+        return cls(
+            traces=[trace for part in parts for trace in part.traces],
+            begin=parts[0].begin,
+            end=parts[0].end,
+            cpu_s=sum(part.cpu_s for part in parts),
+            processes=len(parts),
+            unsent=[due for part in parts for due in part.unsent],
+        )
 
     @property
     def responses(self) -> npt.NDArray[np.float64]:
@@ -157,7 +191,24 @@ class _Period:
         pairs = [pair for trace in self.traces for pair in trace.responses]
         return np.array(pairs, np.float64).reshape(-1, 2)
 
-    def measurement(self, latencies_ms: npt.NDArray[np.float64], *, unsent: int) -> Measurement:
+    def of_closed_loop(self) -> Measurement:
+        """The measurement: a request counts when it was answered in time."""
+        due, done = self.responses.T
+        inside = (done >= self.begin) & (done < self.end)
+        return self._measurement((done - due)[inside] * 1e3)
+
+    def of_open_loop(self) -> Measurement:
+        """The measurement: a request counts when it was due in time, also where nobody was free to send it."""
+        return self._measurement(self.waited_s * 1e3)
+
+    @property
+    def waited_s(self) -> npt.NDArray[np.float64]:
+        """`[requests]`: how long each request of an open loop waited that was due in time, sent or not."""
+        due, done = self.responses.T
+        inside = (due >= self.begin) & (due < self.end)
+        return np.concatenate([(done - due)[inside], self.end - np.array(self.unsent)])
+
+    def _measurement(self, latencies_ms: npt.NDArray[np.float64]) -> Measurement:
         seconds = self.end - self.begin
         done = self.responses[:, 1]
         counts, _ = np.histogram(done[done < self.end], _WINDOWS, (self.begin, self.end))
@@ -167,39 +218,32 @@ class _Period:
         return Measurement(
             seconds=seconds,
             answered=int(counts.sum()),
-            unsent=unsent,
+            unsent=len(self.unsent),
             errors=dict(sorted(Counter(kinds).items())),
             per_second=mean,
             per_second_range=(max(mean - margin, 0.0), mean + margin),
             latency_ms=_percentiles(latencies_ms),
             client_cores=self.cpu_s / seconds,
+            processes=self.processes,
         )
 
 
-def _run(
-    work: Callable[[_Trace], None],
-    callers: int,
-    stop: threading.Event,
-    *,
-    seconds: float,
-    warmup_s: float,
-    at_start: Callable[[], None],
-) -> _Period:
+def _run(work: Callable[[_Trace], None], callers: int, stop: threading.Event, timing: Timing) -> Recording:
     traces = [_Trace() for _ in range(callers)]
     threads = [threading.Thread(target=work, args=(trace,), daemon=True) for trace in traces]
     for thread in threads:
         thread.start()
     try:
-        time.sleep(warmup_s)
-        at_start()
+        time.sleep(max(timing.start + timing.warmup_s - time.perf_counter(), 0))
+        timing.at_start()
         begin, cpu_s = time.perf_counter(), time.process_time()
-        time.sleep(seconds)
+        time.sleep(timing.seconds)
         end, cpu_s = time.perf_counter(), time.process_time() - cpu_s
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    return _Period(traces=traces, begin=begin, end=end, cpu_s=cpu_s)
+    return Recording(traces=traces, begin=begin, end=end, cpu_s=cpu_s)
 
 
 def _percentiles(milliseconds: npt.NDArray[np.float64]) -> dict[str, float]:

@@ -139,8 +139,8 @@ class Wire(Protocol):
         """Every model version that the server knows, with its state."""
         ...
 
-    def load(self, model: str) -> Call[None]:
-        """Loads or reloads a model."""
+    def load(self, model: str, config: str = "") -> Call[None]:
+        """Loads or reloads a model, with this configuration (JSON) in place of its own; empty for its own."""
         ...
 
     def unload(self, model: str) -> Call[None]:

@@ -96,9 +96,11 @@ class GrpcWire:
         message = _request("RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)
         return Call(message, lambda response: list(_to_dict(response).get("models", [])))
 
-    def load(self, model: str) -> Call[None]:
+    def load(self, model: str, config: str = "") -> Call[None]:
         """See `Wire.load`."""
         request = pb.RepositoryModelLoadRequest(model_name=model)
+        if config:
+            request.parameters["config"].string_param = config
         return Call(_request("RepositoryModelLoad", request, pb.RepositoryModelLoadResponse), _read_nothing)
 
     def unload(self, model: str) -> Call[None]:

@@ -125,9 +125,10 @@ class HttpWire:
         """See `Wire.repository_index`."""
         return Call(_post_admin("/v2/repository/index"), _read_index)
 
-    def load(self, model: str) -> Call[None]:
+    def load(self, model: str, config: str = "") -> Call[None]:
         """See `Wire.load`."""
-        return Call(_post_admin(f"/v2/repository/models/{quote(model, safe='')}/load"), _read_nothing)
+        body = json.dumps({"parameters": {"config": config}} if config else {}).encode()
+        return Call(_post_admin(f"/v2/repository/models/{quote(model, safe='')}/load", body), _read_nothing)
 
     def unload(self, model: str) -> Call[None]:
         """See `Wire.unload`."""

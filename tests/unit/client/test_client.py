@@ -144,10 +144,19 @@ class TestServer:
     @pytest.mark.parametrize("name", ["load", "unload"])
     def test_models_are_loaded_and_unloaded(self, drive: Any, transport: FakeTransport, name: str) -> None:
         assert drive(transport, lambda client, value: value(getattr(client, name)("m"))) is None
-        assert transport.sent(name)[0].arguments == ("m",)
+        assert transport.sent(name)[0].arguments[0] == "m"
         transport.responses[name] = ModelNotReady("no explicit control")
         with pytest.raises(ModelNotReady, match="explicit"):
             drive(transport, lambda client, value: value(getattr(client, name)("m")), max_retries=0)
+
+    def test_a_model_is_loaded_with_another_configuration(self, drive: Any, transport: FakeTransport) -> None:
+        drive(transport, lambda client, value: value(client.load("m", {"max_batch_size": 4})))
+        assert transport.sent("load")[0].arguments == ("m", '{"max_batch_size": 4}')
+
+    def test_an_instance_that_died_while_it_was_loaded(self, drive: Any, transport: FakeTransport) -> None:
+        transport.responses["load"] = InvalidInput("version 1: Internal: Stub process 'm_0_0' is not healthy.")
+        with pytest.raises(InvalidInput, match=r"killed while it loaded the model; the server's log"):
+            drive(transport, lambda client, value: value(client.load("m")))
 
     def test_the_transport_is_closed_with_the_client(self, drive: Any, transport: FakeTransport) -> None:
         drive(transport, lambda client, value: value(client.ready()))

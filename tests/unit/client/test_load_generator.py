@@ -5,19 +5,40 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from graphkiln_backend.graph.errors import Overloaded
-from graphkiln_client import load_generator as module
-from graphkiln_client.load_generator import _Period, _Trace, closed_loop, open_loop
+from graphkiln_client.arrivals import poisson
+from graphkiln_client.load_generator import (
+    Measurement,
+    Recording,
+    Timing,
+    _Trace,
+    record_closed_loop,
+    record_open_loop,
+)
 
 
 def nothing() -> None:
     pass
+
+
+def closed_loop(
+    send: Callable[[], object], callers: int, seconds: float, *, warmup_s: float, at_start: Callable[[], None]
+) -> Measurement:
+    timing = Timing(seconds=seconds, warmup_s=warmup_s, at_start=at_start)
+    return record_closed_loop(send, callers, timing).of_closed_loop()
+
+
+def open_loop(
+    send: Callable[[], object], rate: float, seconds: float, *, warmup_s: float, at_start: Callable[[], None]
+) -> Measurement:
+    timing = Timing(seconds=seconds, warmup_s=warmup_s, at_start=at_start)
+    return record_open_loop(send, poisson(rate, warmup_s + seconds).tolist(), timing).of_open_loop()
 
 
 def sleeping(seconds: float) -> None:
@@ -84,29 +105,17 @@ class TestOpenLoop:
         assert seen.per_second == pytest.approx(200, rel=0.25)
         assert seen.unsent == 0
 
-    def test_what_is_due_just_before_the_end_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_due_just_before_the_end_is_sent(self) -> None:
         """Callers that were free then may wake a moment later, when the period is over."""
-        begins: list[float] = []
-        begun = threading.Event()
         sent: list[None] = []
-
-        def in_the_last_two_milliseconds(*_: float) -> Iterator[float]:
-            assert begun.wait(30)
-            yield from (begins[0] + 0.5 - 0.002 + number * 1e-5 for number in range(200))
-
-        def begin() -> None:
-            begins.append(time.perf_counter())
-            begun.set()
-
-        monkeypatch.setattr(module, "_arrivals", in_the_last_two_milliseconds)
-        seen = open_loop(lambda: sent.append(None), 1000, 0.5, warmup_s=0.0, at_start=begin)
+        arrivals = [0.5 - 0.002 + number * 1e-5 for number in range(200)]
+        seen = record_open_loop(lambda: sent.append(None), arrivals, Timing(seconds=0.5, warmup_s=0.0)).of_open_loop()
         assert seen.unsent == 0
         assert len(sent) == 200
 
-    @pytest.mark.parametrize("callers", [1, 256])
-    def test_a_stall_is_charged_to_all_who_waited(self, callers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("callers", [pytest.param(1, marks=pytest.mark.slow), 256])
+    def test_a_stall_is_charged_to_all_who_waited(self, callers: int) -> None:
         """One second in which nothing is answered: a closed loop sees one slow request, an open one a hundred."""
-        monkeypatch.setattr("graphkiln_client.load_generator._MAX_CALLERS", callers)
         begun = time.perf_counter()
         lock = threading.Lock()
 
@@ -115,7 +124,8 @@ class TestOpenLoop:
                 if 1.0 < time.perf_counter() - begun < 1.1:
                     time.sleep(1.0)
 
-        seen = open_loop(ask, 100, 3.0, warmup_s=0.1, at_start=nothing)
+        timing = Timing(seconds=3.0, warmup_s=0.1)
+        seen = record_open_loop(ask, poisson(100, 3.1).tolist(), timing, callers).of_open_loop()
         assert seen.latency_ms["p90"] > 300, "a third of the requests came during the stall and waited 0.5 s on average"
         begun = time.perf_counter()
         closed = closed_loop(ask, 1, 3.0, warmup_s=0.1, at_start=nothing)
@@ -126,24 +136,18 @@ class TestOpenLoop:
         assert seen.unsent > 500
         assert seen.latency_ms["p50"] > 250
 
-    def test_arrivals_are_random_but_the_same_every_time(self) -> None:
-        first, second = np.diff(module._arrivals(100, 50)), np.diff(module._arrivals(100, 50))
-        np.testing.assert_allclose(first, second, atol=1e-6)
-        assert first.mean() == pytest.approx(0.01, rel=0.1)
-        assert first.std() == pytest.approx(0.01, rel=0.1), "an exponential distribution"
-
 
 class TestMeasurement:
     """From records to numbers, without any load."""
 
-    def period(self, *traces: _Trace, begin: float = 100.0, end: float = 110.0, cpu_s: float = 5.0) -> _Period:
-        return _Period(traces=list(traces), begin=begin, end=end, cpu_s=cpu_s)
+    def period(self, *traces: _Trace, begin: float = 100.0, end: float = 110.0, cpu_s: float = 5.0) -> Recording:
+        return Recording(traces=list(traces), begin=begin, end=end, cpu_s=cpu_s)
 
     def test_rates_and_percentiles_are_numpys(self) -> None:
         latencies = np.linspace(0.01, 0.2, 200)
         done = 100 + 0.05 * np.arange(200)
         trace = _Trace(responses=list(zip(done - latencies, done, strict=True)))
-        seen = self.period(trace).measurement(latencies * 1e3, unsent=0)
+        seen = self.period(trace).of_closed_loop()
         assert (seen.answered, seen.per_second, seen.seconds) == (200, 20.0, 10.0)
         assert seen.per_second_range == (20.0, 20.0), "each of the ten windows had as many"
         for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("p99.9", 99.9)):
@@ -154,17 +158,17 @@ class TestMeasurement:
         counts = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
         moments = [100.5 + window for window, count in enumerate(counts) for _ in range(count)]
         trace = _Trace(responses=[(moment, moment) for moment in moments])
-        seen = self.period(trace).measurement(np.zeros(0), unsent=0)
+        seen = self.period(trace).of_closed_loop()
         margin = 2.262 * np.std(counts, ddof=1) / np.sqrt(10)
         assert seen.per_second_range == pytest.approx((5.5 - margin, 5.5 + margin))
 
     def test_a_rate_is_never_below_zero(self) -> None:
-        seen = self.period(_Trace(responses=[(100.5, 100.5)])).measurement(np.zeros(1), unsent=0)
+        seen = self.period(_Trace(responses=[(100.5, 100.5)])).of_closed_loop()
         assert seen.per_second_range[0] == 0
 
     def test_responses_of_all_callers_count(self) -> None:
         traces = [_Trace(responses=[(101.0, 102.0)]), _Trace(responses=[(103.0, 104.0), (105.0, 106.0)]), _Trace()]
-        assert self.period(*traces).measurement(np.ones(3), unsent=0).answered == 3
+        assert self.period(*traces).of_closed_loop().answered == 3
         assert self.period(*traces).responses.shape == (3, 2)
 
     def test_what_is_outside_the_period_does_not_count(self) -> None:
@@ -172,22 +176,30 @@ class TestMeasurement:
             responses=[(99.0, 99.9), (99.0, 100.0), (109.0, 109.9), (109.0, 110.0)],
             errors=[(99.9, "Overloaded"), (100.0, "ServerError"), (109.9, "Overloaded"), (110.0, "ServerError")],
         )
-        seen = self.period(trace).measurement(np.zeros(0), unsent=0)
+        seen = self.period(trace).of_closed_loop()
         assert seen.answered == 2
         assert seen.errors == {"Overloaded": 1, "ServerError": 1}
 
     def test_errors_are_in_the_order_of_their_names(self) -> None:
         names = ["ServerError", "Overloaded", "ServerError", "ConnectionFailed"]
-        seen = self.period(_Trace(errors=[(105.0, name) for name in names])).measurement(np.zeros(0), unsent=0)
+        seen = self.period(_Trace(errors=[(105.0, name) for name in names])).of_closed_loop()
         assert list(seen.errors.items()) == [("ConnectionFailed", 1), ("Overloaded", 1), ("ServerError", 2)]
 
     def test_no_request_no_latency(self) -> None:
-        seen = self.period(_Trace()).measurement(np.zeros(0), unsent=7)
-        assert (seen.latency_ms, seen.per_second, seen.unsent, seen.client_cores) == ({}, 0.0, 7, 0.5)
+        seen = self.period(_Trace()).of_open_loop()
+        assert (seen.latency_ms, seen.per_second, seen.unsent, seen.client_cores) == ({}, 0.0, 0, 0.5)
+
+    def test_parts_of_several_processes_are_one(self) -> None:
+        one = self.period(_Trace(responses=[(101.0, 102.0)]), cpu_s=2.0)
+        two = self.period(_Trace(responses=[(103.0, 105.0)]), begin=100.01, cpu_s=3.0)
+        two.unsent.append(106.0)
+        seen = Recording.joined([one, two]).of_open_loop()
+        assert (seen.answered, seen.unsent, seen.client_cores, seen.processes) == (2, 1, 0.5, 2)
+        assert seen.latency_ms["mean"] == pytest.approx((1000 + 2000 + 4000) / 3)
 
     def test_its_fields_are_keys_of_json(self) -> None:
         """`graphkiln bench --json` writes them: a rename would break who reads it."""
-        seen = self.period(_Trace()).measurement(np.ones(1), unsent=0)
+        seen = self.period(_Trace()).of_closed_loop()
         assert list(dataclasses.asdict(seen)) == [
             "seconds",
             "answered",
@@ -197,6 +209,7 @@ class TestMeasurement:
             "per_second_range",
             "latency_ms",
             "client_cores",
+            "processes",
         ]
 
 

@@ -65,6 +65,13 @@ class TestRequests:
                 pb.RepositoryModelLoadRequest(model_name="m"),
             ),
             (
+                WIRE.load("m", '{"a": 1}'),
+                lambda client: client.load_model("m", config='{"a": 1}'),
+                pb.RepositoryModelLoadRequest(
+                    model_name="m", parameters={"config": pb.ModelRepositoryParameter(string_param='{"a": 1}')}
+                ),
+            ),
+            (
                 WIRE.unload("m"),
                 lambda client: client.unload_model("m"),
                 pb.RepositoryModelUnloadRequest(model_name="m"),

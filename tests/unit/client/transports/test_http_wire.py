@@ -57,6 +57,7 @@ class TestRequests:
             (WIRE.model_statistics("m", "2"), lambda client: client.get_inference_statistics("m", "2")),
             (WIRE.repository_index(), lambda client: client.get_model_repository_index()),
             (WIRE.load("m"), lambda client: client.load_model("m")),
+            (WIRE.load("m", '{"a": 1}'), lambda client: client.load_model("m", config='{"a": 1}')),
             (WIRE.unload("m"), lambda client: client.unload_model("m")),
             (
                 WIRE.register_region("r", "/r", 64),

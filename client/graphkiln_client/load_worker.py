@@ -1,0 +1,89 @@
+"""One process of the load generator: `python -m graphkiln_client.load_worker`, told by `load_processes` what to do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import IO
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_client.client import Client
+from graphkiln_client.defaults import DEFAULT_TIMEOUT_S
+from graphkiln_client.load_generator import Recording, Timing, record_closed_loop, record_open_loop
+from graphkiln_client.load_grpc import GrpcSender
+from graphkiln_client.load_job import Job, Target, hear, tell
+from graphkiln_client.model import Model
+from graphkiln_client.transports.base import InferRequest
+from graphkiln_client.transports.endpoint import Endpoint
+from graphkiln_client.transports.grpc_wire import GrpcWire
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def work(orders: IO[bytes], reports: IO[bytes]) -> None:
+    """Prepares the requests, says None (or what went wrong), waits for the start, and hands over what it recorded."""
+    job: Job = hear(orders)
+    with ExitStack() as stack:
+        try:
+            send = in_turn(_requests(stack, job))
+            send()  # connects
+        except GraphkilnError as error:
+            tell(reports, str(error))
+            return
+        tell(reports, None)
+        tell(reports, _record(job, send, hear(orders)))
+
+
+def _requests(stack: ExitStack, job: Job) -> list[Callable[[], object]]:
+    """A function for each sample that sends it."""
+    target = job.target
+    endpoint = Endpoint.parse(target.client["url"], target.client.get("headers"))
+    if endpoint.scheme != "grpc" or target.shared_memory or _is_proxied(endpoint):
+        model = _open(stack, target)
+        return [model.repeatable(feeds) for feeds in job.samples]
+    timeout_s = float(target.client.get("timeout_s", DEFAULT_TIMEOUT_S))
+    requests = [InferRequest(model=target.model, version=target.version, inputs=feeds) for feeds in job.samples]
+    calls = [GrpcWire().infer(request, timeout_s, binary=True).request for request in requests]
+    sender = stack.enter_context(GrpcSender(endpoint, timeout_s))
+    return [sender.repeatable(call) for call in calls]
+
+
+def _is_proxied(endpoint: Endpoint) -> bool:
+    """Whether gRPC may go through a proxy, which only the library knows."""
+    is_here = endpoint.host in ("localhost", "127.0.0.1", "::1")
+    return not is_here and any(name in os.environ for name in _PROXIES)
+
+
+def _open(stack: ExitStack, target: Target) -> Model:
+    client = stack.enter_context(Client(**target.client))
+    if not target.shared_memory:
+        return client.model(target.model, target.version)
+    return stack.enter_context(client.shared_memory()).model(target.model, target.version)
+
+
+def in_turn(requests: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """A function that does the next one each time. Thread-safe: a step of `itertools` is one of the interpreter's."""
+    if len(requests) == 1:
+        return requests[0]
+    turns = itertools.cycle(requests)
+
+    def send() -> object:
+        return next(turns)()
+
+    return send
+
+
+def _record(job: Job, send: Callable[[], object], start: float) -> Recording:
+    timing = Timing(seconds=job.load.seconds, warmup_s=job.load.warmup_s, start=start)
+    if job.load.arrivals is None:
+        return record_closed_loop(send, job.load.callers, timing)
+    return record_open_loop(send, job.load.arrivals.tolist(), timing, job.load.callers)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
+    work(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,115 @@
+"""What the requests of `graphkiln bench` hold: random numbers, given tensors, or a set of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphkiln.cli.tensor_input import parse_inputs, to_feeds
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput, ManifestError
+
+if TYPE_CHECKING:
+    from graphkiln_client import Model
+
+RANDOM = "random"
+_GOLDEN = "golden.npz"
+_GOLDEN_PREFIX = "input/"
+_HINT = "expected a folder of images or .npz files, an .npz with a row for each sample, or a version's golden.npz"
+
+Feeds = dict[str, AnyArray]
+
+
+def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
+    """What `--input` gives.
+
+    Raises:
+        InvalidInput: It cannot be read, or does not fit the model.
+    """
+    if inputs == [RANDOM]:
+        return _random_feeds(model, batch_size)
+    if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
+        return _image_feeds(model, Path(inputs[0]))
+    return to_feeds(parse_inputs(inputs), model)
+
+
+def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
+    """What `--samples` gives: the inputs of one request after the other.
+
+    An .npz has an array for each input, and in each a row for each sample; `batch_size` of them make a request. That
+    may be the golden samples of a version. Of a folder, each .npz holds one request, and each other file is an image.
+
+    Raises:
+        InvalidInput: It cannot be read, or does not fit the model.
+    """
+    if path.is_dir() and (path / _GOLDEN).is_file():
+        path /= _GOLDEN
+    if path.is_dir():
+        samples = [_file_feeds(model, file) for file in sorted(path.iterdir()) if file.is_file()]
+    elif path.suffix == ".npz":
+        samples = list(_batches(path, _read_archive(path), batch_size))
+    else:
+        raise InvalidInput(f"--samples {path}: there are no samples", hint=_HINT)
+    if not samples:
+        raise InvalidInput(f"--samples {path} is empty", hint=_HINT)
+    return samples
+
+
+def _file_feeds(model: Model, file: Path) -> Feeds:
+    return _read_archive(file) if file.suffix == ".npz" else _image_feeds(model, file)
+
+
+def _read_archive(file: Path) -> Feeds:
+    from graphkiln_backend.graph.arrays import read_npz
+
+    try:
+        arrays = read_npz(file)
+    except ManifestError as error:
+        raise InvalidInput(f"--samples {file}: {error.message}", hint=_HINT) from error
+    golden = {name.removeprefix(_GOLDEN_PREFIX): a for name, a in arrays.items() if name.startswith(_GOLDEN_PREFIX)}
+    return golden or arrays
+
+
+def _batches(path: Path, arrays: Mapping[str, AnyArray], size: int) -> Iterator[Feeds]:
+    rows = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(rows) != 1:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise InvalidInput(f"--samples {path}: its arrays do not have a row for each sample: {shapes}", hint=_HINT)
+    (count,) = rows
+    if 0 < count < size:
+        raise InvalidInput(f"--samples {path}: it holds {count} samples, a request takes {size}")
+    for first in range(0, count - size + 1, size):
+        yield {name: np.ascontiguousarray(array[first : first + size]) for name, array in arrays.items()}
+
+
+def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
+    """Arrays of the declared shapes: normal floats, small integers, short texts; the same every time."""
+    generator = np.random.default_rng(0)
+    feeds: dict[str, AnyArray] = {}
+    for row in model.metadata["inputs"]:
+        dtype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
+        if any(size < 0 for size in rest):
+            raise InvalidInput(
+                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="give it with --input NAME=FILE.npy"
+            )
+        shape = [rows if first < 0 else first, *rest]
+        if dtype is DType.BYTES:
+            feeds[row["name"]] = np.full(shape, b"text", np.object_)
+        elif dtype.is_float:
+            feeds[row["name"]] = generator.normal(size=shape).astype(dtype.numpy)
+        else:
+            feeds[row["name"]] = generator.integers(0, 2, shape).astype(dtype.numpy)
+    return feeds
+
+
+def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
+    from graphkiln_backend.images.decoding import load_sample
+
+    rows = model.metadata["inputs"]
+    if len(rows) != 1:
+        raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="give them with --input NAME=FILE.npy")
+    sample = load_sample(image, model.preprocess)
+    return {rows[0]["name"]: sample[np.newaxis] if sample.ndim + 1 == len(rows[0]["shape"]) else sample}

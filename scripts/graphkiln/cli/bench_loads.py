@@ -1,0 +1,122 @@
+"""How much load `graphkiln bench` sends, and when: from its options to the runs of one command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphkiln_backend.graph.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln_client.arrivals import Moments
+    from graphkiln_client.load_job import Load
+
+DEFAULT_S = 10.0
+"""Seconds of a run."""
+
+
+class Arrivals(StrEnum):
+    """How the requests of a rate are spread over time."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """Options of the command line; at most one of `concurrency`, `rate` and `trace` is given.
+
+    Attributes:
+        concurrency: Numbers of callers, with commas.
+        rate: Requests per second.
+        arrivals: How they are spread; None for the default.
+        burst: How many come at a time; None for one.
+        trace: File of arrival times.
+        seconds: Of each run; None for the default.
+        warmup_s: Before each run.
+    """
+
+    concurrency: str | None = None
+    rate: float | None = None
+    arrivals: Arrivals | None = None
+    burst: int | None = None
+    trace: Path | None = None
+    seconds: float | None = None
+    warmup_s: float = 1.0
+
+    def plan(self) -> list[tuple[str, Load]]:
+        """The runs, each with its name.
+
+        Raises:
+            InvalidInput: Options contradict each other, or one cannot be read.
+        """
+        self._check()
+        seconds = self.seconds or DEFAULT_S
+        if self.trace:
+            return [self._trace_load(self.trace)]
+        if self.rate:
+            return [(self._rate_name(self.rate), _open(self._arrivals(self.rate, seconds), seconds, self.warmup_s))]
+        numbers = [1] if self.concurrency is None else _parse(self.concurrency)
+        return [(str(number), _closed(number, seconds, self.warmup_s)) for number in numbers]
+
+    def _check(self) -> None:
+        given = {"--concurrency": self.concurrency, "--rate": self.rate, "--trace": self.trace}
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise InvalidInput(f"{' and '.join(named)} are different loads", hint="give one of them")
+        if not self.rate and (self.arrivals or self.burst):
+            raise InvalidInput("--arrivals and --burst say how a rate is spread", hint="add --rate, such as --rate 100")
+        if self.burst and self.arrivals:
+            raise InvalidInput("bursts come at random moments: --burst goes without --arrivals")
+
+    def _rate_name(self, rate: float) -> str:
+        if self.burst:
+            return f"{rate:g}/s by {self.burst}"
+        return f"{rate:g}/s{' even' if self.arrivals is Arrivals.CONSTANT else ''}"
+
+    def _arrivals(self, rate: float, seconds: float) -> Moments:
+        from graphkiln_client.arrivals import bursts, constant, poisson
+
+        whole = self.warmup_s + seconds
+        if self.burst:
+            return bursts(rate, whole, self.burst)
+        return (constant if self.arrivals is Arrivals.CONSTANT else poisson)(rate, whole)
+
+    def _trace_load(self, file: Path) -> tuple[str, Load]:
+        """The trace from its start, as long as it is or as told; before it, requests at its mean rate."""
+        import numpy as np
+
+        from graphkiln_client.arrivals import constant, read_trace
+
+        moments = read_trace(file)
+        seconds = self.seconds or max(float(moments[-1]) + 1e-3, 0.5)  # the last one counts, too
+        moments = moments[moments < seconds]
+        before = constant(len(moments) / seconds, self.warmup_s) if self.warmup_s else moments[:0]
+        return "trace", _open(np.concatenate([before, self.warmup_s + moments]), seconds, self.warmup_s)
+
+
+def _closed(callers: int, seconds: float, warmup_s: float) -> Load:
+    from graphkiln_client.load_job import Load
+
+    return Load(callers=callers, seconds=seconds, warmup_s=warmup_s)
+
+
+def _open(arrivals: Moments, seconds: float, warmup_s: float) -> Load:
+    from graphkiln_client.load_generator import MAX_CALLERS
+    from graphkiln_client.load_job import Load
+
+    return Load(callers=MAX_CALLERS, seconds=seconds, warmup_s=warmup_s, arrivals=arrivals)
+
+
+def _parse(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise InvalidInput(
+            f"--concurrency {text}: expected numbers of at least 1", hint="for example --concurrency 1,4,16"
+        )
+    return numbers

@@ -1,0 +1,81 @@
+"""Samples: each request has other inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import FakeModel
+from PIL import Image
+
+from graphkiln.cli.bench_inputs import read_feeds, read_samples
+from graphkiln_backend.graph.errors import InvalidInput
+
+ROWS = np.arange(20, dtype=np.float32).reshape(5, 2, 2)
+
+
+def read(path: Path, size: int = 1) -> list[Any]:
+    model: Any = FakeModel()
+    return [feeds["X"] for feeds in read_samples(model, path, size)]
+
+
+def test_each_row_of_an_archive_is_a_request(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", X=ROWS)
+    found = read(tmp_path / "s.npz")
+    np.testing.assert_array_equal(np.concatenate(found), ROWS)
+    assert {array.shape for array in found} == {(1, 2, 2)}
+
+
+def test_or_several_rows_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", X=ROWS)
+    assert [array.shape for array in read(tmp_path / "s.npz", 2)] == [(2, 2, 2)] * 2
+
+
+def test_golden_samples_give_their_inputs(tmp_path: Path, repository: Path) -> None:
+    np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "source/Y": ROWS, "graph/Y": ROWS})
+    for path in (tmp_path, tmp_path / "golden.npz"):
+        assert len(read(path)) == 5
+    model: Any = FakeModel()
+    digits = read_samples(model, repository / "model_repository" / "digits" / "1", 1)
+    assert {name: array.shape for name, array in digits[0].items()} == {"INPUT_0": (1, 1, 32, 32)}
+
+
+def test_a_folder_holds_images_and_requests(tmp_path: Path) -> None:
+    Image.new("L", (4, 4), 255).save(tmp_path / "b.png")
+    np.savez(tmp_path / "a.npz", X=ROWS[:3])
+    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, 3, 2, 2]}])
+    first, second = read_samples(model, tmp_path, 1)
+    assert (first["X"].shape, second["X"].shape) == ((3, 2, 2), (1, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "size", "words"),
+    [
+        ({"X": ROWS, "Z": ROWS[:2]}, 1, r"do not have a row for each sample: X \[5, 2, 2\], Z \[2, 2, 2\]"),
+        ({"X": ROWS}, 6, "holds 5 samples, a request takes 6"),
+        ({"X": ROWS[:0]}, 1, "is empty"),
+        ({"X": np.float32(1)}, 1, "is empty"),
+        ({}, 1, "do not have a row"),
+    ],
+)
+def test_archives_without_samples(tmp_path: Path, arrays: dict[str, Any], size: int, words: str) -> None:
+    np.savez(tmp_path / "s.npz", **arrays)
+    with pytest.raises(InvalidInput, match=words):
+        read(tmp_path / "s.npz", size)
+
+
+def test_paths_without_samples(tmp_path: Path) -> None:
+    (tmp_path / "bad.npz").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("no image")
+    for name in ("bad.npz", "empty", "nowhere", "nowhere.npz", "texts"):
+        with pytest.raises(InvalidInput):
+            read(tmp_path / name)
+
+
+def test_random_feeds_have_as_many_rows() -> None:
+    model: Any = FakeModel()
+    assert read_feeds(model, ["random"], 4)["X"].shape == (4, 2, 2)

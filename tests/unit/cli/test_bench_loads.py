@@ -1,0 +1,78 @@
+"""From options to loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkiln.cli.bench_loads import Arrivals, LoadOptions
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.load_job import Load
+
+
+def test_numbers_of_callers() -> None:
+    loads = LoadOptions(concurrency="1,4, 16", seconds=2.0, warmup_s=0.5).plan()
+    assert loads == [(str(number), Load(callers=number, seconds=2.0, warmup_s=0.5)) for number in (1, 4, 16)]
+    with pytest.raises(InvalidInput):
+        LoadOptions(concurrency="1;4").plan()
+
+
+def one(**options: Any) -> tuple[str, Load, list[float]]:
+    ((name, load),) = LoadOptions(**options).plan()
+    assert load.arrivals is not None
+    return name, load, load.arrivals.tolist()
+
+
+def test_even_arrivals() -> None:
+    name, load, arrivals = one(rate=4, arrivals=Arrivals.CONSTANT, seconds=1.0, warmup_s=0.5)
+    assert name == "4/s even"
+    assert load.callers == 256
+    assert arrivals == [0, 0.25, 0.5, 0.75, 1, 1.25]
+
+
+def test_random_arrivals_are_the_default() -> None:
+    name, _, arrivals = one(rate=100.0)
+    assert name == "100/s"
+    assert (name, arrivals) != one(rate=100.0, arrivals=Arrivals.CONSTANT)[::2]
+    assert arrivals == one(rate=100.0, arrivals=Arrivals.POISSON)[2]
+
+
+def test_bursts() -> None:
+    name, _, arrivals = one(rate=100.0, burst=5)
+    assert name == "100/s by 5"
+    assert {int(size) % 5 for size in np.unique(arrivals, return_counts=True)[1]} == {0}
+
+
+def test_a_trace_lasts_as_long_as_it_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("10\n11\n12\n")
+    name, load, arrivals = one(trace=tmp_path / "trace.csv", warmup_s=1.0)
+    assert name == "trace"
+    assert load.seconds == pytest.approx(2, abs=0.01)
+    assert arrivals[-3:] == [1, 2, 3]
+    assert load.seconds + load.warmup_s > arrivals[-1]
+    assert arrivals[:-3] == pytest.approx([0, 0.667], abs=0.01)  # at its mean rate
+
+
+def test_or_as_long_as_told(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("10\n11\n12\n")
+    _, load, arrivals = one(trace=tmp_path / "trace.csv", warmup_s=0.0, seconds=1.5)
+    assert (load.seconds, arrivals) == (1.5, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"concurrency": "1", "rate": 5.0}, "--concurrency and --rate are different loads"),
+        ({"trace": Path("x"), "rate": 5.0}, "--rate and --trace are different loads"),
+        ({"burst": 5}, "add --rate"),
+        ({"arrivals": Arrivals.CONSTANT, "concurrency": "2"}, "add --rate"),
+        ({"rate": 5.0, "burst": 5, "arrivals": Arrivals.CONSTANT}, "--burst goes without --arrivals"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        LoadOptions(**options).plan()
+    assert words in f"{raised.value.message} {raised.value.hint}"
