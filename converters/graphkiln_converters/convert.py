@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 
 import onnx_ir
 
+from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.rounding import Rounding
-from graphkiln_backend.proof.policy import Limits, export_limits
+from graphkiln_backend.proof.policy import Limits, export_limits, limits_beside_fp64
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.given_files import check_given_files
 from graphkiln_converters.kernels import save_runnable
@@ -91,7 +92,14 @@ def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Pat
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
     samples = [*(sample.at(edge) for sample in recorded), *sampler.samples(recipe)]
     limits = loosened(export_limits(rounding.precision, rounding.depth), recipe)
-    fp32 = _prove(model, target, rewritten, samples, limits)
+    try:
+        fp32 = _prove(model, target, rewritten, samples, limits)
+    except VerificationError:
+        precise, noise = sampler.beside_fp64([] if recorded else samples)  # its own fp32 may be what is off
+        looser = limits_beside_fp64(limits, noise)
+        if looser is None:
+            raise
+        fp32 = _prove(model, target, rewritten, precise, looser)
     if recipe.precision in (Precision.FP32, rounding.precision):
         return replace(fp32, precision=rounding.precision, notes=notes)
     _log.info("lowering to %s", recipe.precision)

@@ -75,7 +75,10 @@ def _open_source(recipe: Recipe) -> SourceModel:
     source = open_source(recipe.source, options)
     if recipe.batch == "fixed" and not isinstance(source, WholeSource):
         source.close()
-        raise ConversionError("--batch fixed is for graphs that were saved with one: FILE.onnx", hint="leave it out")
+        raise ConversionError(
+            "--batch fixed is for what was saved with a fixed batch: FILE.onnx, FILE.pt2, torchscript:FILE",
+            hint="leave it out",
+        )
     if not recipe.gradient:
         return source
     from graphkiln_converters.gradient import add_gradient

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir
 
-from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
+from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantization, quantize
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten, run_passes
@@ -21,6 +21,7 @@ from graphkiln_backend.passes.precision import LowerPrecision, lowered_products,
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_converters.keep_search import smallest_kept
+from graphkiln_converters.nncf_quantization import quantize_by_nncf
 from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
@@ -188,11 +189,29 @@ def quantize_graph(
     keep = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
     if not recipe.quantize_ends:
         keep += [products[0], products[-1]]
-    settings = Quantization(
-        method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep), whole=whole
-    )
-    coverage = quantize(named, calibration, settings, target)
+    coverage = _quantize(named, recipe, calibration, target, keep, whole=whole)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
     unchanged = Rewritten(reports=(), edge=Edge())
     return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))
+
+
+def _quantize(
+    graph: Path, recipe: Recipe, calibration: Arrays, target: Path, keep: Sequence[str], *, whole: bool
+) -> Coverage:
+    """By the quantizer that the recipe names.
+
+    Raises:
+        ConversionError: The recipe requests of NNCF what it does otherwise.
+    """
+    if recipe.int8_by == "nncf":
+        if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
+            raise ConversionError(
+                "--int8-by nncf finds ranges and leaves biases in its own way",
+                hint="leave out --calibration-method and quantize_bias, or --int8-by",
+            )
+        return quantize_by_nncf(graph, calibration, target, exclude=keep, whole=whole)
+    settings = Quantization(
+        method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep), whole=whole
+    )
+    return quantize(graph, calibration, settings, target)

@@ -112,7 +112,7 @@ class Recipe(BaseModel):
     )
     labels: Annotated[Path | None, Flag(panel=_EDGE)] = Field(default=None, description="Class names, one a line.")
     batch: Annotated[Literal["free", "fixed"], Flag(panel=_EDGE)] = Field(
-        default="free", description="free: let a fixed batch vary; fixed: leave it (FILE.onnx)."
+        default="free", description="free: let a fixed batch vary; fixed: leave it."
     )
     max_batch_size: Annotated[int, Flag(panel=_EDGE)] = Field(
         default=32, ge=1, le=_MOST, description="Largest batch that Triton forms."
@@ -144,6 +144,9 @@ class Recipe(BaseModel):
     quantize_ends: bool = Field(default=True, description="int8: the first and last product, too.")
     calibration_method: Annotated[Literal["minmax", "entropy", "percentile"], Flag(panel=_GRAPH)] = Field(
         default="minmax", description="minmax, entropy or percentile."
+    )
+    int8_by: Annotated[Literal["onnxruntime", "nncf"], Flag(panel=_GRAPH)] = Field(
+        default="onnxruntime", description="onnxruntime or nncf: who quantizes."
     )
 
     samples: Annotated[Path | None, Flag(panel=_PROOF, default="synthetic")] = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) ->
     """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the outputs.
 
     Raises:
-        ConversionError: An output has not as many rows as the batch.
+        ConversionError: An output has not as many rows as the batch, or sizes that depend on the values.
     """
     samples = len(next(iter(feeds.values())))
     batches = []
@@ -29,4 +29,16 @@ def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) ->
                     hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
                 )
         batches.append(outputs)
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: _joined(name, [batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _joined(name: str, parts: Sequence[AnyArray]) -> AnyArray:
+    sizes = {array.shape[1:] for array in parts}
+    if len(sizes) > 1:
+        raise ConversionError(
+            f"the shape of output '{name}' depends on the values: {' and '.join(map(str, map(list, sorted(sizes))))} "
+            "for rows of other samples",
+            hint="give samples that agree (--samples), leave the output out (--outputs), or serve the ONNX file itself "
+            "as NAME/1/model.onnx with max_batch_size: 0",
+        )
+    return np.concatenate(parts)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.edge import Arrays, Edge
+from graphkiln_backend.proof.comparison import compare
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
@@ -26,7 +27,7 @@ from graphkiln_converters.samples import (
     sizes_to_try,
     synthetic_images,
 )
-from graphkiln_converters.sources.base import GradientSource, InputSpec, synthetic_samples
+from graphkiln_converters.sources.base import GradientSource, InputSpec, PreciseSource, synthetic_samples
 
 _SYNTHETIC_SAMPLES = 6
 _MOST_READ = 256
@@ -83,6 +84,32 @@ class Sampler:
         edge = self.edge
         outputs = edge.to_graph_outputs(edge.keep(self.model.source.run(edge.to_source_feeds(feeds))))
         return ReferenceSamples(feeds=feeds, outputs=outputs, ranking=edge.ranking, whole=True)
+
+    def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float]:
+        """The samples with what the source computes for them in fp64, and how far its own fp32 is from that.
+
+        Returns:
+            The samples, in the types that they had, and the largest relative L2 error of an output; no samples where
+            the source cannot be computed in fp64.
+        """
+        source = self.model.source
+        if not isinstance(source, PreciseSource) or self.model.whole or not samples:
+            return [], 0.0
+        try:
+            precise = [self._in_fp64(source, sample) for sample in samples]
+        except GraphkilnError:
+            return [], 0.0
+        pairs = zip(samples, precise, strict=True)
+        errors = [error for sample, exact in pairs for error in compare(exact.outputs, sample.outputs)]
+        return precise, max(error.relative_l2 for error in errors)
+
+    def _in_fp64(self, source: PreciseSource, sample: ReferenceSamples) -> ReferenceSamples:
+        edge, feeds = self.edge, self.edge.to_source_feeds(sample.feeds)
+        outputs = run_in_batches(lambda batch: edge.keep(source.run_in_fp64(batch)), feeds, _REFERENCE_BATCH)
+        exact = edge.to_graph_outputs(outputs)
+        return replace(
+            sample, outputs={name: exact[name].astype(array.dtype) for name, array in sample.outputs.items()}
+        )
 
     def calibration(self, recipe: Recipe) -> Arrays:
         """Feeds to calibrate an int8 graph on; others than those of the proof.

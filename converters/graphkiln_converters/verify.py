@@ -23,6 +23,7 @@ from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, R
 from graphkiln_backend.repository.config import complete, read_config
 from graphkiln_backend.repository.publication import check_published, publish
 from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
+from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.samples import read_samples
 from graphkiln_converters.sources.base import InputSpec
@@ -56,7 +57,7 @@ def check_publication(version: ModelVersion) -> None:
         RepositoryError: The model's config.pbtxt contradicts it, or other versions say what this one leaves open.
     """
     folder = version.graph_path.parent
-    if version.manifest is None or not folder.name.isdecimal():
+    if version.manifest is None or not is_version(folder.name):
         return
     config = read_config(folder.parent / CONFIG_FILE)
     config.name = config.name or folder.parent.name

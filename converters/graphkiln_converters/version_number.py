@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.repository.version_folders import version_number
 
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 """How a rename fails where the target is there. Source: rename(2)."""
@@ -18,7 +19,7 @@ def next_number(model_folder: Path) -> int:
 
 
 def _taken_numbers(model_folder: Path) -> list[int]:
-    return [int(path.name) for path in model_folder.glob("*") if path.name.isdecimal()]
+    return [number for path in model_folder.glob("*") if (number := version_number(path.name)) is not None]
 
 
 def check_free(model_folder: Path, number: int) -> None:

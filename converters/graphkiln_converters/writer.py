@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -148,8 +148,7 @@ def write_next_version(version: NewVersion, model_folder: Path) -> Path:
 def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
     check_name(model_folder.name)
     try:
-        model_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
+        with _made(model_folder), tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
             scratch = Path(temporary)
             folder = scratch / "version"
             folder.mkdir()
@@ -168,6 +167,24 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
             f"cannot write a version into {model_folder}: {error.strerror or error}",
             hint="make room or choose another --model-store; nothing was left half written",
         ) from error
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder that is there, and that is gone again, with those above it that were made for it, where nothing came."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        _remove_empty(missing)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Up to the first one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _publish(folder: Path, manifest: Manifest, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:

@@ -321,7 +321,7 @@ class TestBadInput:
         [
             pytest.param("torchvision:mobilenet_v3_small", marks=pytest.mark.slow),
             "torchvision:squeezenet1_1",
-            "timm:resnet10t",
+            pytest.param("timm:resnet10t", marks=pytest.mark.slow),
         ],
     )
     def test_weights_that_were_trained_for_other_classes(self, run: Convert, tmp_path: Path, source: str) -> None:
@@ -355,8 +355,9 @@ class TestBadInput:
         monkeypatch.setattr(writer.shutil, "copyfile", full)
         with pytest.raises(ConversionError, match="No space left on device"):
             run(small)
-        assert list((store / "m").iterdir()) == []
+        assert not (store / "m").exists()
 
+    @pytest.mark.slow
     def test_interrupted_half_way_leaves_nothing(self, small: str, store: Path) -> None:
         command = [sys.executable, "-m", "graphkiln.cli", "convert", small, "--name", "m", "--model-store", str(store)]
 
@@ -406,10 +407,15 @@ class TestSources:
         got = answers(run(str(tmp_path / "m.pt2"), allow_code=True), INPUT_0=sample)["OUTPUT_0"]
         np.testing.assert_allclose(got, expected(sample), rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.slow
     def test_an_exported_program_with_its_batch_baked_in(self, run: Convert, tmp_path: Path) -> None:
         torch.export.save(torch.export.export(modules.small().eval(), (torch.zeros(2, 3, 16, 16),)), tmp_path / "m.pt2")
-        with pytest.raises(ConversionError, match="is fixed"):
-            run(str(tmp_path / "m.pt2"), allow_code=True)
+        version = run(str(tmp_path / "m.pt2"), allow_code=True)
+        sample = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
+        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
+        fixed = read_version(run(str(tmp_path / "m.pt2"), name="fixed", allow_code=True, batch="fixed"))
+        assert fixed.manifest
+        assert fixed.manifest.signature.inputs[0].shape == (2, 3, 16, 16)
 
     def test_an_exported_program_runs_no_code_unasked(self, run: Convert, tmp_path: Path) -> None:
         owned = tmp_path / "owned"
@@ -424,11 +430,13 @@ class TestSources:
             run(str(tmp_path / "m.pt2"))
         assert not owned.exists()
 
+    @pytest.mark.slow
     def test_feature_maps(self, run: Convert) -> None:
         version = run("timm:resnet18", features_only=True, out_indices=[1, 3])
         signature = Manifest.read(version / "manifest.json").signature
         assert [spec.shape[1] for spec in signature.outputs] == [64, 256]
 
+    @pytest.mark.slow
     def test_samples_of_a_users_own(self, run: Convert, small: str, tmp_path: Path) -> None:
         np.savez(tmp_path / "s.npz", INPUT_0=np.random.default_rng(0).normal(size=(9, 3, 16, 16)).astype(np.float32))
         version = run(small, samples=str(tmp_path / "s.npz"))

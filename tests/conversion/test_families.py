@@ -25,7 +25,7 @@ TORCHVISION = (
 )
 
 TIMM = (
-    "resnet10t",
+    *slow("resnet10t"),
     *slow("regnety_002", "repvgg_a0", "mobilenetv4_conv_small", "ghostnet_050", "convnext_atto"),
     *slow("vit_tiny_patch16_224", "mixer_s32_224", "levit_128s"),
 )

@@ -11,6 +11,7 @@ import os
 import resource
 import time
 import warnings
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,14 +36,25 @@ def convert(architecture: Architecture, folder: Path) -> dict[str, float]:
     Returns:
         `seconds` of the conversion, `mib` of memory at its peak, `imported` MiB before it began.
     """
+    measured: dict[str, float] = _in_a_process(architecture, _converted, architecture, folder)
+    return measured
+
+
+def own_error(architecture: Architecture) -> float:
+    """How far PyTorch's own fp32 is from its fp64 on the same images, in the memory format that is further off."""
+    error: float = _in_a_process(architecture, _own_error, architecture)
+    return error
+
+
+def _in_a_process(architecture: Architecture, function: Callable[..., Any], *arguments: Any) -> Any:
     _import_libraries()
     receiver, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_convert, args=(architecture, folder, sender), daemon=True)
+    process = _PROCESSES.Process(target=_send, args=(sender, function, *arguments), daemon=True)
     process.start()
     sender.close()
     try:
         assert receiver.poll(_LIMIT_S), f"{architecture} was not converted in {_LIMIT_S} s"
-        measured: dict[str, float] | str = receiver.recv()
+        measured = receiver.recv()
     except EOFError:
         process.join(10)
         measured = f"the process ended with {process.exitcode}"
@@ -50,7 +62,7 @@ def convert(architecture: Architecture, folder: Path) -> dict[str, float]:
         process.kill()
         process.join()
         receiver.close()
-    assert isinstance(measured, dict), measured
+    assert not isinstance(measured, str), measured
     return measured
 
 
@@ -60,10 +72,10 @@ def _import_libraries() -> None:
         forkserver.ensure_running()
 
 
-def _convert(architecture: Architecture, folder: Path, sender: Connection) -> None:
+def _send(sender: Connection, function: Callable[..., Any], *arguments: Any) -> None:
     warnings.simplefilter("ignore")  # the libraries' own, about their initial weights
     try:
-        sender.send(_converted(architecture, folder))
+        sender.send(function(*arguments))
     except BaseException as error:
         sender.send(f"{type(error).__name__}: {error}")
         raise
@@ -79,6 +91,21 @@ def _converted(architecture: Architecture, folder: Path) -> dict[str, float]:
     begun = time.perf_counter()
     convert_recipe(read_recipe(None, values, []), command=f"convert {architecture}")
     return {"seconds": time.perf_counter() - begun, "mib": _peak_mib(), "imported": imported}
+
+
+def _own_error(architecture: Architecture) -> float:
+    import torch
+
+    torch.manual_seed(7)
+    module = _module(architecture).eval()
+    _make_decisive(module)
+    (image,) = map(torch.from_numpy, _feeds(architecture).values())
+    with torch.inference_mode():
+        found = [
+            module(image.contiguous(memory_format=each)) for each in (torch.contiguous_format, torch.channels_last)
+        ]
+        exact = module.double()(image.double())
+    return max(float(torch.linalg.norm(each - exact) / torch.linalg.norm(exact)) for each in found)
 
 
 def _peak_mib() -> float:

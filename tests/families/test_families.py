@@ -26,6 +26,8 @@ from graphkiln_client import Client
 
 _MOST_ERROR = 1e-4
 """Another engine's limit in fp32: the served session is optimized, PyTorch's kernels are others."""
+_OWN_ERRORS = 2.0
+"""What PyTorch's own fp32 is off, where that is more: random weights may amplify each rounding."""
 _LOAD_S = 300.0
 
 
@@ -61,7 +63,7 @@ def test_served_as_eager_pytorch_computes(
     try:
         converted = conversion.convert(architecture, folder)
         served = _serve(architecture.name, folder, server, client)
-        assert served["error"] <= _MOST_ERROR
+        assert served["error"] <= _MOST_ERROR or served["error"] <= _OWN_ERRORS * conversion.own_error(architecture)
     finally:
         _remove(architecture.name, folder)
     row = {

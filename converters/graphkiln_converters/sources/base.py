@@ -137,6 +137,19 @@ class GradientSource(Protocol):
 
 
 @runtime_checkable
+class PreciseSource(Protocol):
+    """A source model that can be computed in fp64, too."""
+
+    def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """What `run` returns, computed and returned in fp64 where that is fp32.
+
+        Raises:
+            ConversionError: The model computes in no other type than its own.
+        """
+        ...
+
+
+@runtime_checkable
 class FixedBatchSource(Protocol):
     """A source model that was saved with one batch size; the graph's is dynamic all the same."""
 

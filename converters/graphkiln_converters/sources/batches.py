@@ -7,12 +7,14 @@ be the time of a sequence, or a softmax may run over it. Where the batch is fixe
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx_ir
 from onnx_ir.passes.common import ShapeInferencePass
 from onnxscript import optimizer
 
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.signature import Signature
@@ -20,8 +22,11 @@ from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch
 from graphkiln_backend.passes.constants import FoldConstants
 from graphkiln_backend.passes.edge import Arrays
+from graphkiln_backend.passes.graph_file import load
+from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.comparison import compare
-from graphkiln_backend.proof.policy import Limits
+from graphkiln_backend.proof.policy import Limits, export_limits
+from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.sources.base import InputSpec, synthetic_samples
 from graphkiln_converters.sources.opsets import raise_opset
@@ -99,11 +104,15 @@ def _scaled(array: AnyArray) -> AnyArray:
 
 
 def _infer_shapes(model: onnx_ir.Model) -> None:
-    """Shapes from the inputs alone: exporters write names of their own for dimensions that follow from them."""
+    """Shapes from the inputs alone: exporters write names of their own for dimensions that follow from them.
+
+    Those in numbers stay: ONNX's inference ends at the first operator that an operator set has not in bf16.
+    """
     declared = [value.shape for value in model.graph.outputs]
     for node in model.graph:
         for value in node.outputs:
-            value.shape = None
+            if value.shape is not None and value.shape.is_dynamic():
+                value.shape = None
     optimizer.fold_constants(
         model,
         onnx_shape_inference=True,
@@ -128,3 +137,32 @@ def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
     if note:
         raise ConversionError(note)
     return model
+
+
+def free_and_prove(graph: onnx_ir.Model, alone: Run, inputs: tuple[InputSpec, ...], copy: Path) -> onnx_ir.Model:
+    """The graph with its batch made to vary, after it computed rows together as they are computed alone.
+
+    Args:
+        graph: With a fixed batch; changed in place.
+        alone: Computes rows one by one, with the batch that was saved.
+        inputs: What it takes, without the batch.
+        copy: A file to write the graph to.
+
+    Raises:
+        ConversionError: The batch cannot vary, or rows depend on each other.
+        LoweringError: ONNX Runtime does not run the graph.
+    """
+    graph = free_batch(graph)
+    limits = rounding_limits(graph)
+    save_runnable(graph, copy)
+    with OnnxRuntimeEngine().build_reference(copy) as session:
+        reason = dependent_rows(alone, session.run, inputs, limits)
+    if reason:
+        raise ConversionError(reason)
+    return load(copy)
+
+
+def rounding_limits(model: onnx_ir.Model) -> Limits:
+    """How far two computations of a graph may be apart, in the type that it rounds to."""
+    rounding = Rounding.of(model)
+    return export_limits(rounding.precision, rounding.depth)

@@ -11,14 +11,16 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.tensors import to_array
 
 
-def input_specs(module: torch.nn.Module, example: Any) -> tuple[InputSpec, ...]:
+def input_specs(module: torch.nn.Module, example: Any, *, whole: bool = False) -> tuple[InputSpec, ...]:
     """Inputs of a module, named by its `forward` or by the example.
 
     Args:
         module: The module.
         example: A batch of inputs: one tensor, a sequence of them, or tensors by parameter name.
+        whole: Whether the first dimension is one as others are.
 
     Raises:
         ConversionError: The example is something else.
@@ -33,12 +35,12 @@ def input_specs(module: torch.nn.Module, example: Any) -> tuple[InputSpec, ...]:
         named = dict(zip(names, example, strict=False))
     else:
         raise ConversionError(f"the example input is a {type(example).__name__}, expected tensors")
-    return tuple(_spec(name, tensor) for name, tensor in named.items())
+    return tuple(_spec(name, tensor, 0 if whole else 1) for name, tensor in named.items())
 
 
-def _spec(name: str, tensor: Any) -> InputSpec:
-    if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+def _spec(name: str, tensor: Any, first: int) -> InputSpec:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() < first:
         raise ConversionError(f"the example of input '{name}' must be a tensor with a batch dimension")
-    dtype = DType.from_numpy(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+    dtype = DType.from_numpy(to_array(torch.empty(0, dtype=tensor.dtype)).dtype)
     high = 2 if tensor.is_floating_point() or not tensor.numel() else int(tensor.max()) + 1
-    return InputSpec(name=name, dtype=dtype, shape=tuple(tensor.shape[1:]), high=max(1, high))
+    return InputSpec(name=name, dtype=dtype, shape=tuple(tensor.shape[first:]), high=max(1, high))

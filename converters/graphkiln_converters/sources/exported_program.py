@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import logging
 import zipfile
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import onnx_ir
 import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.given_files import check_file
-from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.examples import input_specs
-from graphkiln_converters.sources.pytorch import TorchModel
+from graphkiln_converters.sources.fixed_batch import FixedBatchModel, with_free_batch
+from graphkiln_converters.sources.pytorch import TorchModel, export_module
+
+_HINT = "to have it batched, export it with dynamic_shapes={'x': {0: torch.export.Dim.DYNAMIC}, ...}"
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatchModel:
     """Loads a program; its example inputs define its inputs.
 
+    A batch that was exported with one size is made to vary, where that can be proven.
+
     Raises:
-        ConversionError: The file is missing, damaged, holds no example inputs, or has a fixed batch.
+        ConversionError: The file is missing, damaged, or holds no example inputs.
     """
     if options.weights:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
@@ -28,19 +36,71 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     program = _load(location)
     if program.example_inputs is None:
         raise ConversionError(f"{location} was saved without example inputs", hint="save it with torch.export.save")
+    example = _example(program, location)
+    module, names = _frozen_module(program), list(example)
+    fixed = not all(_varies(program, name) for name in names)
+    inputs = input_specs(module, example, whole=fixed)
+    model = TorchModel(
+        module=module,
+        description=location,
+        libraries=("torch",),
+        inputs=inputs,
+        keywords=bool(program.example_inputs[1]),
+    )
+    if not fixed:
+        return model
+    varying = tuple(_with_varying(program, name, spec) for name, spec in zip(names, inputs, strict=True))
+    return with_free_batch(replace(model, inputs=varying), lambda: _export(program, model), options, _HINT)
+
+
+def _example(program: torch.export.ExportedProgram, location: str) -> dict[str, Any]:
+    """The inputs that a program was exported with, by name."""
     positional, keywords = program.example_inputs
     if positional and keywords:
         raise ConversionError(f"{location} takes positional and keyword inputs", hint="export it with one kind only")
-    module = _frozen_module(program)
-    example: Any = keywords or positional
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    inputs = input_specs(module, dict(zip(names, positional, strict=False)) if positional else example)
-    if not program.range_constraints:
+    example: dict[str, Any] = keywords or dict(zip(names, positional, strict=False))
+    if len(example) != len(names):
         raise ConversionError(
-            f"the batch of {location} is fixed",
-            hint="export it with dynamic_shapes={'x': {0: torch.export.Dim('batch')}}",
+            f"{location} takes lists or dicts of tensors", hint="export a module whose forward takes each by itself"
         )
-    return TorchModel(module=module, description=location, libraries=("torch",), inputs=inputs, keywords=bool(keywords))
+    return example
+
+
+def _sizes(program: torch.export.ExportedProgram, name: str) -> tuple[Any, ...]:
+    """Of an input: integers, or symbols where they vary."""
+    value = next(node.meta.get("val") for node in program.graph.nodes if node.name == name)
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _varies(program: torch.export.ExportedProgram, name: str) -> bool:
+    sizes = _sizes(program, name)
+    return bool(sizes) and isinstance(sizes[0], torch.SymInt)
+
+
+def _with_varying(program: torch.export.ExportedProgram, name: str, spec: InputSpec) -> InputSpec:
+    """An input with the range of each dimension that varies, up to twice its usual size."""
+    dynamic = {}
+    for axis, size in enumerate(_sizes(program, name)):
+        bounds = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if bounds is not None:
+            usual = spec.shape[axis]
+            dynamic[axis] = (max(1, int(min(bounds.lower, usual))), int(min(bounds.upper, 2 * usual)))
+    return replace(spec, dynamic=dynamic)
+
+
+def _export(program: torch.export.ExportedProgram, model: TorchModel) -> onnx_ir.Model:
+    """The graph of a program, with the sizes that it was exported with."""
+    feeds = synthetic_samples(model.inputs, 1, {}, seed=0)
+    return export_module(
+        program,
+        (),
+        {},
+        dynamic_shapes=None,
+        input_names=list(feeds),
+        output_names=list(model.run({name: np.asarray(array[0]) for name, array in feeds.items()})),
+        description=model.description,
+    )
 
 
 def _load(location: str) -> torch.export.ExportedProgram:

@@ -25,20 +25,28 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.graph_file import load, tidied
-from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.passes.sparse import make_dense
-from graphkiln_backend.proof.policy import Limits, export_limits
-from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
+from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
-from graphkiln_converters.sources.batches import dependent_rows, free_batch, saved_size, without_batch
+from graphkiln_converters.sources.batches import (
+    dependent_rows,
+    free_and_prove,
+    rounding_limits,
+    saved_size,
+    without_batch,
+)
 from graphkiln_converters.sources.opsets import raise_opset
 from graphkiln_converters.sources.reference_session import ReferenceSession
 from graphkiln_converters.sources.sizes import USUAL_SIZE, sizes_of
 from graphkiln_converters.sources.vocabulary import ODD_WORDS, known_words
 
+_UNLOADED_LIBRARIES = (
+    "convert loads no libraries of custom operators: serve such a graph as it is, as STORE/NAME/1/model.onnx beside a "
+    'config.pbtxt with model_operations { op_library_filename: "/path/to/library.so" }'
+)
 _TRIED = 64
 """Samples of made-up text that a graph must take."""
 
@@ -139,10 +147,13 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
             outputs=tuple(spec.name for spec in signature.outputs),
             _temporary=temporary,
         )
+        if draws_numbers(path):
+            _check_repeatable(model, _specs(signature, options, 0))
         return _with_batches(model, signature, options)
     except (LoweringError, RepositoryError, ManifestError) as error:
         temporary.cleanup()
-        raise ConversionError(f"{location} cannot be loaded: {error.message}", hint=error.hint) from error
+        hint = _UNLOADED_LIBRARIES if "op_library_filename" in error.hint else error.hint
+        raise ConversionError(f"{location} cannot be loaded: {error.message}", hint=hint) from error
     except BaseException:
         temporary.cleanup()
         raise
@@ -157,11 +168,29 @@ def _check_ranks(signature: Signature, path: Path) -> None:
             )
 
 
+def _check_repeatable(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
+    """No proof, and no replay, could tell what is drawn anew each time from a fault."""
+    if not _repeats(model, {name: np.asarray(a[0]) for name, a in synthetic_samples(inputs, 1, {}, seed=0).items()}):
+        reason = "draws random numbers: it returns something else each time, which cannot be proven"
+        hint = "export it in evaluation mode; as it is, it is served from STORE/NAME/1/model.onnx"
+        raise ConversionError(f"{model.path} {reason}", hint=hint)
+
+
+def _repeats(model: OnnxModel, feeds: Mapping[str, AnyArray]) -> bool:
+    try:
+        first, second = (model.session.run(feeds, model.outputs) for _ in range(2))
+    except (ExecutionError, SignatureError):
+        return True  # of sizes that it does not take, the proof tells
+    return all(
+        np.array_equal(first[name], second[name], equal_nan=first[name].dtype.kind == "f") for name in model.outputs
+    )
+
+
 def _with_batches(model: OnnxModel, signature: Signature, options: SourceOptions) -> OnnxModel:
     """The source, batched where its rows are independent, else whole, with the reason."""
     reason = read_mixing(model.path) or without_batch(signature)
     if signature.batchable:
-        reason = dependent_rows(model.run, model.run, model.inputs, _limits(_load(model.path)))
+        reason = dependent_rows(model.run, model.run, model.inputs, rounding_limits(_load(model.path)))
     elif not reason:
         made = _freed(model, saved_size(signature)) if options.free_batch else "--batch fixed"
         if isinstance(made, OnnxModel):
@@ -176,20 +205,11 @@ def _freed(source: OnnxModel, batch_size: int) -> OnnxModel | str:
     """The source with its fixed batch made to vary and proven, or why that cannot be."""
     copy = Path(source._temporary.name) / "freed.onnx"  # noqa: SLF001 - its own
     try:
-        graph = free_batch(_load(source.path))
+        graph = _load(source.path)
         freed = replace(source, batch_size=batch_size, freed=graph)
-        limits = _limits(graph)
-        save_runnable(graph, copy)
-        with OnnxRuntimeEngine().build_reference(copy) as session:
-            reason = dependent_rows(freed.run, session.run, freed.inputs, limits)
+        return replace(freed, freed=free_and_prove(graph, freed.run, freed.inputs, copy))
     except GraphkilnError as error:
         return error.message
-    return reason or replace(freed, freed=load(copy))
-
-
-def _limits(model: onnx_ir.Model) -> Limits:
-    rounding = Rounding.of(model)
-    return export_limits(rounding.precision, rounding.depth)
 
 
 def _open_reference(path: Path, folder: Path) -> Session:

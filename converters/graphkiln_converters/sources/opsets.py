@@ -12,18 +12,25 @@ from graphkiln_backend.passes.graph_file import OPSET
 _RESIZE_SINCE = 11
 """Operator set since which a Resize says how it places the pixels. Before it, and in Upsample, `asymmetric` is meant:
 ONNX's own reference and ONNX Runtime compute that; the converter leaves it at the new default, `half_pixel`."""
+_SCAN_SINCE = 9
+"""Operator set since which a Scan has no batch."""
 
 
 def raise_opset(model: onnx_ir.Model) -> None:
-    """Converts a graph of an older operator set, in place."""
+    """Converts a graph of an older operator set, in place; one stays that no converter knows to convert."""
     version = model.opset_imports.get("") or OPSET
-    if version >= OPSET:
+    if version >= OPSET or _has_batched_scans(model, version):
         return
     rounding = ["ceil" if _shrinks(node) else "floor" for node in _resizes(model)] if version < _RESIZE_SINCE else []
     version_converter.convert_version(model, OPSET, fallback=True)
     for node, nearest in zip(_resizes(model), rounding, strict=False):  # in the same order, maybe with other names
         for name, mode in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", nearest)):
             node.attributes[name] = onnx_ir.AttrString(name, mode)
+
+
+def _has_batched_scans(model: onnx_ir.Model, version: int) -> bool:
+    """Whether its scans take a batch and its lengths, which the converter reads as those that have neither."""
+    return version < _SCAN_SINCE and any(node.op_type == "Scan" for node in model.graph.all_nodes())
 
 
 def _resizes(model: onnx_ir.Model) -> Iterator[onnx_ir.Node]:

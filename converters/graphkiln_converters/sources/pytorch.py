@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
+from graphkiln_converters.sources.tensors import to_array, to_tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +53,23 @@ class TorchModel:
         Raises:
             ConversionError: The module rejects the input.
         """
-        tensors = {spec.name: torch.from_numpy(feeds[spec.name]) for spec in self.inputs}
-        return {name: tensor.numpy() for name, tensor in self._forward(tensors).items()}
+        tensors = {spec.name: to_tensor(feeds[spec.name]) for spec in self.inputs}
+        return {name: to_array(tensor) for name, tensor in self._forward(tensors).items()}
+
+    def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """See `PreciseSource`."""
+        try:
+            module = copy.deepcopy(self.module).double()
+        except Exception as error:
+            raise ConversionError(f"{self.description} cannot be copied: {_first_line(error)}") from error
+        single = np.dtype(np.float32)
+        wide = {name: array.astype(np.float64) if array.dtype == single else array for name, array in feeds.items()}
+        return replace(self, module=module).run(wide)
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`."""
         example = {
-            name: torch.from_numpy(array)
-            for name, array in synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0).items()
+            name: to_tensor(array) for name, array in synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0).items()
         }
         batch = torch.export.Dim("batch")
         shapes = {spec.name: {0: batch, **_dims(dynamic.get(spec.name, {}))} for spec in self.inputs}
@@ -158,7 +169,7 @@ def run_module(module: nn.Module, samples: AnyArray) -> AnyArray:
 
 
 def export_module(
-    module: nn.Module,
+    module: nn.Module | torch.export.ExportedProgram,
     arguments: tuple[torch.Tensor, ...],
     keywords: dict[str, torch.Tensor],
     *,
@@ -170,7 +181,7 @@ def export_module(
     """The ONNX graph of a module.
 
     Args:
-        module: In evaluation mode.
+        module: In evaluation mode; or a program of it, whose sizes are settled.
         arguments: Example inputs by position.
         keywords: Example inputs by name; either these or `arguments`.
         dynamic_shapes: As for `torch.export.export`; None where all sizes are those of the example.

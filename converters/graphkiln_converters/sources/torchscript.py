@@ -12,10 +12,11 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir
 import torch
@@ -27,11 +28,16 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.fixed_batch import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 
 _REACHES_OUT = re.compile(rb"\b(save|from_file|rpc_sync|rpc_async|rpc_remote)\b")
 """Operators that touch more than tensors, among all that torch 2.13 registers."""
 _MOST_CODE = 64 << 20
+_ANY_BATCH = (2, 3)
+"""Who takes both takes any."""
+_USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, *range(3, 32))
+_HINT = "to have it batched, trace it without sizes in numbers: x.reshape(x.shape[0], -1), not x.reshape(1, -1)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,13 @@ class ScriptModel(TorchModel):
         example = synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0)
         axes = {spec.name: {0: "batch", **_names(spec.name, dynamic.get(spec.name, {}))} for spec in self.inputs}
         outputs = list(self.run(example))
-        return onnx_ir.from_proto(_export(self, tuple(map(torch.from_numpy, example.values())), outputs, axes))
+        return _export(self, example, outputs, {**axes, **{name: {0: "batch"} for name in outputs}})
+
+    def export_fixed(self) -> onnx_ir.Model:
+        """Its graph with the sizes of its inputs, which are whole tensors."""
+        samples = synthetic_samples(self.inputs, 1, {}, seed=0)
+        example = {name: np.asarray(array[0]) for name, array in samples.items()}
+        return _export(self, example, list(self.run(example)), {})
 
 
 class _Holder(torch.nn.Module):
@@ -57,8 +69,8 @@ class _Holder(torch.nn.Module):
         self.model = model
 
 
-def open_source(location: str, options: SourceOptions) -> ScriptModel:
-    """Loads a program.
+def open_source(location: str, options: SourceOptions) -> ScriptModel | FixedBatchModel:
+    """Loads a program; a batch that it was traced with is made to vary, where that can be proven.
 
     Raises:
         ConversionError: The file is missing or holds no such program, it reaches out and nobody allowed that, or the
@@ -80,7 +92,28 @@ def open_source(location: str, options: SourceOptions) -> ScriptModel:
         parameter.requires_grad_(False)
     inputs = _inputs(module, location, options)
     module = _with_defaults(module, inputs)
-    return ScriptModel(module=module, description=f"torchscript:{location}", libraries=("torch",), inputs=inputs)
+    model = ScriptModel(module=module, description=f"torchscript:{location}", libraries=("torch",), inputs=inputs)
+    size = _only_batch(model)
+    if not size:
+        return model
+    whole = replace(model, inputs=tuple(replace(spec, shape=(size, *spec.shape)) for spec in inputs))
+    return with_free_batch(whole, whole.export_fixed, options, _HINT)
+
+
+def _only_batch(model: ScriptModel) -> int:
+    """The batch that a program was traced with, where it takes no other; 0 where it takes any, or it is not found."""
+    if all(_takes(model, size) for size in _ANY_BATCH):
+        return 0
+    return next((size for size in _USUAL_BATCHES if _takes(model, size)), 0)
+
+
+def _takes(model: ScriptModel, size: int) -> bool:
+    """Whether it returns as many rows as it is given."""
+    try:
+        outputs = model.run(synthetic_samples(model.inputs, size, {}, seed=0))
+    except ConversionError:
+        return False
+    return all(array.shape[:1] == (size,) for array in outputs.values())
 
 
 def _load(location: str) -> Any:
@@ -150,7 +183,12 @@ def _samples(path: Path) -> dict[str, AnyArray]:
 def _spec(name: str, number: int, options: SourceOptions, samples: Mapping[str, AnyArray]) -> InputSpec | None:
     found = samples.get(name, samples.get(f"INPUT_{number}"))
     if found is not None and found.ndim:
-        dtype = DType.from_numpy(found.dtype)
+        dtype = DType.FP32 if found.dtype.kind == "f" else DType.from_numpy(found.dtype)  # the program is in fp32
+        if dtype is DType.BYTES:
+            raise ConversionError(
+                f"the samples hold text as '{name}', and programs of torch.jit compute numbers",
+                hint="give what the tokenizer makes of it: integers",
+            )
         high = 2 if dtype.is_float or not found.size else max(2, int(found.max()) + 1)
         return InputSpec(name=name, dtype=dtype, shape=found.shape[1:], high=high)
     shape = options.shapes.get(name, options.shapes.get(""))
@@ -163,21 +201,20 @@ def _names(name: str, axes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
 
 def _export(
     model: ScriptModel,
-    example: tuple[torch.Tensor, ...],
+    example: Mapping[str, AnyArray],
     outputs: list[str],
     axes: Mapping[str, Mapping[int, str]],
-) -> onnx.ModelProto:
+) -> onnx_ir.Model:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="graphkiln-") as folder:
         warnings.simplefilter("ignore")  # PyTorch wants the newer exporter, which takes no such programs
         target = Path(folder) / "model.onnx"
-        batched = {name: {0: "batch"} for name in outputs}
         try:
             torch.onnx.export(
                 model.module,
-                example,
+                tuple(map(torch.from_numpy, example.values())),
                 target,
                 dynamo=False,
-                dynamic_axes={**axes, **batched},
+                dynamic_axes=axes,
                 input_names=[spec.name for spec in model.inputs],
                 output_names=outputs,
                 opset_version=OPSET,
@@ -187,4 +224,4 @@ def _export(
                 f"PyTorch cannot export {model.description}: {(str(error).splitlines() or [''])[0]}",
                 hint="the original module may do: python:FILE:FACTORY",
             ) from error
-        return onnx.load(target)
+        return onnx_ir.from_proto(onnx.load(target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,43 @@ class TestLowered:
         assert manifest.verification[1].relative_l2_limit == 0.5
         assert manifest.conversion is not None
         assert manifest.conversion.notes == ("2/2 products in int8",)
+
+
+class Rough(TextSource):
+    """Its own fp32 is off by a share of each output; a graph that is off, too, is so otherwise."""
+
+    error = 1.5e-5
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        return {name: (array * (1 + self.error)).astype("f4") for name, array in super().run(feeds).items()}
+
+    def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        return {name: array.astype("f8") for name, array in super().run(feeds).items()}
+
+
+def opened_rough(monkeypatch: pytest.MonkeyPatch, error: float, text: str = TEXT) -> None:
+    made = Rough(text, (IMAGE,), WEIGHTS)
+    made.error = error
+    monkeypatch.setattr(opening, "open_source", lambda *_: made)
+
+
+def test_an_export_that_is_nearer_to_fp64_than_its_source_is_right(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_rough(monkeypatch, 1.5e-5)
+    (verdict,) = Manifest.read(run(store) / "manifest.json").verification
+    assert "beside fp64, from which its own fp32 is 1.5e-05 off" in verdict.verdict
+
+
+def test_a_source_whose_fp32_means_little_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened_rough(monkeypatch, 1e-4)
+    with pytest.raises(VerificationError, match=r"limit 1e-05"):
+        run(store)
+
+
+def test_an_export_that_is_wrong_is_not_excused_by_its_source(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened_rough(monkeypatch, 1.5e-5)
+    wrong = WEIGHTS | {"head": WEIGHTS["head"] * np.float32(1 + 5e-5)}
+    monkeypatch.setattr(Rough, "export", lambda *_: TextSource(TEXT, (IMAGE,), wrong).graph())
+    with pytest.raises(VerificationError, match="beside fp64"):
+        run(store)

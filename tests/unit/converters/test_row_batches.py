@@ -34,3 +34,10 @@ class TestBatches:
         with pytest.raises(ConversionError, match=r"output 'y' has the shape \[.*\] for a batch of 3") as caught:
             run_in_batches(lambda _: {"y": output}, {"x": draw(6, 4)}, 3)
         assert "mixes its rows" in caught.value.hint
+
+    def test_an_output_whose_shape_depends_on_the_values_is_an_error(self) -> None:
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            return {"y": np.zeros((1, int(feeds["x"][0])))}
+
+        with pytest.raises(ConversionError, match=r"output 'y' depends on the values: \[0\] and \[3\]"):
+            run_in_batches(run, {"x": np.array([3, 0])}, 1)

@@ -242,3 +242,24 @@ def test_of_an_onnx_file(digits: Path) -> None:
     with open_model(recipe(source=str(digits / "1" / "model.onnx"))) as model:
         (sample,) = Sampler(model=model, edge=Edge(), preprocess=model.preprocess).samples(recipe())
     assert {name: len(array) for name, array in sample.feeds.items()} == {"INPUT_0": 6}
+
+
+class Precise(TextSource):
+    def run_in_fp64(self, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        return {name: array.astype("f8") * 1.5 for name, array in self.run(feeds).items()}
+
+
+def test_samples_beside_fp64_keep_their_types() -> None:
+    made, _ = sampler(Precise(TEXT, (IMAGE,)))
+    samples = made.samples(recipe())
+    precise, noise = made.beside_fp64(samples)
+    assert noise == pytest.approx(1 / 3, rel=1e-5)
+    for sample, exact in zip(samples, precise, strict=True):
+        for name, array in sample.outputs.items():
+            assert exact.outputs[name].dtype == array.dtype
+            np.testing.assert_allclose(exact.outputs[name], array * 1.5, rtol=1e-6)
+
+
+def test_a_source_without_fp64_has_none() -> None:
+    made, _ = sampler(TextSource(TEXT, (IMAGE,)))
+    assert made.beside_fp64(made.samples(recipe())) == ([], 0.0)

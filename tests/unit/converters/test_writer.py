@@ -137,7 +137,16 @@ class TestWholeOrNotAtAll:
         with pytest.raises(ConversionError, match=r"cannot write .*: No space left on device") as caught:
             write_version(version, folder, 1)
         assert "nothing was left half written" in caught.value.hint
-        assert listed(folder) == []
+        assert not folder.parent.exists()
+
+    def test_what_was_there_before_a_failure_stays(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder.parent.mkdir()
+        monkeypatch.setattr(writer, "_fill", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(ConversionError):
+            write_version(version, folder, 1)
+        assert list(folder.parent.iterdir()) == []
 
     def test_a_store_that_is_a_file(self, version: NewVersion, tmp_path: Path) -> None:
         (tmp_path / "store").touch()
@@ -151,7 +160,7 @@ class TestWholeOrNotAtAll:
         monkeypatch.setattr(writer, "_provenance", interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_version(version, folder, 1)
-        assert list(folder.iterdir()) == []
+        assert not folder.exists()
 
     def test_a_version_that_came_meanwhile_is_not_replaced(
         self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.exported_program import open_source
+from graphkiln_converters.sources.fixed_batch import FixedBatchModel
+from graphkiln_converters.sources.pytorch import TorchModel
 
 OPTIONS = SourceOptions()
 
@@ -26,6 +29,16 @@ class Scaled(nn.Module):
 
     def forward(self, image: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"scores": image * self.factor, "count": tokens + 1}
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Listed(nn.Module):
+    def forward(self, both: list[torch.Tensor]) -> torch.Tensor:
+        return both[0] + both[1]
 
 
 EXAMPLE = {"image": torch.zeros(2, 3), "tokens": torch.tensor([[1, 7], [2, 3]])}
@@ -44,6 +57,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             Scaled(), (EXAMPLE["image"],), {"tokens": EXAMPLE["tokens"]}, dynamic_shapes=shapes
         ),
         "fixed": lambda: torch.export.export(Scaled(), tuple(EXAMPLE.values())),
+        "length": lambda: torch.export.export(
+            Scaled(), tuple(EXAMPLE.values()), dynamic_shapes=(None, {1: torch.export.Dim("t", min=2)})
+        ),
+        "bf16": lambda: torch.export.export(Doubled(), (torch.zeros(2, 3, dtype=torch.bfloat16),)),
+        "listed": lambda: torch.export.export(Listed(), ([torch.zeros(2, 3), torch.zeros(2, 3)],)),
     }
     paths = {}
     for name, export in exports.items():
@@ -55,6 +73,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", ["positional", "keywords"])
 def test_inputs_are_those_of_the_example(programs: dict[str, Path], kind: str) -> None:
     model = open_source(str(programs[kind]), OPTIONS)
+    assert isinstance(model, TorchModel)
     image, tokens = model.inputs
     assert (image.name, image.dtype, image.shape) == ("image", DType.FP32, (3,))
     assert (tokens.name, tokens.dtype, tokens.shape, tokens.high) == ("tokens", DType.INT64, (2,), 8)
@@ -71,14 +90,36 @@ def test_it_runs_at_any_batch_and_holds_its_weights(programs: dict[str, Path], k
 
 def test_parameters_are_frozen(programs: dict[str, Path]) -> None:
     model = open_source(str(programs["positional"]), OPTIONS)
+    assert isinstance(model, TorchModel)
     assert [parameter.requires_grad for parameter in model.module.parameters()] == [False]
 
 
+def test_a_fixed_batch_varies(programs: dict[str, Path]) -> None:
+    model = open_source(str(programs["fixed"]), OPTIONS)
+    assert isinstance(model, FixedBatchModel)
+    assert (model.batch_size, model.whole, [spec.shape for spec in model.inputs]) == (2, "", [(3,), (2,)])
+    assert [value.shape and str(value.shape[0]) for value in model.export({}).graph.inputs] == ["batch", "batch"]
+
+
+def test_a_size_that_varies_beside_a_fixed_batch_has_its_range(programs: dict[str, Path]) -> None:
+    model = open_source(str(programs["length"]), replace(OPTIONS, free_batch=False))
+    assert isinstance(model, FixedBatchModel)
+    assert model.inputs[1].dynamic == {1: (2, 4)}
+
+
+def test_bf16_programs_run(programs: dict[str, Path]) -> None:
+    model = open_source(str(programs["bf16"]), replace(OPTIONS, free_batch=False))
+    (spec,) = model.inputs
+    assert spec.dtype is DType.BF16
+    (found,) = model.run({spec.name: np.ones((2, 3), DType.BF16.numpy)}).values()
+    assert found.dtype == DType.BF16.numpy
+    np.testing.assert_array_equal(found.astype("f4"), np.full((2, 3), 2))
+
+
 class TestErrors:
-    def test_a_fixed_batch(self, programs: dict[str, Path]) -> None:
-        with pytest.raises(ConversionError, match=r"the batch of .*fixed\.pt2 is fixed") as caught:
-            open_source(str(programs["fixed"]), OPTIONS)
-        assert "torch.export.Dim('batch')" in caught.value.hint
+    def test_lists_of_tensors(self, programs: dict[str, Path]) -> None:
+        with pytest.raises(ConversionError, match="takes lists or dicts of tensors"):
+            open_source(str(programs["listed"]), OPTIONS)
 
     def test_inputs_by_position_and_by_name(self, programs: dict[str, Path]) -> None:
         with pytest.raises(ConversionError, match="takes positional and keyword inputs"):

@@ -175,3 +175,42 @@ def test_an_input_whose_rank_nobody_knows_is_refused(tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "m.onnx")
     with pytest.raises(ConversionError, match="does not say how many dimensions input 'x' has"):
         open_source(str(tmp_path / "m.onnx"), OPTIONS)
+
+
+@pytest.mark.parametrize("operator", ["RandomNormalLike", "RandomUniformLike"])
+def test_a_graph_that_draws_random_numbers_is_refused_for_that(tmp_path: Path, operator: str) -> None:
+    nodes = [helper.make_node(operator, ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
+    model = zoo.model(nodes, [zoo.value("x", ("batch", 3))], [zoo.value("y", ("batch", 3))])
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ConversionError, match="draws random numbers"):
+        open_source(str(tmp_path / "model.onnx"), OPTIONS)
+
+
+def test_numbers_that_change_nothing_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["r"]),
+        helper.make_node("Shape", ["r"], ["s"]),
+        helper.make_node("Reshape", ["x", "s"], ["y"]),
+    ]
+    model = zoo.model(nodes, [zoo.value("x", ("batch", 3))], [zoo.value("y", ("batch", 3))])
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    source = open_source(str(tmp_path / "model.onnx"), OPTIONS)
+    source.close()
+    assert source.outputs == ("y",)
+
+
+def test_a_graph_without_outputs_is_not_called_damaged(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    (tmp_path / "model.onnx").write_bytes(zoo.model(nodes, [zoo.value("x", ("batch", 3))], []).SerializeToString())
+    with pytest.raises(ConversionError, match="its graph has no outputs"):
+        open_source(str(tmp_path / "model.onnx"), OPTIONS)
+
+
+def test_custom_operators_are_served_as_they_are(tmp_path: Path) -> None:
+    node = helper.make_node("Twice", ["x"], ["y"], domain="com.example")
+    model = zoo.model([node], [zoo.value("x", ("n", 4))], [zoo.value("y", ("n", 4))])
+    model.opset_import.add(domain="com.example", version=1)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ConversionError, match="not a registered function/op") as caught:
+        open_source(str(tmp_path / "m.onnx"), SourceOptions())
+    assert "convert loads no libraries of custom operators: serve such a graph as it is" in caught.value.hint

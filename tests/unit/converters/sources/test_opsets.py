@@ -51,3 +51,21 @@ def test_a_graph_of_the_newest_set_stays_as_it_is(tmp_path: Path) -> None:
     raise_opset(model)
     onnx_ir.save(model, tmp_path / "m.onnx")
     assert model.opset_imports[""] == OPSET + 2
+
+
+def test_scans_with_a_batch_stay_what_they_are() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("Identity", ["c"], ["d"])],
+        "step",
+        [zoo.value("a", (2,)), zoo.value("b", (2,))],
+        [zoo.value("c", (2,)), zoo.value("d", (2,))],
+    )
+    scan = helper.make_node("Scan", ["", "s", "x"], ["y", "z"], num_scan_inputs=1, body=body)
+    shapes = {"s": (1, 2), "x": (1, 3, 2), "y": (1, 2), "z": (1, 3, 2)}
+    values = [zoo.value(name, shape) for name, shape in shapes.items()]
+    model = zoo.model([scan], values[:2], values[2:])
+    model.opset_import[0].version = 8
+    raised = onnx_ir.from_proto(model)
+    raise_opset(raised)
+    assert raised.opset_imports[""] == 8
+    assert list(raised.graph.inputs[1].shape or ()) == [1, 3, 2]

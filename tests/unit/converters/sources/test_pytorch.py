@@ -113,6 +113,15 @@ class TestRun:
         assert run_module(module, samples).shape == (3, 2)
 
 
+class TestFp64:
+    def test_is_computed_beside_the_module(self) -> None:
+        made = model(nn.Linear(3, 2), "input")
+        x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+        (wide,), (own,) = made.run_in_fp64({"input": x}).values(), made.run({"input": x}).values()
+        assert (wide.dtype, own.dtype) == (np.dtype("f8"), np.dtype("f4"))
+        np.testing.assert_allclose(own, wide, rtol=1e-5)
+
+
 class TestExport:
     def test_nothing_exported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: None)

@@ -8,11 +8,13 @@ import numpy as np
 import onnx_ir
 import pytest
 import torch
+from graphs import compute
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.fixed_batch import FixedBatchModel
 from graphkiln_converters.sources.torchscript import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch wants nobody to write such programs any more
@@ -45,6 +47,16 @@ class Saving(nn.Module):
         return x
 
 
+class Baked(nn.Module):
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+        self.linear = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.reshape(self.batch, -1))
+
+
 def script(module: nn.Module, path: Path) -> str:
     torch.jit.script(module.eval()).save(path)  # type: ignore[no-untyped-call]
     return str(path)
@@ -68,12 +80,38 @@ def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
     assert model.export({"tokens": {0: (1, 9)}}).graph.inputs[0].shape is not None
 
 
+def test_floating_point_samples_are_those_of_an_fp32_program(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=np.ones((5, 4)))
+    model = open_source(script(Looping(), tmp_path / "m.pt"), SourceOptions(samples=tmp_path / "s.npz"))
+    assert model.inputs[0].dtype is DType.FP32
+
+
+def test_text_is_nothing_to_compute_with(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", tokens=np.array([["a", "b"]]))
+    with pytest.raises(ConversionError, match=r"hold text as 'tokens'.*tokenizer"):
+        open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions(samples=tmp_path / "s.npz"))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_a_batch_that_was_traced_varies(tmp_path: Path, batch: int) -> None:
+    example = torch.rand(batch, 3, 4)
+    torch.jit.trace(Baked(batch).eval(), example).save(tmp_path / "m.pt")  # type: ignore[no-untyped-call]
+    model = open_source(str(tmp_path / "m.pt"), SourceOptions(shapes={"": (3, 4)}))
+    assert isinstance(model, FixedBatchModel)
+    assert (model.batch_size, model.whole) == (batch, "")
+    rows = {"x": np.random.default_rng(0).standard_normal((4, 3, 4)).astype(np.float32)}
+    (expected,) = model.run(rows).values()
+    (found,) = compute(model.export({}), **rows).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_sizes_that_nobody_gave(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"inputs are not known: tokens.*--shape tokens="):
         open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions())
 
 
-def test_a_program_that_writes_files_needs_a_word(tmp_path: Path) -> None:
+def test_a_program_that_writes_files_needs_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # it is run, and writes
     path = script(Saving(), tmp_path / "m.pt")
     with pytest.raises(ConversionError, match=r"can do more than compute \(save\).*--allow-code"):
         open_source(path, SourceOptions(shapes={"": (4,)}))
