@@ -1,0 +1,9 @@
+"""Whole data sets: each row of an input answered exactly once, on one machine or on a cluster.
+
+    source -> plan (units) -> driver -> workers (rows -> batches -> answers) -> destination (a commit per unit)
+
+A unit is a range of the input, about a thousand rows. Its id is a digest of what it reads and of everything that
+changes an answer, and its result is committed under that id in one step: an attempt that was made twice leaves one
+result, and the same command goes on where it was interrupted. Ray places, restarts and schedules; only `driver` and
+`run` know it.
+"""

@@ -1,0 +1,129 @@
+"""The Ray of a run: one of its own on this machine, or a cluster that is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+
+import ray
+from ray.exceptions import RayError
+
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.scoring.errors import ScoringError
+
+_OBJECT_STORE_BYTES = 100 * 2**20
+"""Nothing large travels through it."""
+_CONNECT_S = 10.0
+_LONGEST_PARENT = 18
+"""Characters: Ray puts sockets 89 characters below it, and their paths may have 107."""
+_MACHINE_TMP = "/tmp"  # noqa: S108 - only where TMPDIR is too long for sockets; the folder below it is private
+
+
+@contextmanager
+def connect(address: str) -> Iterator[None]:
+    """Connects this process to a Ray, and leaves it whatever happens. A Ray that it is connected to already is used.
+
+    Args:
+        address: Of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
+
+    Raises:
+        ScoringError: No cluster answers there, or it is not like this process.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        with _attached(address) if address else _started():
+            yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _attached(address: str) -> Iterator[None]:
+    if "://" in address:
+        raise ScoringError(
+            f"{address} is the address of a Ray client", hint="name the cluster itself, HOST:6379, or use a Ray job"
+        )
+    if address != "auto":  # which Ray finds by itself, on a node of a cluster
+        _check_reachable(address)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, RayError) as error:
+        raise ScoringError(
+            f"no Ray cluster can be used at {address}: {error}",
+            hint="`ray status --address` tells whether it is there; Ray and Python must be of the same versions",
+        ) from error
+    yield
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself takes minutes to find out that nobody is there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise ScoringError(
+            f"no Ray cluster can be used at {address}: {error}", hint="name its head node, HOST:6379"
+        ) from error
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    """Ray on this machine: for this run alone, reached by nobody else, silent, and gone with it."""
+    environment = {
+        "RAY_AUTH_TOKEN": _token(),  # without it Ray writes one into the home folder
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # `worker_process` watches memory, and knows who took it
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    with _folder() as folder, _environment(environment, TMPDIR=folder):
+        ray.init(
+            "local",
+            num_cpus=usable_cores(),
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@cache
+def _token() -> str:
+    """Of this process: Ray reads it once."""
+    return secrets.token_hex(32)
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    parent = tempfile.gettempdir()
+    short = parent if len(parent) <= _LONGEST_PARENT else _MACHINE_TMP
+    with tempfile.TemporaryDirectory(prefix="graphkiln-ray-", dir=short, ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@contextmanager
+def _environment(values: Mapping[str, str], **always: str) -> Iterator[None]:
+    """Sets variables that are not set, and others always, and puts back what was there."""
+    before = {name: os.environ.get(name) for name in (*values, *always, "RAY_AUTH_MODE")}
+    os.environ.update({name: value for name, value in values.items() if before[name] is None} | always)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

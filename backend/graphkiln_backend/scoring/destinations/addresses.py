@@ -1,0 +1,82 @@
+"""Which destination a text names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.object_store import ObjectStore
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.errors import ScoringError
+
+SCHEMES = ("postgresql://", "postgres://")
+FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
+_TABLE = re.compile(r"\w+(\.\w+)?")
+_OBJECTS = {"s3", "gs"}
+
+
+def destination_at(text: str, ledger: str = "", format: str = "") -> Destination:  # noqa: A002 - the flag's name
+    """Opens a destination; nothing is looked at before it is asked.
+
+    Args:
+        text: Its path or address.
+        ledger: Address of a database that says which attempt of a unit counts; empty where the store itself can.
+        format: `parquet` or `delta`; empty for `parquet`, and for what a database has of its own.
+
+    Raises:
+        GraphkilnError: The text names nothing that can be written.
+    """
+    if text.startswith(SCHEMES):
+        return _table_at(text)
+    if format == "delta":
+        return _delta_at(text)
+    address = RemoteAddress.parse(text)
+    if address is None:
+        return ParquetDestination(FolderStore(Path(text)))
+    if address.scheme not in _OBJECTS:
+        raise ScoringError(f"'{text}' cannot hold results", hint=FORMS)
+    if ledger:
+        return _ledgered_at(address, ledger)
+    return ParquetDestination(ObjectStore(address))
+
+
+def _ledgered_at(address: RemoteAddress, ledger: str) -> Destination:
+    from graphkiln_backend.scoring.destinations.database import Database
+    from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
+    from graphkiln_backend.scoring.destinations.ledger import Ledger
+    from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
+
+    database, name = Database(ledger), str(address)
+    store = ObjectStore(address, exclusive=False)
+    return LedgeredDestination(store, Ledger(database, name), DatabaseNotes(database, name))
+
+
+def _delta_at(text: str) -> Destination:
+    from graphkiln_backend.scoring.destinations.delta import DeltaDestination
+
+    address = RemoteAddress.parse(text)
+    if address is None:
+        return DeltaDestination(FolderStore(Path(text)), text, {})
+    if address.scheme not in _OBJECTS:
+        raise ScoringError(f"'{text}' cannot hold results", hint=FORMS)
+    endpoint = address.options.get("endpoint_url")
+    options = {"aws_endpoint": endpoint, "aws_allow_http": "true"} if endpoint else {}
+    if address.scheme == "s3":
+        options["aws_conditional_put"] = "etag"
+    return DeltaDestination(ObjectStore(address), f"{address.scheme}://{address.root}", options)
+
+
+def _table_at(text: str) -> Destination:
+    from graphkiln_backend.scoring.destinations.database import Database
+    from graphkiln_backend.scoring.destinations.table import TableDestination
+
+    parts = urlsplit(text)
+    options = dict(parse_qsl(parts.query))
+    table = options.pop("table", "")
+    if not _TABLE.fullmatch(table):
+        raise ScoringError("the destination names no table", hint="postgresql://USER@HOST/DATABASE?table=NAME")
+    return TableDestination(Database(urlunsplit(parts._replace(query=urlencode(options)))), table)

@@ -1,0 +1,216 @@
+"""A Delta Lake table: a unit is a file of Parquet, and a transaction of the table's log that adds it.
+
+Each unit is an application of its own in the log (`appId`), so that of two attempts the log itself refuses the second,
+also when they commit at the same moment; commits of other units are retried behind each other. A commit is one small
+file of the log, and deltalake writes a checkpoint every hundred of them: larger units make fewer.
+Source: "Transaction Identifiers" and "Conflict detection" of the Delta transaction protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.destinations.parquet_result import encode_result
+from graphkiln_backend.scoring.destinations.store import Store
+from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
+from graphkiln_backend.scoring.units import ID_DIGITS
+
+_FILE = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})-[0-9a-f]{{32}}\.parquet")
+_ATTEMPTS = 8
+_PAUSE_S = 0.1
+_RETRIES = 100
+"""Commits of other units that may come between; each is a step of deltalake's own."""
+
+
+class DeltaDestination(ParquetDestination):
+    """A table, made by the first result.
+
+    Args:
+        store: The folder of the table, in which notes and claims are, too.
+        location: The same folder, as deltalake names it.
+        options: What deltalake must know beside the environment.
+    """
+
+    def __init__(self, store: Store, location: str, options: Mapping[str, str]) -> None:
+        super().__init__(store)
+        self._location, self._options = location, dict(options)
+        self._lock = threading.Lock()
+        self._table: Any = None
+
+    def prepare(self) -> None:
+        """Makes and probes the store."""
+        self._store.prepare()
+        with self._lock:
+            self._files()  # refuses a table of somebody else
+
+    def committed_ids(self) -> Iterator[str]:
+        """By the files of the log's newest version."""
+        with self._lock:
+            return iter(self._files())
+
+    def commit(self, result: Result) -> None:
+        """Writes a file and adds it to the log."""
+        attempt = uuid.uuid4().hex
+        name, content = f"{result.unit_id}-{attempt}.parquet", encode_result(_without_nulls(result), attempt)
+        self._store.create(name, content)
+        try:
+            with self._lock:
+                self._commit(result, name, len(content))
+        except CommitConflict:
+            self._store.delete(name)
+            raise
+
+    def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
+        """Read from the files' footers."""
+        with self._lock:
+            files = self._files()
+        return self._describe_files((unit_id, files[unit_id]) for unit_id in unit_ids if unit_id in files)
+
+    def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
+        """Columns of its file."""
+        with self._lock:
+            name = self._files().get(unit_id)
+        if name is None:
+            raise ScoringError(f"unit {unit_id} has no result in {self._location}")
+        return self._read_file(name, columns)
+
+    def remove(self, unit_ids: Iterable[str]) -> None:
+        """Removes their files from the log, all in one commit; readers of older versions still find them."""
+        from deltalake.transaction import RemoveAction
+
+        with self._lock:
+            files = self._files()
+            names = [files[unit_id] for unit_id in unit_ids if unit_id in files]
+            if names:
+                now_ms = int(time.time() * 1000)
+                actions = [RemoveAction(path=name, deletion_timestamp=now_ms, data_change=True) for name in names]
+                self._write(actions, None)
+
+    def _commit(self, result: Result, name: str, size: int) -> None:
+        for attempt in range(_ATTEMPTS):
+            table = self._opened(result.table.schema)
+            version = table.transaction_version(result.unit_id)
+            if version is not None:
+                standing = self._files().get(result.unit_id)
+                if standing == name:  # the answer to an earlier attempt was lost
+                    return
+                if standing is not None:
+                    raise CommitConflict(f"unit {result.unit_id} has a result already")
+            try:
+                self._write([_add_action(result, name, size)], (result.unit_id, (version or 0) + 1))
+            except StoreError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(_PAUSE_S * 2**attempt)
+            else:
+                return
+
+    def _files(self) -> dict[str, str]:
+        """Unit -> the file of its result, in the log's newest version."""
+        table = self._opened(None)
+        if table is None:
+            return {}
+        files = {}
+        for path in pa.table(table.get_add_actions()).column("path").to_pylist():
+            if not (found := _FILE.fullmatch(path)):
+                raise ScoringError(
+                    f"{self._location}: {path} is no file of graphkiln score, or the table was compacted meanwhile",
+                    hint="compact a table (OPTIMIZE) when its runs are over; choose another destination for new ones",
+                )
+            files[found[1]] = path
+        return files
+
+    def _opened(self, schema: pa.Schema | None) -> Any:
+        """The table as it is now; None where there is none and no schema to make one of."""
+        import deltalake
+
+        try:
+            if self._table is not None:
+                self._table.update_incremental()
+            elif deltalake.DeltaTable.is_deltatable(self._location, self._options):
+                self._table = deltalake.DeltaTable(self._location, storage_options=self._options)
+            elif schema is not None:
+                self._table = self._create(_delta_schema(schema))
+        except (deltalake.exceptions.DeltaError, OSError) as error:
+            raise self._explain(error) from error
+        if self._table is not None and schema is not None and self._table.schema() != _delta_schema(schema):
+            raise ScoringError(
+                f"{self._location} has other columns than the results: {self._table.schema().to_json()}",
+                hint="choose another destination",
+            )
+        return self._table
+
+    def _create(self, schema: Any) -> Any:
+        import deltalake
+
+        try:
+            return deltalake.DeltaTable.create(self._location, schema, storage_options=self._options)
+        except deltalake.exceptions.DeltaError:  # another worker may have been first
+            if not deltalake.DeltaTable.is_deltatable(self._location, self._options):
+                raise
+            return deltalake.DeltaTable(self._location, storage_options=self._options)
+
+    def _write(self, actions: list[Any], application: tuple[str, int] | None) -> None:
+        """Commits actions, as an application or as none.
+
+        Raises:
+            StoreError: It was not committed, or that is unknown: another attempt of the unit came first, or the store
+                fails.
+        """
+        import deltalake
+
+        transactions = [deltalake.Transaction(*application)] if application else None
+        properties = deltalake.CommitProperties(app_transactions=transactions, max_commit_retries=_RETRIES)
+        try:
+            self._table.create_write_transaction(
+                actions, mode="append", schema=self._table.schema(), commit_properties=properties
+            )
+        except (deltalake.exceptions.DeltaError, OSError) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> StoreError:
+        return StoreError(f"{self._location}: {error}", hint="is it a Delta table that may be written?", passing=True)
+
+
+def _add_action(result: Result, name: str, size: int) -> Any:
+    from deltalake.transaction import AddAction
+
+    stats = {"numRecords": len(result.table), "nullCount": {"error": len(result.table) - result.errors}}
+    return AddAction(
+        path=name,
+        size=size,
+        partition_values={},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps(stats),
+    )
+
+
+def _delta_schema(schema: pa.Schema) -> Any:
+    import deltalake
+
+    try:
+        return deltalake.Schema.from_arrow(_typed(schema))
+    except (TypeError, ValueError, NotImplementedError, deltalake.exceptions.DeltaError) as error:
+        raise ScoringError(f"Delta has no column for this: {error}", hint="leave it out of --keep-columns") from error
+
+
+def _typed(schema: pa.Schema) -> pa.Schema:
+    """A schema without the type of nothing but nulls, which Delta does not have."""
+    fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
+    return pa.schema(fields)
+
+
+def _without_nulls(result: Result) -> Result:
+    return replace(result, table=result.table.cast(_typed(result.table.schema)))

@@ -1,0 +1,244 @@
+"""A folder of an object store, `s3://` or `gs://`.
+
+An object appears whole or not at all, and a put that is conditional on there being none (S3: If-None-Match, Google:
+ifGenerationMatch=0) is exclusive. Some servers accept the condition and ignore it, so it is tried before anything is
+scored. A put whose answer was lost is resolved by looking at what stands there: contents are unlike each other.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_files import open_file_system, translate
+from graphkiln_backend.scoring.errors import ScoringError, StoreError
+
+_ATTEMPTS = 5
+_PAUSE_S = 0.2
+_CHECKSUMS = {"response_checksum_validation": "when_required"}
+"""Some servers answer a range with the checksum of the whole object. Pages of Parquet have checksums of their own."""
+_DAMAGED = {"ChecksumError", "IncompleteReadError"}
+_LEDGER = "let a database decide which attempt of a unit counts: --ledger postgresql://USER@HOST/DATABASE"
+
+
+class ObjectStore:
+    """Objects below an address. Opens no connection before it is asked.
+
+    Args:
+        address: The folder.
+        exclusive: Whether `create` must be exclusive; not where a ledger decides who writes.
+    """
+
+    def __init__(self, address: RemoteAddress, *, exclusive: bool = True) -> None:
+        self._address, self._exclusive = address, exclusive
+        self._system: Any = None
+
+    def prepare(self) -> None:
+        """Writes a probe, reads it back, and tries to write another in its place."""
+        name = f".probe-{secrets.token_hex(8)}"
+        first, second = (secrets.token_bytes(32) for _ in range(2))
+        try:
+            write = self.create if self._exclusive else self.replace
+            write(name, memoryview(first))
+            if self.read(name) != first:
+                raise ScoringError(f"{self._address} does not return what was written to it")
+            if self._exclusive and (self.create(name, memoryview(second)) or self.read(name) != first):
+                raise ScoringError(
+                    f"{self._address} ignores the condition that there be no object yet: two attempts of a unit would "
+                    "overwrite each other",
+                    hint=_LEDGER,
+                )
+        finally:
+            self.delete(name)
+
+    def place(self, name: str) -> str:
+        """Its address."""
+        return f"{self._address}/{name}"
+
+    def names(self) -> Iterator[str]:
+        """By listing the folder once."""
+        try:
+            self._opened().invalidate_cache()
+            found = self._call(lambda system: system.ls(self._address.root, detail=False))
+        except FileNotFoundError:  # which is what a folder without objects is
+            return
+        for path in found:
+            name = str(path).rpartition("/")[2]
+            if name and not name.startswith("."):
+                yield name
+
+    def create(self, name: str, content: memoryview) -> bool:
+        """A conditional put; looks at what stands there where its answer is unclear."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._write(lambda system: system.pipe_file(self._path(name), bytes(content), mode="create"))
+            except FileExistsError:
+                return self._holds(name, content)
+            except StoreError as error:
+                if not error.passing or attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(_PAUSE_S * 2**attempt)
+                continue
+            self._check_kept(name, len(content))
+            return True
+        raise AssertionError("the last attempt returns or raises")
+
+    def replace(self, name: str, content: memoryview | Path) -> None:
+        """A put; it may be repeated."""
+        if isinstance(content, Path):
+            size = content.stat().st_size
+            self._write(lambda system: system.put_file(str(content), self._path(name)))
+        else:
+            size = len(content)
+            self._write(lambda system: system.pipe_file(self._path(name), bytes(content)))
+        self._check_kept(name, size)
+
+    def read(self, name: str) -> bytes | None:
+        """An object."""
+        try:
+            return bytes(self._call(lambda system: system.cat_file(self._path(name))))
+        except FileNotFoundError:
+            return None
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Copies an object."""
+        try:
+            self._call(lambda system: system.get_file(self._path(name), str(path)))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, name: str) -> ObjectFile:
+        """An object whose ranges are read as they are asked for."""
+        path = self._path(name)
+        size = self._size(name)
+        if size is None:
+            raise FileNotFoundError(f"there is no {self.place(name)}")
+        return ObjectFile(
+            lambda start, end: self._call(lambda system: system.cat_file(path, start=start, end=end)), size
+        )
+
+    def delete(self, name: str) -> None:
+        """Removes an object."""
+        try:
+            self._call(lambda system: system.rm_file(self._path(name)))
+        except FileNotFoundError:
+            return
+
+    def age_s(self, name: str) -> float | None:
+        """Beside an object that is written now: both times are the service's."""
+        clock = f".clock-{secrets.token_hex(8)}"
+        self.replace(clock, memoryview(b"now"))
+        try:
+            seconds = (self._modified(clock) - self._modified(name)).total_seconds()
+        except FileNotFoundError:
+            return None
+        finally:
+            self.delete(clock)
+        return float(seconds)
+
+    def _path(self, name: str) -> str:
+        return f"{self._address.root}/{name}"
+
+    def _modified(self, name: str) -> Any:
+        return self._call(lambda system: system.modified(self._path(name)))
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return int(self._call(lambda system: system.info(self._path(name)))["size"])
+        except FileNotFoundError:
+            return None
+
+    def _holds(self, name: str, content: memoryview) -> bool:
+        return self._size(name) == len(content) and self.read(name) == bytes(content)
+
+    def _check_kept(self, name: str, size: int) -> None:
+        if (kept := self._size(name)) != size:
+            raise StoreError(
+                f"{self.place(name)}: the store said that it kept {size} bytes, and has {kept or 'none'}",
+                hint="have the store examined: what it confirms is not there",
+            )
+
+    def _opened(self) -> Any:
+        if self._system is None:
+            try:
+                self._system = open_file_system(self._address)
+            except (ImportError, RemoteStoreError) as error:
+                raise _explain(error, self._address) from error
+            if self._address.scheme == "s3":
+                self._system.config_kwargs |= _CHECKSUMS
+        return self._system
+
+    def _write(self, do: Callable[[Any], Any]) -> None:
+        try:
+            self._call(do)
+        except FileNotFoundError as error:  # of the bucket
+            raise _explain(error, self._address) from error
+
+    def _call(self, do: Callable[[Any], Any]) -> Any:
+        """Asks the service; what it says of names alone is not translated.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+            FileExistsError: There is one.
+            ScoringError: What came is not what the service says that it holds.
+            StoreError: Anything else.
+        """
+        system = self._opened()
+        try:
+            return do(system)
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except Exception as error:
+            if type(error).__name__ in _DAMAGED:
+                raise ScoringError(f"{self._address} returns other bytes than it holds: {error}") from error
+            raise _explain(error, self._address) from error
+
+
+class ObjectFile(io.RawIOBase):
+    """An object as a file for reading.
+
+    Args:
+        read_range: Reads from a first byte to before a last one.
+        size: In bytes.
+    """
+
+    def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
+        super().__init__()
+        self._read_range, self._size, self._position = read_range, size, 0
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves, without asking the store."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """One request for a range."""
+        end = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        if end <= self._position:
+            return b""
+        content = self._read_range(self._position, end)
+        self._position += len(content)
+        return content
+
+
+def _explain(error: Exception, address: RemoteAddress) -> StoreError:
+    meaning = translate(error, address)
+    return StoreError(meaning.message, hint=meaning.hint, passing=meaning.passing)

@@ -1,0 +1,125 @@
+"""Parquet files, one per unit, named by its id, in a folder or an object store.
+
+Names that begin with `_` are notes: readers of Parquet folders leave them out.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
+from graphkiln_backend.scoring.destinations.lease import claim
+from graphkiln_backend.scoring.destinations.parquet_result import (
+    encode_result,
+    read_columns,
+    read_committed,
+)
+from graphkiln_backend.scoring.destinations.store import Store
+from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
+from graphkiln_backend.scoring.units import ID_DIGITS
+
+_SUFFIX = ".parquet"
+_RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")
+_READERS = 16
+_PIECE = 1024
+
+
+def object_name(unit_id: str) -> str:
+    """The name of a unit's file."""
+    return f"{unit_id}{_SUFFIX}"
+
+
+class ParquetDestination:
+    """Files of a store.
+
+    Args:
+        store: Where they are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def prepare(self) -> None:
+        """Makes and probes the store.
+
+        Raises:
+            ScoringError: It cannot be written exclusively, or holds files that would be read as results.
+        """
+        self._store.prepare()
+        for name in self._store.names():
+            if name.endswith(_SUFFIX) and not name.startswith("_") and not _RESULT.fullmatch(name):
+                raise ScoringError(
+                    f"{self._store.place(name)} is no result of graphkiln, and would be read as one",
+                    hint="choose an empty destination",
+                )
+
+    def claim(self, run_id: str) -> Lease:
+        """A numbered note."""
+        return claim(self._store, run_id)
+
+    def committed_ids(self) -> Iterator[str]:
+        """By their names."""
+        for name in self._store.names():
+            if found := _RESULT.fullmatch(name):
+                yield found[1]
+
+    def commit(self, result: Result) -> None:
+        """Creates the unit's file, which one attempt succeeds in."""
+        content = encode_result(result, attempt=uuid.uuid4().hex)
+        if not self._store.create(object_name(result.unit_id), content):
+            raise CommitConflict(f"unit {result.unit_id} has a result already")
+
+    def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
+        """Read from the files' footers, several at a time."""
+        return self._describe_files((unit_id, object_name(unit_id)) for unit_id in unit_ids)
+
+    def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
+        """Columns of its file."""
+        return self._read_file(object_name(unit_id), columns)
+
+    def remove(self, unit_ids: Iterable[str]) -> None:
+        """Deletes their files."""
+        for unit_id in unit_ids:
+            self._store.delete(object_name(unit_id))
+
+    def write_note(self, name: str, content: bytes | Path) -> None:
+        """A file of its own."""
+        self._store.replace(name, content if isinstance(content, Path) else memoryview(content))
+
+    def read_note(self, name: str) -> bytes | None:
+        """A file of its own."""
+        return self._store.read(name)
+
+    def fetch_note(self, name: str, path: Path) -> bool:
+        """A file of its own."""
+        return self._store.fetch(name, path)
+
+    def _read_file(self, name: str, columns: Sequence[str]) -> pa.Table:
+        try:
+            return read_columns(self._store.open(name), list(columns))
+        except (pa.ArrowException, OSError) as error:
+            raise ScoringError(f"{self._store.place(name)} cannot be read: {error}") from error
+
+    def _describe_files(self, files: Iterable[tuple[str, str]]) -> Iterator[Committed]:
+        """What the footers of units' files say."""
+        waiting = iter(files)
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="footers") as pool:
+            while piece := list(islice(waiting, _PIECE)):
+                yield from pool.map(lambda file: self._describe_file(*file), piece)
+
+    def _describe_file(self, unit_id: str, name: str) -> Committed:
+        place = self._store.place(name)
+        try:
+            return read_committed(unit_id, place, pq.read_metadata(self._store.open(name)))
+        except StoreError:
+            raise
+        except (pa.ArrowException, OSError, ScoringError, KeyError, ValueError, AttributeError) as error:
+            return Committed(unit_id=unit_id, place=place, damage=str(error))

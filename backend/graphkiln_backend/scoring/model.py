@@ -1,0 +1,211 @@
+"""The model of a run: found, lowered and proven as the server does it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.decoding import encode_json
+from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.lowering.artifacts import Artifacts, content_of
+from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.plan import Resources
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
+from graphkiln_backend.repository.overlay import complete_config
+from graphkiln_backend.repository.publication import check_published
+from graphkiln_backend.repository.version import newest_version, read_version_signature
+from graphkiln_backend.scoring.batch_size import choose_batch_size
+from graphkiln_backend.scoring.contract import complete_contract
+from graphkiln_backend.scoring.encoders.base import Encoder
+from graphkiln_backend.scoring.encoders.choice import choose_encoder
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.image_input import ImageInput
+from graphkiln_backend.scoring.reading import Reader
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.scorer import Computation, Scorer
+from graphkiln_backend.scoring.self_check import check_session
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringModel:
+    """A version, ready to be built.
+
+    Attributes:
+        folder: The version folder, as the user has it.
+        deployment: The version and its plan on this machine.
+        contract: What is known of its images and classes.
+        preprocess: How an image becomes its input.
+        signature: Of its graph.
+        image_input: What it takes of images.
+        wants_gpu: Whether it runs on a GPU where there is one.
+    """
+
+    folder: Path
+    deployment: Deployment
+    contract: Contract
+    preprocess: Preprocess
+    signature: Signature
+    image_input: ImageInput
+    wants_gpu: bool
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.folder.parent.name
+
+    @property
+    def version(self) -> int:
+        """Number of the version."""
+        return int(self.folder.name)
+
+    def build(self, cache: ArtifactCache) -> ProvenSession:
+        """Builds and proves the session, golden self-test included.
+
+        Raises:
+            LoweringError: No session of the plan works.
+        """
+        return self.deployment.build(cache)
+
+    def scorer(self, proven: ProvenSession, request: ScoreRequest, cores: int, cache: ArtifactCache) -> Scorer:
+        """What answers rows.
+
+        Args:
+            proven: What `build` built.
+            request: The run.
+            cores: Cores of the worker.
+            cache: Remembers the fastest batch size.
+
+        Raises:
+            ScoringError: The model has no such outputs, or none that can be ranked.
+        """
+        computation = Computation(
+            session=proven.session,
+            image_input=self.image_input,
+            encoder=self.encoder(request),
+            batch_size=self._batch_size(proven, cache),
+            model=self.name,
+            version=self.version,
+            check=partial(check_session, proven.replay),
+        )
+        return Scorer(computation, Reader(self.preprocess, cores))
+
+    def facts(self, request: ScoreRequest) -> Mapping[str, str]:
+        """What changes an answer: graph, preprocessing and labels, settings, and how answers are written."""
+        settings = self.deployment.settings
+        lowering = (settings.engine, settings.precision, settings.layout, settings.fallback, settings.options)
+        return {
+            "model": f"{self.name} {self.version}",
+            "graph": repr(sorted(self._content().items())),
+            "contract": encode_json(self.contract),
+            "lowering": repr((*map(str, lowering), settings.tuning)),
+            **request.facts(),
+        }
+
+    def configuration(self, request: ScoreRequest) -> str:
+        """Digest of the facts: results of two configurations are never mixed."""
+        text = repr(sorted(self.facts(request).items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def encoder(self, request: ScoreRequest) -> Encoder:
+        """What turns outputs into columns.
+
+        Raises:
+            ScoringError: The model has no such outputs, or none that can be ranked.
+        """
+        return choose_encoder(self.image_input.signature_of_rows(self.signature), self.contract, request)
+
+    def _batch_size(self, proven: ProvenSession, cache: ArtifactCache) -> int:
+        """The fastest of the sizes that the session was proven at; 1 where rows are computed one by one."""
+        most = 1 if proven.separate else self.image_input.most_rows
+        sizes = [size for size in self.deployment.warmup_batch_sizes if size <= most]
+        artifacts = Artifacts(self.deployment.version, self.deployment.saved, cache)
+        samples = self.deployment.version.golden or proven.made_up
+        return choose_batch_size(artifacts, proven.session, proven.config, sizes, samples)
+
+    def _content(self) -> Mapping[str, str]:
+        """SHA-256 of all that the graph is read from; of what another framework saved, not of what it became here."""
+        version = self.deployment.version
+        if version.graph_path.is_relative_to(self.folder):
+            return content_of(version)
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.folder)): sha256_of(path) for path in files}
+
+
+def describe_session(proven: ProvenSession) -> str:
+    """Engine, device, and the precision that was read back from the engine where it could be."""
+    config, placement = proven.config, proven.placement
+    precision = placement.precision if placement else config.precision
+    return f"{config.engine} on {config.device}" + (f" in {precision}" if precision else "")
+
+
+def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> ScoringModel:
+    """Finds and plans the model of a run.
+
+    Args:
+        request: The run.
+        cache: Keeps what is converted from the graphs of other frameworks.
+        cores: Cores that a worker computes on, beside decoding images on them.
+
+    Raises:
+        GraphkilnError: The version is not usable, or nobody knows how an image becomes its input.
+    """
+    model = Path(request.model)
+    folder = (model / str(request.version) if request.version else newest_version(model)).absolute()
+    graph_folder = partial(convert_if_needed, cache=cache)
+    completed = complete_config(folder.parent, request.backends, graph_folder, int(folder.name))
+    _check_independent(completed, folder)
+    config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
+    config = replace(config, instance_groups=(InstanceGroup(count=1, device=config.device),))
+    resources = Resources(device=config.device, cores=cores, probe=probe, works_beside=True)
+    deployment = Deployment.read(graph_folder(folder), config, resources, request.overrides)
+    if deployment.version.graph_path.is_relative_to(folder):
+        check_published(completed, folder.parent, int(folder.name), deployment.version)
+    contract = complete_contract(deployment.version, completed, folder.parent)
+    preprocess = _known_preprocess(contract, folder)
+    signature = read_version_signature(graph_folder(folder), config.default_model_filename)
+    return ScoringModel(
+        folder=folder,
+        deployment=deployment,
+        contract=contract,
+        preprocess=preprocess,
+        signature=signature,
+        image_input=ImageInput.of(signature, preprocess, config.max_batch_size),
+        wants_gpu=ModelConfig.from_protobuf(completed, has_gpu=True).device.is_gpu,
+    )
+
+
+def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
+    if contract.preprocess is None:
+        raise ScoringError(
+            f"{folder} does not say how an image becomes its input",
+            hint='convert it with graphkiln convert --preprocess JSON, or add parameters { key: "preprocess" } to '
+            f"{folder.parent.name}/config.pbtxt",
+        )
+    return contract.preprocess
+
+
+def _check_independent(config: ModelConfigProto, folder: Path) -> None:
+    """Refuses models whose rows are no rows.
+
+    Raises:
+        ScoringError: What a request is answered depends on others, or its batches are described by other tensors.
+    """
+    problem = ""
+    if config.HasField("sequence_batching"):
+        problem = "its answers depend on earlier requests (sequence_batching)"
+    elif config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
+        problem = "it takes batches whose rows differ in size (allow_ragged_batch, batch_input)"
+    if problem:
+        raise ScoringError(f"{folder.parent.name} cannot be scored: {problem}", hint="serve it, and ask it by a client")

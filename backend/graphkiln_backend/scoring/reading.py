@@ -1,0 +1,227 @@
+"""Rows are read, decoded and preprocessed ahead of the session, in bounded memory.
+
+Reading waits for disks and networks, decoding for cores: many threads read, and as many others decode as there are
+cores. What they hold is counted in bytes, not in rows: the pixels of an image from before it is decoded until
+it is a sample, and the sample until its batch is computed. The row that a session waits for next is always let in, so
+that the rows behind it, which hold all the memory, cannot keep it waiting forever.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import count_pixels, load_sample
+from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
+from graphkiln_backend.scoring.memory_gate import MemoryGate
+from graphkiln_backend.scoring.rows import Row
+
+READERS_PER_CORE = 8
+"""A store that takes 50 ms to answer gives 160 images a second to eight readers."""
+MEMORY_BYTES = 512 << 20
+"""Of pixels and samples of all rows that are ahead, and as much again of encoded images."""
+_BYTES_PER_PIXEL = 8
+"""Decoded, and once more converted or turned upright."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A row, and its sample or the reason why it has none.
+
+    Attributes:
+        row: The row.
+        sample: What the session takes of it; None with an error.
+        error: Why it has no answer; None with a sample.
+        read_s: Elapsed while it was read.
+        decode_s: Processor time of decoding and preprocessing it.
+    """
+
+    row: Row
+    sample: AnyArray | None = None
+    error: str | None = None
+    read_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the sample."""
+        return 0 if self.sample is None else self.sample.nbytes
+
+
+class Preparation(Closeable):
+    """The rows of a unit in their order, some of them ahead of whoever takes them.
+
+    Args:
+        reader: Prepares them.
+        rows: The rows.
+        quarantined: Rows that must not be touched, by their position, and why.
+        ahead: How many are prepared before they are asked for.
+    """
+
+    def __init__(self, reader: Reader, rows: Iterable[Row], quarantined: Mapping[int, str], ahead: int) -> None:
+        self._reader, self._rows, self._quarantined, self._ahead = reader, rows, quarantined, ahead
+        self._waiting: deque[Future[Prepared]] = deque()
+        self._taken = 0
+        self._held_bytes = 0
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Prepared]:
+        """The rows; their samples are held until they are released.
+
+        Raises:
+            InputChanged: A row is no longer what was planned.
+            SourceUnavailable: The input cannot be read just now.
+        """
+        for position, row in enumerate(self._rows):
+            self._waiting.append(self._submit(position, row))
+            if len(self._waiting) >= self._ahead:
+                yield self._take()
+        while self._waiting:
+            yield self._take()
+
+    def release(self, batch: Iterable[Prepared]) -> None:
+        """Gives back the memory of samples that are no longer needed."""
+        size = sum(one.size_bytes for one in batch)
+        self._held_bytes -= size
+        self._reader.memory.release(size)
+
+    def close(self) -> None:
+        """Nobody takes what is left: what is held for it is given back as soon as it is there."""
+        self._closed = True
+        for future in self._waiting:
+            future.cancel()
+            future.add_done_callback(self._release_result)
+        self._reader.memory.release(self._held_bytes)
+        self._reader.encoded.release(0)
+        self._held_bytes = 0
+
+    def _submit(self, position: int, row: Row) -> Future[Prepared]:
+        if position not in self._quarantined:
+            return self._reader.submit(row, partial(self._is_next, position))
+        future: Future[Prepared] = Future()
+        future.set_result(Prepared(row=row, error=self._quarantined[position]))
+        return future
+
+    def _is_next(self, position: int) -> bool:
+        return self._closed or self._taken == position
+
+    def _take(self) -> Prepared:
+        prepared = self._waiting[0].result()
+        self._waiting.popleft()
+        self._held_bytes += prepared.size_bytes
+        self._taken += 1
+        self._reader.memory.release(0)  # the row behind it may be the one that must be let in now
+        self._reader.encoded.release(0)
+        return prepared
+
+    def _release_result(self, future: Future[Prepared]) -> None:
+        if not future.cancelled() and not future.exception():
+            self._reader.memory.release(future.result().size_bytes)
+
+
+class Reader(Closeable):
+    """Prepares the rows of some units at a time.
+
+    Args:
+        preprocess: How an image becomes a sample.
+        cores: How many decode at a time.
+        memory_bytes: Most bytes of pixels and samples together; a single image may take more.
+
+    Attributes:
+        memory: Holds pixels and samples.
+        encoded: Holds what is read and not yet decoded.
+    """
+
+    def __init__(self, preprocess: Preprocess, cores: int, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.memory, self.encoded = MemoryGate(memory_bytes), MemoryGate(memory_bytes)
+        self._preprocess = preprocess
+        self._expected_bytes = 0
+        self._threads = READERS_PER_CORE * cores
+        self._reading = ThreadPoolExecutor(self._threads, thread_name_prefix="reader")
+        self._decoding = ThreadPoolExecutor(cores, thread_name_prefix="decoder")
+
+    def prepare(self, rows: Iterable[Row], quarantined: Mapping[int, str], ahead: int) -> Preparation:
+        """Prepares the rows of a unit.
+
+        Args:
+            rows: The rows.
+            quarantined: Rows that must not be touched, by their position, and why.
+            ahead: How many are prepared before they are asked for, beside those that are being read.
+        """
+        return Preparation(self, rows, quarantined, ahead + self._threads)
+
+    def submit(self, row: Row, is_next: Callable[[], bool]) -> Future[Prepared]:
+        """Prepares a row on a thread that reads, then on one that decodes.
+
+        Args:
+            row: The row.
+            is_next: Whether everybody waits for this one.
+        """
+        done: Future[Prepared] = Future()
+        self._reading.submit(self._read, row, is_next, done)
+        return done
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._reading.shutdown(cancel_futures=True)
+        self._decoding.shutdown()
+
+    def _read(self, row: Row, is_next: Callable[[], bool], done: Future[Prepared]) -> None:
+        """Reads a row, waits for memory for its pixels, and hands it to whoever decodes."""
+        if not done.set_running_or_notify_cancel():
+            return
+        begun, expected = time.perf_counter(), self._expected_bytes
+        self.encoded.acquire(expected, is_next)
+        try:
+            content = row.load()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the row is told
+            self.encoded.release(expected)
+            _settle(done, Prepared(row=row, read_s=time.perf_counter() - begun), error)
+            return
+        read = Prepared(row=row, read_s=time.perf_counter() - begun)
+        self._expected_bytes = max(len(content), self._expected_bytes * 7 // 8)
+        size = _BYTES_PER_PIXEL * count_pixels(content)
+        self.memory.acquire(size, is_next)
+        self._decoding.submit(self._decode, read, content, done, _Held(pixels=size, encoded=expected))
+
+    def _decode(self, read: Prepared, content: bytes, done: Future[Prepared], held: _Held) -> None:
+        """Settles a row with its sample, whose memory is held from now on."""
+        begun = time.thread_time()
+        try:
+            sample = load_sample(content, self._preprocess)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the row is told
+            self._release(held)
+            _settle(done, read, error)
+            return
+        decode_s = time.thread_time() - begun
+        self._release(held, sample.nbytes)
+        done.set_result(replace(read, sample=sample, decode_s=decode_s))
+
+    def _release(self, held: _Held, kept_bytes: int = 0) -> None:
+        self.memory.release(held.pixels - kept_bytes)
+        self.encoded.release(held.encoded)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """Bytes that are held for a row while it is decoded."""
+
+    pixels: int
+    encoded: int
+
+
+def _settle(done: Future[Prepared], read: Prepared, error: BaseException) -> None:
+    """What is wrong with a row is its error; anything else concerns whoever waits for it."""
+    own = isinstance(error, GraphkilnError | OSError) and not isinstance(error, InputChanged | SourceUnavailable)
+    if own:
+        done.set_result(replace(read, error=str(error)))
+    else:
+        done.set_exception(error)

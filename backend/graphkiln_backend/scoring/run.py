@@ -1,0 +1,157 @@
+"""A run, from the request to the summary."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.scoring.cluster import connect
+from graphkiln_backend.scoring.destinations.base import Destination, Lease
+from graphkiln_backend.scoring.driver import drive
+from graphkiln_backend.scoring.events import Report, RunFinished, RunPlanned, Summary
+from graphkiln_backend.scoring.fleet import RayFleet
+from graphkiln_backend.scoring.model import read_model
+from graphkiln_backend.scoring.model_fetch import with_local_model
+from graphkiln_backend.scoring.opening import open_destination, open_source
+from graphkiln_backend.scoring.plan import PlanTotals, read_plan, replace_units, write_plan
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.resume import Standing, account, read_standing, settle_stale
+from graphkiln_backend.scoring.schedule import Schedule
+from graphkiln_backend.scoring.sources.base import Source
+from graphkiln_backend.scoring.stopping import interruptible
+from graphkiln_backend.scoring.units import InputRange, Unit
+
+PLAN = "_plan.parquet"
+
+
+def score(request: ScoreRequest, report: Report = lambda _: None) -> Summary:
+    """Scores a data set. It returns only when every row of the input is accounted for in the destination.
+
+    Args:
+        request: What to score, with what, and where the answers go.
+        report: Told what happens.
+
+    Raises:
+        RunInterrupted: Ctrl-C or SIGTERM, in the main thread.
+        GraphkilnError: The run cannot be finished; the same request goes on.
+    """
+    run_id = secrets.token_hex(4)
+    with interruptible(), tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
+        destination = open_destination(request)
+        destination.prepare()
+        lease = destination.claim(run_id)
+        try:
+            planning = _Planning(request=request, destination=destination, lease=lease, run_id=run_id, report=report)
+            summary = planning.plan(Path(folder)).finish()
+        finally:
+            lease.release()
+    report(RunFinished(summary=summary))
+    return summary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """A run that is planned."""
+
+    request: ScoreRequest
+    destination: Destination
+    source: Source
+    lease: Lease
+    plan: Path
+    configuration: str
+    on_gpu: bool
+    totals: PlanTotals
+    standing: Standing
+    report: Report
+
+    def finish(self) -> Summary:
+        """Scores what is left, and checks the destination."""
+        totals, done = self.totals, self.standing.done_units
+        summary = Summary(units=totals.units, rows=totals.rows, done_before=done)
+        schedule = Schedule(self._open_units(), self._replan, self.report, summary)
+        if done < totals.units:
+            self._score(schedule)
+        if schedule.replaced:
+            replace_units(self.plan, schedule.replaced)
+            self.destination.write_note(PLAN, self.plan)
+        self.lease.renew()
+        reasons = {each.unit_id: each.reason for each in schedule.failed}
+        account(self.destination, self.plan, schedule.replaced, reasons)
+        return summary
+
+    def _score(self, schedule: Schedule) -> None:
+        with (
+            connect(self.request.address),
+            interruptible(),  # once more: Ray has put its own handler of SIGTERM in the place of ours
+            RayFleet(self.request, self.configuration, on_gpu=self.on_gpu, tell=self.report) as fleet,
+        ):
+            drive(schedule, fleet, self.lease.renew)
+
+    def _open_units(self) -> Iterator[Unit]:
+        return (unit for unit in read_plan(self.plan) if unit.id not in self.standing.committed)
+
+    def _replan(self, unit: Unit) -> Iterable[Unit]:
+        return (found.unit(self.configuration) for found in self.source.replan(unit))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Planning:
+    """A run whose destination is claimed."""
+
+    request: ScoreRequest
+    destination: Destination
+    lease: Lease
+    run_id: str
+    report: Report
+
+    def plan(self, folder: Path) -> _Run:
+        """Reads the model, lists the source, and sees what is done already."""
+        request, destination, plan = self.request, self.destination, folder / PLAN
+        with CacheSettings(folder=request.cache).checked().open(folder / "cache") as cache:
+            local = with_local_model(request, folder)
+            model = read_model(local, cache, usable_cores())
+            configuration = model.configuration(request)
+        source = open_source(request)
+        totals = write_plan(plan, _held(source.ranges(request.rows_per_unit), self.lease), configuration)
+        standing = read_standing(destination, plan)
+        settle_stale(destination, standing.stale, configuration, replace=request.replace)
+        destination.write_note(PLAN, plan)
+        self._tell(configuration, totals, standing)
+        return _Run(
+            request=replace(request, version=local.version),
+            destination=destination,
+            source=source,
+            lease=self.lease,
+            plan=plan,
+            configuration=configuration,
+            on_gpu=model.wants_gpu,
+            totals=totals,
+            standing=standing,
+            report=self.report,
+        )
+
+    def _tell(self, configuration: str, totals: PlanTotals, standing: Standing) -> None:
+        self.report(
+            RunPlanned(
+                run_id=self.run_id,
+                configuration=configuration,
+                units=totals.units,
+                rows=totals.rows,
+                size_bytes=totals.size_bytes,
+                done_units=standing.done_units,
+                done_rows=standing.done_rows,
+                removed_units=len(standing.stale),
+            )
+        )
+
+
+def _held(ranges: Iterable[InputRange], lease: Lease) -> Iterator[InputRange]:
+    """The same ranges; listing many must not cost the claim."""
+    for found in ranges:
+        lease.renew()
+        yield found

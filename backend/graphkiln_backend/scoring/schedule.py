@@ -1,0 +1,290 @@
+"""Which worker tries which unit next, and what follows from what became of it. Nothing in here knows Ray, or waits.
+
+A worker computes two units at a time: one is read while the other is computed. When it ends, both are suspects. A
+suspect is computed by a worker that has nothing else to do; if that one ends, too, the guilty row is searched
+(`suspects`), quarantined, and the rest of the unit is scored. What happens to a node, to a store, or to a worker that
+computes wrongly is never blamed on rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.scoring.attempts import Attempt, UnitReport
+from graphkiln_backend.scoring.breaker import Breaker
+from graphkiln_backend.scoring.cases import MOST_LOSSES, Case, Running, wait_s
+from graphkiln_backend.scoring.events import (
+    Event,
+    RowQuarantined,
+    Summary,
+    TwinStarted,
+    UnitCommitted,
+    UnitFailed,
+    UnitReplanned,
+    UnitRetried,
+    WorkerEnded,
+    WorkerReady,
+)
+from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
+from graphkiln_backend.scoring.patience import Patience
+from graphkiln_backend.scoring.units import Unit
+
+UNITS_PER_WORKER = 2
+"""One is read while the other is computed."""
+_MOST_TRIES = {Cause.UNREADABLE: 3, Cause.SOURCE: 8, Cause.REFUSED: 1, Cause.STORE: 1000}
+"""Attempts of a unit that end for the same cause; a store that fails ends the run (`breaker`)."""
+_TWIN_AFTER_S = 10.0
+_TWIN_FACTOR = 2.0
+"""A twin pays where a unit takes twice as long as usual, and that is more than what starting over costs."""
+
+
+class Schedule:
+    """The units of a run until each is committed; memory holds those that are worked on, and those in trouble.
+
+    Args:
+        units: What is to be scored.
+        replan: What has become of a unit whose input changed: the units that take its place.
+        tell: Told what happens.
+        summary: Where it is counted.
+    """
+
+    def __init__(
+        self,
+        units: Iterator[Unit],
+        replan: Callable[[Unit], Iterable[Unit]],
+        tell: Callable[[Event], None],
+        summary: Summary,
+    ) -> None:
+        self._units, self._replan, self._tell, self.summary = units, replan, tell, summary
+        self._exhausted = False
+        self._numbers = count(1)
+        self._retries: list[tuple[float, int, Case]] = []
+        self._suspects: deque[Case] = deque()
+        self._running: dict[int, Running] = {}
+        self._busy: dict[str, set[int]] = {}
+        self._nodes: dict[str, str] = {}
+        self._reserved: set[str] = set()
+        self._patience = Patience()
+        self._breaker = Breaker()
+        self.failed: list[UnitFailed] = []
+        """Units that stay without a result; the run ends when there are many."""
+        self.replaced: dict[str, list[Unit]] = {}
+        """What took the place of units whose input changed, by their ids."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every unit has its result, or has failed for good."""
+        return self._exhausted and not self._retries and not self._suspects and not self._pending
+
+    @property
+    def workers(self) -> list[str]:
+        """Those that take attempts."""
+        return list(self._nodes)
+
+    @property
+    def _pending(self) -> list[Running]:
+        return [each for each in self._running.values() if not each.case.done]
+
+    def take(self, worker: str, now: float) -> tuple[int, Attempt] | None:
+        """What a worker should begin now, with its number; None where it should wait.
+
+        Args:
+            worker: A worker that is ready.
+            now: The clock.
+        """
+        busy = self._busy[worker]
+        if any(self._running[number].alone for number in busy):
+            return None
+        if self._suspects and self._keeps_free(worker, busy=bool(busy)):
+            return None if busy else self._begin(self._suspects.popleft(), worker, now, alone=True)
+        self._reserved.discard(worker)
+        if len(busy) >= UNITS_PER_WORKER:
+            return None
+        case = self._next_case(now)
+        if case is None and not busy:
+            case = self._find_straggler(worker, now)
+        return self._begin(case, worker, now, alone=False) if case else None
+
+    def handle(self, outcome: Outcome, now: float) -> None:
+        """Draws the conclusions from what happened.
+
+        Raises:
+            ScoringError: Going on makes no sense: nothing can be committed, or unit after unit fails.
+        """
+        match outcome:
+            case Ready():
+                self._nodes[outcome.worker], self._busy[outcome.worker] = outcome.facts.node, set()
+                self._tell(WorkerReady(worker=outcome.worker, facts=outcome.facts))
+            case Done():
+                self._finish(self._remove(outcome.attempt), outcome)
+            case Failed():
+                self._fail(self._remove(outcome.attempt), outcome, now)
+            case Ended():
+                self._end(outcome, now)
+
+    # ---- what is next
+
+    def _keeps_free(self, worker: str, *, busy: bool) -> bool:
+        """Whether a worker is, or shall be, free for suspects: half of the workers at most, one at least."""
+        if worker in self._reserved or not busy:
+            return True
+        if len(self._reserved) >= min(len(self._suspects), max(1, len(self._nodes) // 2)):
+            return False
+        self._reserved.add(worker)
+        return True
+
+    def _next_case(self, now: float) -> Case | None:
+        if self._retries and self._retries[0][0] <= now:
+            return heapq.heappop(self._retries)[2]
+        unit = None if self._exhausted else next(self._units, None)
+        self._exhausted = unit is None
+        return Case(unit=unit) if unit else None
+
+    def _find_straggler(self, worker: str, now: float) -> Case | None:
+        typical = self._patience.typical_s
+        if typical is None or self._retries:
+            return None
+        after = max(_TWIN_AFTER_S, _TWIN_FACTOR * typical)
+        slow = [
+            each
+            for each in self._pending
+            if not each.alone and each.worker != worker and each.case.in_flight == 1 and now - each.begun > after
+        ]
+        if not slow:
+            return None
+        case = min(slow, key=lambda each: each.begun).case
+        self._tell(TwinStarted(unit_id=case.unit.id, worker=worker))
+        return case
+
+    def _begin(self, case: Case, worker: str, now: float, *, alone: bool) -> tuple[int, Attempt]:
+        attempt, number = case.attempt(self._patience.seconds), next(self._numbers)
+        self._running[number] = Running(case=case, attempt=attempt, worker=worker, begun=now, alone=alone)
+        self._busy[worker].add(number)
+        case.in_flight += 1
+        return number, attempt
+
+    # ---- what follows
+
+    def _finish(self, running: Running, outcome: Done) -> None:
+        case = running.case
+        if case.done:
+            self.summary.twins += 1
+        elif outcome.report is None:
+            if case.search:
+                case.search.survived()
+            self._conclude(case)
+        else:
+            self._commit(case, outcome.worker, outcome.report)
+
+    def _commit(self, case: Case, worker: str, report: UnitReport) -> None:
+        case.done = True
+        self._breaker.count_commit()
+        self._patience.learn(report.seconds)
+        self.summary.scored += report.rows - report.errors
+        self.summary.errors += report.errors
+        self.summary.quarantined += len(report.quarantined)
+        self.summary.twins += report.twin
+        self._tell(UnitCommitted(worker=worker, report=report))
+
+    def _fail(self, running: Running, outcome: Failed, now: float) -> None:
+        case = running.case
+        if case.done:
+            return
+        case.failures[outcome.cause] += 1
+        if outcome.cause is Cause.CHANGED:
+            self._change(running, outcome.reason, now)
+        elif outcome.cause is Cause.ROWS:
+            self._retry(case, outcome.reason)
+            case.blame(running.attempt, alone=running.alone, reached=None, reason=outcome.reason)
+            self._conclude(case)
+        elif case.failures[outcome.cause] >= _MOST_TRIES[outcome.cause]:
+            self._give_up(case, outcome.reason)
+        else:
+            if outcome.cause is Cause.STORE:
+                self._breaker.count_store_failure(outcome.reason)
+            self._retry(case, outcome.reason)
+            self._queue(case, now + wait_s(case.failures, outcome.cause))
+
+    def _end(self, outcome: Ended, now: float) -> None:
+        node = self._nodes.pop(outcome.worker, "")
+        self._reserved.discard(outcome.worker)
+        self.summary.workers_ended += 1
+        unfit = outcome.blame is Blame.WORKER
+        self._tell(WorkerEnded(worker=outcome.worker, node=node, reason=outcome.reason, unfit=unfit))
+        for number in sorted(self._busy.get(outcome.worker, ())):
+            self._lose(number, self._remove(number), outcome, now)
+        self._busy.pop(outcome.worker, None)
+
+    def _lose(self, number: int, running: Running, outcome: Ended, now: float) -> None:
+        case = running.case
+        if number in outcome.committing:
+            failed = Failed(worker=outcome.worker, attempt=number, cause=Cause.STORE, reason=outcome.reason)
+            self._fail(running, failed, now)
+        elif not case.done:
+            self._retry(case, outcome.reason)
+            if outcome.blame is Blame.ROWS:
+                reached = outcome.reached.get(number)
+                case.blame(running.attempt, alone=running.alone, reached=reached, reason=outcome.reason)
+            elif outcome.blame is Blame.UNKNOWN:
+                case.losses += 1
+                case.suspect = case.suspect or case.losses >= MOST_LOSSES
+            self._conclude(case, now)
+
+    def _remove(self, number: int) -> Running:
+        running = self._running.pop(number)
+        running.case.in_flight -= 1
+        self._busy[running.worker].discard(number)
+        return running
+
+    def _conclude(self, case: Case, now: float = 0.0) -> None:
+        """Tries a unit again, with what its search has found."""
+        if (position := case.conclude()) is not None:
+            unit = case.unit
+            self._tell(RowQuarantined(unit_id=unit.id, path=unit.path, position=position, reason=case.reason))
+        if case.hopeless:
+            self._give_up(case, case.hopeless)
+        else:
+            self._queue(case, now)
+
+    def _change(self, running: Running, reason: str, now: float) -> None:
+        """Plans a unit anew whose input changed."""
+        case, unit = running.case, running.case.unit
+        if running.attempt.changes_are_errors:
+            self._give_up(case, reason)
+            return
+        try:
+            units = list(self._replan(unit))
+        except GraphkilnError as error:
+            self._give_up(case, str(error))
+            return
+        case.done = True
+        self.replaced[unit.id] = units
+        rows = sum(each.rows for each in units) - unit.rows
+        self.summary.units += len(units) - 1
+        self.summary.rows += rows
+        self._tell(UnitReplanned(unit_id=unit.id, path=unit.path, units=len(units), rows=rows))
+        for each in units:
+            self._queue(Case(unit=each, changes=case.changes + 1), now)
+
+    def _queue(self, case: Case, due: float) -> None:
+        if case.in_flight:
+            return  # its twin is still at it
+        if case.suspect:
+            self._suspects.append(case)
+        else:
+            heapq.heappush(self._retries, (due, next(self._numbers), case))
+
+    def _retry(self, case: Case, reason: str) -> None:
+        self.summary.retries += 1
+        self._tell(UnitRetried(unit_id=case.unit.id, path=case.unit.path, reason=reason))
+
+    def _give_up(self, case: Case, reason: str) -> None:
+        case.done = True
+        failed = UnitFailed(unit_id=case.unit.id, path=case.unit.path, reason=reason)
+        self.failed.append(failed)
+        self._tell(failed)
+        self._breaker.count_failed_unit(failed)

@@ -1,0 +1,124 @@
+"""Files of a folder, of a pattern, or one: which kind they are of, and who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import PurePosixPath
+
+from graphkiln_backend.images.formats import SUFFIXES
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.sources import csv_listing, images, listing, parquet, tars
+from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
+from graphkiln_backend.scoring.sources.places import Place, locate
+from graphkiln_backend.scoring.sources.reader import Columns, FileReader
+from graphkiln_backend.scoring.sources.storage import StoredFile
+from graphkiln_backend.scoring.units import InputRange, Unit
+
+_READERS: dict[str, Callable[[Columns], FileReader]] = {
+    images.KIND: images.ImageReader,
+    parquet.KIND: parquet.ParquetReader,
+    tars.KIND: tars.TarReader,
+    listing.KIND: listing.ListingReader,
+    csv_listing.KIND: csv_listing.CsvReader,
+}
+_DATA = dict.fromkeys(SUFFIXES, images.KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
+"""What is found in folders. Listings are not: text beside images is seldom one."""
+_LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(csv_listing.SUFFIXES, csv_listing.KIND)
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
+
+
+class FileSource:
+    """Files of one kind, on this machine or in a bucket.
+
+    Args:
+        text: A folder, a pattern, or a file.
+        columns: Which columns are read.
+    """
+
+    def __init__(self, text: str, columns: Columns) -> None:
+        self._text, self._columns = text, columns
+
+    def ranges(self, rows: int) -> Iterator[InputRange]:
+        """Finds the files, and out of the first one of what kind they are."""
+        place, files = _find(self._text)
+        first = next(files, None)
+        if first is None:
+            raise ScoringError(f"nothing in {self._text} can be scored", hint=f"known are {_KNOWN}")
+        kind = _kind_of(first.path, listings=True)
+        found = self._reader(kind).ranges(place, _of_one_kind(kind, chain([first], files), self._text), rows)
+        yield from _some(found, self._text)
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """As its reader reads them."""
+        return self._reader_of(unit).rows(unit)
+
+    def replan(self, unit: Unit) -> Iterator[InputRange]:
+        """As its reader can."""
+        return self._reader_of(unit).replan(unit)
+
+    def _reader_of(self, unit: Unit) -> FileReader:
+        return self._reader(unit.part.partition(" ")[0])
+
+    def _reader(self, kind: str) -> FileReader:
+        return _READERS[kind](self._columns)
+
+
+def _some(ranges: Iterator[InputRange], text: str) -> Iterator[InputRange]:
+    is_empty = True
+    for found in ranges:
+        is_empty = False
+        yield found
+    if is_empty:
+        raise ScoringError(f"{text} has no rows", hint="its files are empty")
+
+
+def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
+    """The folder that a text means, and the files that it means below it."""
+    place = locate(text)
+    if file := place.storage.find(place.path):
+        above, _, name = place.text.rpartition("/")
+        if not _kind_of(name, listings=True):
+            raise ScoringError(f"{text} is of no known kind", hint=f"known are {_KNOWN}")
+        folder = Place(place.storage, place.path.removesuffix(f"/{name}") or "/", above or "/")
+        return folder, iter([StoredFile(path=name, size=file.size, stamp=file.stamp)])
+    listed = place.storage.walk(place.path)
+    first = next(listed, None)
+    if first is not None:
+        return place, (file for file in chain([first], listed) if _kind_of(file.path))
+    if is_pattern(place.path):
+        return _match(place)
+    raise ScoringError(f"there is no file {text}, and no folder with files", hint="check its spelling")
+
+
+def _match(place: Place) -> tuple[Place, Iterator[StoredFile]]:
+    path, below = split_pattern(place.path)
+    folder = Place(place.storage, path, place.text.removesuffix(below).rstrip("/") or "/")
+    pattern = PathPattern(below)
+    return folder, (file for file in folder.storage.walk(path) if pattern.matches(file.path) and _kind_of(file.path))
+
+
+def _kind_of(path: str, *, listings: bool = False) -> str:
+    """The kind of a file by its ending; empty for one that is left out."""
+    name = PurePosixPath(path).name.lower()
+    if name.endswith(_COMPRESSED):
+        raise ScoringError(
+            f"{path} is compressed as a whole, so that no image in it can be reached without reading all before it",
+            hint="unpack it to a .tar; images are compressed already",
+        )
+    if name.startswith("_") and name.endswith(".parquet"):  # notes of whoever wrote the others
+        return ""
+    kinds = _DATA | _LISTINGS if listings else _DATA
+    return kinds.get(PurePosixPath(name).suffix, "")
+
+
+def _of_one_kind(kind: str, files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
+    for file in files:
+        other = _kind_of(file.path, listings=True)
+        if other != kind:
+            raise ScoringError(
+                f"{text} holds {kind} and {other}, such as {file.path}", hint="say by a pattern which: FOLDER/**/*.jpg"
+            )
+        yield file

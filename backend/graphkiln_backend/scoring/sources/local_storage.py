@@ -1,0 +1,143 @@
+"""Files of this machine, or of a file system that every node mounts at the same place."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from graphkiln_backend.graph.files import open_regular, read_stream
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.sources.sorting import sort_names
+from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, StoredFile
+
+_log = logging.getLogger("graphkiln.scoring")
+
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
+"""What is wrong with the disk, the network or this process rather than with the file."""
+
+
+class LocalStorage:
+    """Files by absolute paths. Links are followed; a link to a folder that holds it is not, as it would never end."""
+
+    def walk(self, folder: str) -> Iterator[StoredFile]:
+        """A folder at a time, its names sorted."""
+        if Path(folder).is_dir():
+            yield from _walk(os.fsencode(folder), b"", ())
+
+    def find(self, path: str) -> StoredFile | None:
+        """A regular file."""
+        try:
+            status = Path(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise ScoringError(f"cannot look at {path}: {error}") from error
+        return _describe(path, status) if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
+        """Opened, looked at, read, and looked at again."""
+        try:
+            with open_regular(path, None if part else IMAGE_LIMIT) as file:
+                _check(path, file, stamp)
+                content = _read_part(file, part) if part else read_stream(file, IMAGE_LIMIT)
+                _check(path, file, stamp)
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise SourceUnavailable(f"cannot read {path}: {error.strerror}") from error
+            if error.errno == errno.ENOENT and stamp:
+                raise InputChanged(f"{path} is gone since it was planned") from error
+            raise
+        return content
+
+    def open(self, path: str, stamp: str | None = None) -> BinaryIO:
+        """A file as it is now; `find` tells afterwards whether it was replaced meanwhile."""
+        try:
+            file = open_regular(path)
+        except FileNotFoundError as error:
+            kind = ScoringError if stamp is None else InputChanged
+            raise kind(f"there is no file {path}") from error
+        except OSError as error:
+            raise _describe_failure(path, error) from error
+        try:
+            _check(path, file, stamp)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
+    status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
+        return
+    for name in sort_names(_names(folder)):
+        if name.endswith(b"/"):
+            yield from _walk(folder + b"/" + name[:-1], prefix + name, (*above, here))
+        else:
+            yield _look_at(folder + b"/" + name, os.fsdecode(prefix + name))
+
+
+def _names(folder: bytes) -> Iterator[bytes]:
+    """What a folder holds, unsorted; folders have a slash at their end, so that paths are sorted as a bucket's are."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith(b"."):
+                    yield entry.name + b"/" if _is_folder(entry) else entry.name
+    except OSError as error:
+        raise _describe_failure(os.fsdecode(folder), error) from error
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself: its row says so
+            return False
+        raise
+
+
+def _look_at(path: bytes, name: str) -> StoredFile:
+    try:
+        return _describe(name, os.stat(path))  # noqa: PTH116
+    except FileNotFoundError:  # a link that leads nowhere, or a file that has just gone: its row says so
+        return StoredFile(path=name, size=0, stamp="")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return StoredFile(path=name, size=0, stamp="")
+        raise _describe_failure(os.fsdecode(path), error) from error
+
+
+def _describe(path: str, status: os.stat_result) -> StoredFile:
+    return StoredFile(path=path, size=status.st_size, stamp=_stamp(status))
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size:x}.{status.st_mtime_ns:x}"
+
+
+def _check(path: str, file: BinaryIO, stamp: str | None) -> None:
+    if stamp is not None and _stamp(os.fstat(file.fileno())) != stamp:
+        raise InputChanged(f"{path} has changed since it was planned")
+
+
+def _read_part(file: BinaryIO, part: tuple[int, int]) -> bytes:
+    offset, size = part
+    content = os.pread(file.fileno(), size, offset)
+    while len(content) < size and (more := os.pread(file.fileno(), size - len(content), offset + len(content))):
+        content += more
+    return content
+
+
+def _describe_failure(path: str, error: OSError) -> ScoringError:
+    if error.errno in _PASSING:
+        return SourceUnavailable(f"cannot read {path}: {error.strerror}")
+    hint = "everything below it is input, or a pattern says what is" if error.errno == errno.EACCES else ""
+    return ScoringError(f"cannot read {path}: {error.strerror or error}", hint=hint)

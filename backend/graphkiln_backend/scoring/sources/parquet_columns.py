@@ -1,0 +1,89 @@
+"""Which column of a table holds images, and what stands in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.sources.reader import Columns
+
+_BYTES, _PATH = "bytes", "path"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageColumn:
+    """A column of images.
+
+    Attributes:
+        name: Of the column.
+        is_path: Whether it holds nothing but paths.
+        is_struct: Whether it holds `{bytes, path}`, as data sets of Hugging Face do.
+    """
+
+    name: str
+    is_path: bool
+    is_struct: bool
+
+    def value(self, column: pa.Array, index: int) -> tuple[bytes | None, str | None]:
+        """The encoded image of a row, or its path; neither where the row has none."""
+        value = column[index].as_py()
+        if self.is_struct:
+            return (value.get(_BYTES), value.get(_PATH)) if value else (None, None)
+        return (None, value) if self.is_path else (value, None)
+
+
+def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageColumn:
+    """The column that is named, or the only one that can be meant.
+
+    Raises:
+        ScoringError: There is no such column, or more than one.
+    """
+    columns.check(schema.names, where)
+    if columns.image:
+        return _describe(schema.field(columns.image), where)
+    found = [field for field in schema if _is_bytes(field.type) or _is_image_struct(field.type)]
+    if len(found) != 1:
+        what = f"{len(found)} columns" if found else "no column"
+        raise ScoringError(
+            f"{where} has {what} of image bytes", hint=f"--image-column with bytes or paths: {', '.join(schema.names)}"
+        )
+    return _describe(found[0], where)
+
+
+def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
+    """The ids in a column of text or integers.
+
+    Raises:
+        ScoringError: It holds anything else, or nothing in some row.
+    """
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (_is_text(kind) or pa.types.is_integer(kind)):
+        raise ScoringError(f"{where}: column '{name}' of {kind} cannot name rows", hint="text and integers can")
+    if column.null_count:
+        raise ScoringError(f"{where}: column '{name}' names rows, but is empty in some")
+    ids: list[str] = column.cast(kind).cast(pa.large_string()).to_pylist()
+    return ids
+
+
+def _describe(field: pa.Field, where: str) -> ImageColumn:
+    if _is_image_struct(field.type):
+        return ImageColumn(name=field.name, is_path=False, is_struct=True)
+    if _is_bytes(field.type) or _is_text(field.type):
+        return ImageColumn(name=field.name, is_path=_is_text(field.type), is_struct=False)
+    raise ScoringError(
+        f"{where}: column '{field.name}' of {field.type} holds no images", hint="bytes, text, {bytes, path}"
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_image_struct(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) and kind.get_field_index(_BYTES) >= 0 and _is_bytes(kind.field(_BYTES).type))

@@ -1,0 +1,57 @@
+"""What a text names: a path of this machine, or one in a bucket."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+
+from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.scoring.sources.local_storage import LocalStorage
+from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
+from graphkiln_backend.scoring.sources.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path, and where it lies.
+
+    Attributes:
+        storage: Where.
+        path: As the storage names it.
+        text: As a user names it.
+    """
+
+    storage: Storage
+    path: str
+    text: str
+
+    def below(self, path: str) -> Place:
+        """A path below this one."""
+        return Place(self.storage, f"{self.path.rstrip('/')}/{path}", f"{self.text.rstrip('/')}/{path}")
+
+
+def locate(text: str) -> Place:
+    """What a text names: a path, `file://` or a bucket's address.
+
+    Raises:
+        RepositoryError: It is an address, but none that is known.
+    """
+    text = text.removeprefix("file://")
+    address = RemoteAddress.parse(text)
+    if address is None:
+        path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern
+        return Place(LocalStorage(), path, path)
+    return Place(_remote(address.scheme, tuple(address.options.items()), _service(address)), address.root, address.text)
+
+
+def _service(address: RemoteAddress) -> str:
+    """The address down to its bucket: what credentials may depend on."""
+    bucket, _, rest = address.root.partition("/")
+    return address.text.removesuffix(f"/{rest}") if rest else address.text or bucket
+
+
+@cache
+def _remote(scheme: str, options: tuple[tuple[str, str], ...], text: str) -> Storage:
+    bucket = text.rpartition("/")[2]
+    return ObjectStorage(RemoteAddress(scheme=scheme, root=bucket, options=dict(options), text=text))

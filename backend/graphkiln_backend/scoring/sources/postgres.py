@@ -1,0 +1,213 @@
+"""Rows of a PostgreSQL table or query, in the order of a unique key. A range is a range of keys.
+
+Of a table, a range's identity is each row's key and `xmin`, the transaction that wrote the row as it is: an update is
+noticed although no image was read. Of a query or a view it is the keys alone: a row that changed under the same key is
+not noticed. Both are checked again when the rows are read, in the snapshot that they are read from.
+Source: "System Columns" in PostgreSQL's manual.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.sources.cuts import cut
+from graphkiln_backend.scoring.sources.names import decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.places import locate
+from graphkiln_backend.scoring.sources.postgres_columns import TableColumns, as_array, find_columns
+from graphkiln_backend.scoring.sources.reader import Columns
+from graphkiln_backend.scoring.units import InputRange, Unit
+
+KIND = "keys"
+_NAME = re.compile(r'(?:[\w$]+|"[^"]+")(?:\.(?:[\w$]+|"[^"]+"))*')
+_KEYS_AT_A_TIME = 10_000
+_ROWS_AT_A_TIME = 16
+_SETTINGS = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1"
+"""So that a key is the same text everywhere. Options of the connection would replace the user's own."""
+
+Key = tuple[str, str]
+"""A row's key as text, and what changes with the row."""
+
+
+class TableSource:
+    """A table, or what a query gives.
+
+    Args:
+        text: Address of the database, as libpq takes it.
+        query: Name of a table, or a SELECT.
+        columns: The key, which is the row's id; the image, or its path; what is carried along.
+
+    Raises:
+        ScoringError: No query or no key is given.
+    """
+
+    def __init__(self, text: str, query: str, columns: Columns) -> None:
+        if not query:
+            raise ScoringError("a database holds more than one table", hint="--query takes a table's name or a SELECT")
+        if not columns.id:
+            raise ScoringError("rows of a database are found by a key", hint="--id-column names a unique column")
+        self._text, self._query, self._columns = text, query.strip().rstrip(";"), columns
+
+    def ranges(self, rows: int) -> Iterator[InputRange]:
+        """Runs of keys that end where a key says so; all of one snapshot."""
+        with self._connected() as connection:
+            self._refuse_nulls(connection)
+            found = False
+            for run in cut(_distinct(self._keys(connection)), rows, lambda key: key[0].encode()):
+                found = True
+                yield self._range(run)
+        if not found:
+            raise ScoringError(f"{self._query} gives no rows")
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The rows of a range, some at a time."""
+        first, last, expected = decode_part(unit.part)
+        hashed = hashlib.sha256()
+        with self._connected() as connection:
+            table = find_columns(connection, self._from(), self._columns, self._query)
+            for key, version, image, *kept in self._read(connection, table, first, last):
+                hashed.update(_as_bytes((key, version)))
+                load = partial(_load_path if table.image_is_path else _load_bytes, image)
+                arrays = {name: as_array(value, kind) for (name, kind), value in zip(table.kept, kept, strict=True)}
+                yield Row(id=key, load=load, kept=arrays)
+        if hashed.hexdigest() != expected:
+            raise InputChanged(
+                f"the rows of {self._query} from key {first} to {last} have changed since they were planned"
+            )
+
+    def replan(self, unit: Unit) -> Iterator[InputRange]:
+        """The keys that there are now from the range's first to its last."""
+        first, last, _ = decode_part(unit.part)
+        with self._connected() as connection:
+            run = list(_distinct(self._keys(connection, self._between(first, last))))
+        if run:
+            yield self._range(run)
+
+    def _range(self, run: list[Key]) -> InputRange:
+        content = _digest(run)
+        part = encode_part(KIND, (run[0][0], run[-1][0], content))
+        return InputRange(path=self._path, part=part, identity=digest(run[0][0], content), rows=len(run))
+
+    @property
+    def _path(self) -> str:
+        """Database and query, without user and password."""
+        known = conninfo_to_dict(self._text)
+        return f"postgresql://{known.get('host', '')}:{known.get('port', 5432)}/{known.get('dbname', '')} {self._query}"
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection in a transaction that sees one snapshot."""
+        try:
+            with psycopg.connect(self._text) as connection:
+                connection.read_only, connection.isolation_level = True, psycopg.IsolationLevel.REPEATABLE_READ
+                connection.execute(_SETTINGS)
+                yield connection
+        except psycopg.OperationalError as error:
+            raise SourceUnavailable(f"the database cannot be read: {_words(error)}") from error
+        except psycopg.Error as error:
+            raise ScoringError(f"{self._query}: {_words(error)}") from error
+
+    @property
+    def _is_name(self) -> bool:
+        return _NAME.fullmatch(self._query) is not None
+
+    def _from(self) -> sql.Composable:
+        text = self._query if self._is_name else f"({self._query})"
+        return sql.SQL("{} AS source").format(sql.SQL(text))  # the user's own words
+
+    @property
+    def _key(self) -> sql.Composable:
+        return sql.SQL("source.{}").format(sql.Identifier(self._columns.id))
+
+    def _version(self, connection: psycopg.Connection[Any]) -> sql.Composable:
+        """What changes with a row, where the database knows."""
+        if self._is_name:
+            query = "SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(%s)"
+            if (row := connection.execute(query, [self._query]).fetchone()) and row[0]:
+                return sql.SQL("source.xmin::text")
+        return sql.SQL("''")
+
+    def _between(self, first: str, last: str) -> sql.Composable:
+        return sql.SQL(" WHERE {0} >= {1} AND {0} <= {2}").format(self._key, sql.Literal(first), sql.Literal(last))
+
+    def _keys(self, connection: psycopg.Connection[Any], where: sql.Composable = sql.SQL("")) -> Iterator[Key]:  # noqa: B008
+        query = sql.SQL("SELECT {key}::text, {version} FROM {source}{where} ORDER BY {key}").format(
+            key=self._key, version=self._version(connection), source=self._from(), where=where
+        )
+        with connection.cursor("keys") as cursor:
+            cursor.itersize = _KEYS_AT_A_TIME
+            yield from cursor.execute(query)
+
+    def _read(
+        self, connection: psycopg.Connection[Any], table: TableColumns, first: str, last: str
+    ) -> Iterator[tuple[Any, ...]]:
+        query = sql.SQL("SELECT {key}::text, {version}, {columns} FROM {source}{where} ORDER BY {key}").format(
+            key=self._key,
+            version=self._version(connection),
+            columns=table.selected,
+            source=self._from(),
+            where=self._between(first, last),
+        )
+        with connection.cursor("rows") as cursor:
+            cursor.itersize = _ROWS_AT_A_TIME
+            yield from cursor.execute(query, binary=True)
+
+    def _refuse_nulls(self, connection: psycopg.Connection[Any]) -> None:
+        query = sql.SQL("SELECT 1 FROM {} WHERE {} IS NULL LIMIT 1").format(self._from(), self._key)
+        if connection.execute(query).fetchone():
+            raise ScoringError(f"{self._query} has rows without '{self._columns.id}', which is their key")
+
+
+def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
+    """Keys in their order.
+
+    Raises:
+        ScoringError: Two rows have one.
+    """
+    before: str | None = None
+    for key in keys:
+        if key[0] == before:
+            raise ScoringError(f"key '{before}' occurs more than once", hint="--id-column must name a unique column")
+        before = key[0]
+        yield key
+
+
+def _digest(run: Iterable[Key]) -> str:
+    hashed = hashlib.sha256()
+    for key in run:
+        hashed.update(_as_bytes(key))
+    return hashed.hexdigest()
+
+
+def _as_bytes(key: Key) -> bytes:
+    return "\0".join((*key, "")).encode()
+
+
+def _load_bytes(content: bytes | None) -> bytes:
+    if content is None:
+        raise InvalidInput("the row has no image")
+    return content
+
+
+def _load_path(path: str | None) -> bytes:
+    if not path:
+        raise InvalidInput("the row has no image")
+    if not path.startswith("/") and "://" not in path:
+        raise InvalidInput(f"'{path}' is a relative path, and a database lies in no folder")
+    place = locate(path)
+    return place.storage.read(place.path, None)
+
+
+def _words(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,173 @@
+"""WebDataset's tars: files that share a key, the name up to its first dot, are a row. A range is a run of rows.
+
+Source: "The WebDataset Format", https://github.com/webdataset/webdataset.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.images.formats import SUFFIXES
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.sources.ahead import map_ahead
+from graphkiln_backend.scoring.sources.cuts import cut
+from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.places import Place, locate
+from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan
+from graphkiln_backend.scoring.sources.repeats import Repeats
+from graphkiln_backend.scoring.sources.storage import StoredFile
+from graphkiln_backend.scoring.units import InputRange, Unit
+
+KIND = "tar"
+_BLOCK = 512
+
+Files = dict[str, tuple[int, int]]
+"""The files of a row by their endings: where each begins in the tar, and its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What a tar holds."""
+
+    file: StoredFile
+    ranges: list[InputRange]
+    ids: list[str]
+
+
+class TarReader:
+    """Rows of WebDataset's tars. A row's id is `TAR/KEY`; its columns are the endings of its files.
+
+    Args:
+        columns: The ending of the image, and those of the files that are carried along, as text.
+
+    Raises:
+        ScoringError: A column of ids is requested.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        if columns.id:
+            raise ScoringError("rows of a tar are named by their keys", hint="leave out --id-column")
+        self._image = columns.image.lower().lstrip(".")
+        self._kept = {name: name.lower().lstrip(".") for name in columns.kept}
+
+    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
+        """Runs of rows, each of one tar, that end where a key says so; memory holds what is found in some tars."""
+        seen: list[StoredFile] = []
+        with Repeats() as repeats:
+            for found in map_ahead(partial(self._plan, place, rows), files):
+                seen.append(found.file)
+                repeats.add(found.ids)
+                yield from found.ranges
+            repeats.check(partial(_all_ids, place, seen), "files of one key must follow each other in a tar")
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The rows of a range; each image is read by itself."""
+        name, stamp, members = decode_part(unit.part)
+        place = locate(unit.path)
+        for key, files in members:
+            image = self._image or _find_image(files, f"{unit.path}: {key}")
+            kept = {name: self._read_text(place, stamp, files.get(ending)) for name, ending in self._kept.items()}
+            yield Row(
+                id=as_id(f"{name}/{key}"),
+                load=partial(_load, place, stamp, files.get(image), image, list(files)),
+                kept=kept,
+            )
+
+    def replan(self, unit: Unit) -> Iterator[InputRange]:
+        """Impossible: rows may have moved from this range into another."""
+        raise refuse_replan(unit)
+
+    def _plan(self, place: Place, rows: int, file: StoredFile) -> _Planned:
+        path = place.below(file.path)
+        members = [(key, self._wanted(found, f"{path.text}: {key}")) for key, found in _read_rows(path, file)]
+        runs = cut(members, rows, lambda row: row[0].encode("utf-8", "surrogateescape"))
+        ids = [f"{file.path}/{key}" for key, _ in members]
+        return _Planned(file, [self._range(path, file, run) for run in runs], ids)
+
+    def _wanted(self, files: Files, where: str) -> Files:
+        image = self._image or _find_image(files, where)
+        if not image:
+            return files
+        wanted = {image, *self._kept.values()}
+        return {ending: extent for ending, extent in files.items() if ending in wanted}
+
+    def _range(self, path: Place, file: StoredFile, run: list[tuple[str, Files]]) -> InputRange:
+        part = encode_part(KIND, (file.path, file.stamp, run))
+        size = sum(size for _, files in run for _, size in files.values())
+        return InputRange(
+            path=checked_text(path.text), part=part, identity=digest(part), rows=len(run), size_bytes=size
+        )
+
+    def _read_text(self, place: Place, stamp: str, extent: tuple[int, int] | None) -> pa.Array:
+        text = None
+        if extent:
+            content = place.storage.read(place.path, stamp, extent) if extent[1] else b""
+            text = content.decode("utf-8", "backslashreplace")
+        return pa.array([text], pa.string())
+
+
+def _load(place: Place, stamp: str, extent: tuple[int, int] | None, ending: str, there: list[str]) -> bytes:
+    if extent is None:
+        raise InvalidInput(f"the row has no file .{ending}" if ending else f"the row has no image, but {there}")
+    return place.storage.read(place.path, stamp, extent) if extent[1] else b""
+
+
+def _find_image(files: Files, where: str) -> str:
+    """The ending of the only image of a row; empty where there is none."""
+    found = [ending for ending in files if f".{ending.rpartition('.')[2]}" in SUFFIXES]
+    if len(found) > 1:
+        raise ScoringError(f"{where} has several images", hint=f"--image-column says which: {', '.join(found)}")
+    return found[0] if found else ""
+
+
+def _read_rows(path: Place, file: StoredFile) -> Iterator[tuple[str, Files]]:
+    """The rows of a tar, read from its headers."""
+    with path.storage.open(path.path, file.stamp) as raw:
+        for key, members in groupby(_read_members(raw, path.text, file.size), key=lambda member: member[0]):
+            yield key, {ending: (offset, size) for _, ending, offset, size in members}
+
+
+def _all_ids(place: Place, files: list[StoredFile]) -> Iterator[str]:
+    for file in files:
+        for key, _ in _read_rows(place.below(file.path), file):
+            yield f"{file.path}/{key}"
+
+
+def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[str, str, int, int]]:
+    """Key, ending, offset and size of each file of a tar."""
+    try:
+        with tarfile.open(fileobj=raw, mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # which would grow with the tar
+                if not member.isreg():
+                    continue
+                if member.offset_data + member.size > size_bytes:
+                    raise ScoringError(f"{name} is cut off within {as_id(member.name)}")
+                key, ending = _split_name(member.name)
+                yield key, ending, member.offset_data, member.size
+            _check_end(raw, archive.offset, name)
+    except tarfile.TarError as error:
+        raise ScoringError(f"{name} is no sound tar: {error}") from error
+
+
+def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
+    """Refuses a tar whose headers end where no end is marked: tarfile takes a damaged header for the end."""
+    raw.seek(offset)
+    if raw.read(_BLOCK).strip(b"\0"):
+        raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there")
+
+
+def _split_name(path: str) -> tuple[str, str]:
+    """Key and ending: the name is split at its first dot, its folders belong to the key."""
+    folder, slash, name = path.removeprefix("./").rpartition("/")
+    stem, _, ending = name.partition(".")
+    return f"{folder}{slash}{stem}", ending.lower()

@@ -1,0 +1,206 @@
+"""Is everything there, once, and of one model? Every finding names the unit, where it is kept, and what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from graphkiln_backend.scoring.destinations.base import Committed, Destination
+from graphkiln_backend.scoring.errors import ScoringError, StoreError
+from graphkiln_backend.scoring.row_hashes import Hashes, RowHashes, hash_ids
+from graphkiln_backend.scoring.units import Unit
+
+_READERS = 8
+_PIECE = 256
+_NAMED = 3
+_AGAIN = "run the same command again: it scores what is missing"
+_REMOVE = "remove it and run the same command again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something that is not as it must be.
+
+    Attributes:
+        unit_id: The unit.
+        place: The file, object or table that holds it; of a missing one, the input that it is a range of.
+        message: What is wrong.
+        hint: What to do.
+    """
+
+    unit_id: str
+    place: str
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"unit {self.unit_id} ({self.place}): {self.message} ({self.hint})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """What was found at a destination.
+
+    Attributes:
+        units: How many the plan has.
+        inputs: How many rows the plan has.
+        scored: Rows with an answer, in readable results of the plan's units.
+        errors: Rows with an error there.
+        configurations: Digests of what they were computed by: one, unless there is a finding.
+        findings: What is wrong; none where inputs = scored + errors, once each, all of one configuration.
+    """
+
+    units: int
+    inputs: int
+    scored: int
+    errors: int
+    configurations: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row of the plan is accounted for exactly once."""
+        return not self.findings and self.inputs == self.scored + self.errors
+
+
+def verify(
+    destination: Destination,
+    units: Iterable[Unit],
+    *,
+    spill: Path | None = None,
+    report: Callable[[int], None] = lambda _: None,
+) -> Verification:
+    """Compares a destination with a plan. Memory holds the units, and never the rows.
+
+    Args:
+        destination: What was written.
+        units: What was to be written, in any order.
+        spill: Folder for hashes of row ids, 8 bytes a row; None for that of temporary files.
+        report: Called with the number of units that have been read since the last call.
+
+    Raises:
+        StoreError: The store cannot be read at all.
+    """
+    planned = {unit.id: (unit.rows, unit.path) for unit in units}
+    committed = list(destination.describe(destination.committed_ids()))
+    readable = [one for one in committed if not one.damage]
+    findings = [
+        *_missing(planned, committed),
+        *(finding for one in committed for finding in _examine(one, planned)),
+        *_mixed(readable),
+    ]
+    with RowHashes(spill) as hashes:
+        findings += _unreadable(destination, readable, hashes, report)
+        findings += _repeated(destination, readable, hashes.repeated())
+    counted = [one for one in readable if one.unit_id in planned]
+    return Verification(
+        units=len(planned),
+        inputs=sum(rows for rows, _ in planned.values()),
+        scored=sum(one.scored for one in counted),
+        errors=sum(one.errors for one in counted),
+        configurations=tuple(sorted({one.configuration for one in readable})),
+        findings=tuple(findings),
+    )
+
+
+def _missing(planned: Mapping[str, tuple[int, str]], committed: Sequence[Committed]) -> Iterator[Finding]:
+    present = {one.unit_id for one in committed}
+    for unit_id, (rows, path) in planned.items():
+        if unit_id not in present:
+            yield Finding(unit_id=unit_id, place=path, message=f"none of its {rows} rows has a result", hint=_AGAIN)
+
+
+def _examine(one: Committed, planned: Mapping[str, tuple[int, str]]) -> Iterator[Finding]:
+    """What is wrong with a unit by itself."""
+    if one.damage:
+        yield _finding(one, f"it is damaged: {one.damage}", _REMOVE)
+    elif one.unit_id not in planned:
+        hint = "its input is not in the plan any more, or it is of another run: --replace removes it"
+        yield _finding(one, "the plan has no such unit", hint)
+    elif one.scored + one.errors != (rows := planned[one.unit_id][0]):
+        yield _finding(one, f"it has {one.scored} answers and {one.errors} errors for {rows} rows", _REMOVE)
+
+
+def _mixed(committed: Sequence[Committed]) -> Iterator[Finding]:
+    """Units that were computed by something else than most."""
+    counts = Counter(one.configuration for one in committed)
+    for one in committed:
+        (most, _), *_ = counts.most_common(1)
+        if one.configuration != most:
+            message = f"it was computed by configuration {one.configuration}, most by {most}"
+            yield _finding(one, message, "results of two models or settings belong into two destinations")
+
+
+def _unreadable(
+    destination: Destination, committed: Sequence[Committed], hashes: RowHashes, report: Callable[[int], None]
+) -> list[Finding]:
+    """Reads the ids of all rows into `hashes`; returns what cannot be read, or has other rows than it says."""
+    findings = []
+    for piece in _read_ids(destination, committed):
+        for one, ids in piece:
+            if isinstance(ids, ScoringError):
+                findings.append(_finding(one, ids.message, _REMOVE))
+                continue
+            if len(ids) != one.scored + one.errors:
+                findings.append(_finding(one, f"it says {one.scored + one.errors} rows and holds {len(ids)}", _REMOVE))
+            hashes.add(ids)
+        report(len(piece))
+    return findings
+
+
+def _repeated(destination: Destination, committed: Sequence[Committed], repeated: Hashes) -> list[Finding]:
+    """Row ids that occur twice, told at each unit but the first that has them."""
+    if not len(repeated):
+        return []
+    first: dict[object, str] = {}
+    findings = []
+    for piece in _read_ids(destination, committed):
+        for one, ids in piece:
+            again = [] if isinstance(ids, ScoringError) else _seen_before(one.unit_id, ids, repeated, first)
+            if again:
+                named = ", ".join(f"{value!r} (also in {unit_id})" for value, unit_id in again[:_NAMED])
+                message = f"{len(again)} of its rows occur twice: {named}"
+                findings.append(_finding(one, message, "give each row of the input an id of its own"))
+    return findings
+
+
+def _seen_before(
+    unit_id: str, ids: pa.ChunkedArray, repeated: Hashes, first: dict[object, str]
+) -> list[tuple[object, str]]:
+    found = []
+    for index in np.flatnonzero(np.isin(hash_ids(ids), repeated)):
+        value = ids[int(index)].as_py()
+        if value in first:
+            found.append((value, first[value]))
+        first.setdefault(value, unit_id)
+    return found
+
+
+def _read_ids(
+    destination: Destination, committed: Sequence[Committed]
+) -> Iterator[list[tuple[Committed, pa.ChunkedArray | ScoringError]]]:
+    """The ids of each unit's rows, in pieces of some units."""
+
+    def read(one: Committed) -> tuple[Committed, pa.ChunkedArray | ScoringError]:
+        try:
+            return one, destination.read(one.unit_id, ["id"]).column(0)
+        except StoreError:
+            raise
+        except ScoringError as error:
+            return one, error
+
+    waiting = iter(committed)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="ids") as pool:
+        while piece := list(islice(waiting, _PIECE)):
+            yield list(pool.map(read, piece))
+
+
+def _finding(one: Committed, message: str, hint: str) -> Finding:
+    return Finding(unit_id=one.unit_id, place=one.place, message=message, hint=hint)

@@ -1,0 +1,178 @@
+"""A worker: what one process holds to score units of a run. Nothing in here knows Ray, or other processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.decoding import encode_json
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.errors import (
+    CommitConflict,
+    InputChanged,
+    ScoringError,
+    SourceUnavailable,
+    StoreError,
+    UnitUnreadable,
+)
+from graphkiln_backend.scoring.model import describe_session, read_model
+from graphkiln_backend.scoring.model_fetch import with_local_model
+from graphkiln_backend.scoring.opening import open_destination, open_source
+from graphkiln_backend.scoring.progress import Track
+from graphkiln_backend.scoring.proving import Prover, share
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.scorer import StageTimes
+
+_COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Between attempts to commit what is computed already."""
+
+
+class Worker(Closeable):
+    """Scores units of one run, two at a time: one is read while the other is computed.
+
+    Args:
+        request: The run.
+
+    Raises:
+        GraphkilnError: The model cannot be lowered here, or computes wrongly.
+    """
+
+    def __init__(self, request: ScoreRequest) -> None:
+        begun = time.monotonic()
+        self._source, self._destination = open_source(request), open_destination(request)
+        self._vanishing = tempfile.TemporaryDirectory(prefix="graphkiln-score-")
+        self._cache = CacheSettings(folder=request.cache).checked().open(Path(self._vanishing.name))
+        cores = request.cores_per_worker or usable_cores()
+        model = read_model(with_local_model(request, Path(self._vanishing.name)), self._cache, cores)
+        proven, encoder = share(model.build(self._cache)), model.encoder(request)
+        self._scorer = model.scorer(proven, request, cores, self._cache)
+        self._session = proven.session
+        self._prover = Prover(proven.replay, encoder.outputs)
+        self.facts = WorkerFacts(
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            session=describe_session(proven),
+            self_test=encode_json(proven.self_test) if proven.self_test else "",
+            seconds=time.monotonic() - begun,
+            version=version("graphkiln"),
+            configuration=model.configuration(request),
+        )
+        """What it is."""
+
+    def close(self) -> None:
+        """Ends its threads, frees the session and removes what it kept."""
+        self._scorer.close()
+        self._session.close()
+        self._cache.close()
+        self._vanishing.cleanup()
+
+    def prove(self) -> None:
+        """Proves the session now.
+
+        Raises:
+            WorkerUnfit: It computes wrongly.
+        """
+        self._prover.prove(time.monotonic())
+
+    def score(self, attempt: Attempt, track: Track) -> UnitReport | None:
+        """Scores a unit and commits it; a probe is computed only, and reports nothing.
+
+        Args:
+            attempt: The unit.
+            track: Where it tells how far it is.
+
+        Raises:
+            InputChanged: The unit is no longer what was planned.
+            SourceUnavailable: It cannot be read just now.
+            UnitUnreadable: It cannot be read at all.
+            WorkerUnfit: The session computes wrongly: nothing was written.
+            StoreError: It cannot be written just now.
+            ScoringError: The destination refuses it.
+        """
+        begun, unit = time.monotonic(), attempt.unit
+        first = attempt.probe.start if attempt.probe else 0
+        quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
+        scored = self._scorer.score(self._rows(attempt, track), quarantined)
+        table = scored.table
+        if attempt.probe:
+            return None
+        if len(table) != unit.rows:
+            raise InputChanged(f"{unit.path} has {len(table)} rows where {unit.rows} were planned")
+        track.commit()
+        self._prover.prove(time.monotonic())
+        computed = time.monotonic()
+        twin = self._commit(Result(unit_id=unit.id, configuration=self.facts.configuration, table=table), track)
+        done = time.monotonic()
+        return UnitReport(
+            unit_id=unit.id,
+            rows=len(table),
+            errors=len(table) - table.column("error").null_count,
+            seconds=done - begun,
+            twin=twin,
+            times=scored.times + StageTimes(commit_s=done - computed),
+            quarantined=_quarantined_ids(attempt, table),
+        )
+
+    def _rows(self, attempt: Attempt, track: Track) -> Iterator[Row]:
+        """The rows of an attempt, each of which tells when it is begun."""
+        start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe else (0, None)
+        rows = islice(enumerate(self._source.rows(attempt.unit)), start, stop)
+        while True:
+            try:
+                position, row = next(rows)
+            except StopIteration:
+                return
+            except (InputChanged, SourceUnavailable):
+                raise
+            except (GraphkilnError, OSError) as error:
+                raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
+            track.reach(position + 1)
+            yield replace(row, load=partial(_load, row, track, changes_are_errors=attempt.changes_are_errors))
+
+    def _commit(self, result: Result, track: Track) -> bool:
+        """Writes a result, patiently; True where another attempt had written it before."""
+        for wait_s in (*_COMMIT_WAITS_S, 0.0):
+            track.advance()
+            try:
+                self._destination.commit(result)
+            except CommitConflict:
+                return True
+            except StoreError as error:
+                if not (error.passing and wait_s):
+                    raise
+                time.sleep(wait_s)
+            else:
+                return False
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _load(row: Row, track: Track, *, changes_are_errors: bool) -> bytes:
+    try:
+        return row.load()
+    except InputChanged as error:
+        if changes_are_errors:
+            raise ScoringError(f"{error}, again and again") from error
+        raise
+    finally:
+        track.advance()
+
+
+def _quarantined_ids(attempt: Attempt, table: pa.Table) -> dict[str, str]:
+    ids = table.column("id")
+    return {ids[position].as_py(): reason for position, reason in attempt.quarantined.items()}

@@ -1,0 +1,115 @@
+"""A Ray cluster of several nodes on this machine, of its own, and gone with whoever started it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+class RayNodes:
+    """Nodes of one core each; the head has none, so that it outlives them all.
+
+    Args:
+        folder: Where Ray keeps its files.
+    """
+
+    def __init__(self, folder: str) -> None:
+        from ray.cluster_utils import Cluster
+
+        arguments = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+        self._cluster = Cluster(initialize_head=True, head_node_args=arguments, shutdown_at_exit=False)
+
+    @property
+    def address(self) -> str:
+        """What a run is told."""
+        address: str = self._cluster.address
+        return address
+
+    @property
+    def nodes(self) -> list[Any]:
+        """Those with a core, the oldest first."""
+        return sorted(self._cluster.worker_nodes, key=lambda node: node.node_id)
+
+    def add(self, cores: int = 1) -> Any:
+        """Another node joins, at some moment soon."""
+        return self._cluster.add_node(num_cpus=cores, wait=False)
+
+    def kill(self, node: Any) -> None:
+        """Kills a node's raylet, and all that it started, without a word."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        """Ends all nodes."""
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def processes_of(marker: str) -> list[psutil.Process]:
+    """Living processes below this one whose command line holds a text."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            if each.status() != psutil.STATUS_ZOMBIE and any(marker in word for word in each.cmdline()):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill(process: psutil.Process) -> None:
+    """Kills a process that may be gone already."""
+    try:
+        process.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return
+
+
+@contextmanager
+def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
+    """A cluster.
+
+    Args:
+        count: Nodes beside the head.
+        path: Folder that its workers import from first; empty for none.
+    """
+    with tempfile.TemporaryDirectory(prefix="rays-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        values = {
+            "RAY_AUTH_MODE": "disabled",  # Ray reads it once in a process, and this one may have imported it already
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_health_check_period_ms": "500",
+            "RAY_health_check_failure_threshold": "4",
+            "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH")))),
+            "TMPDIR": folder,  # what killed workers leave goes with it
+        }
+        (Path(folder) / "ray").mkdir()
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        nodes = RayNodes(folder)
+        try:
+            for _ in range(count):
+                nodes.add()
+            yield nodes
+        finally:
+            nodes.close()
+            _forget()
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _forget() -> None:
+    """Ray keeps the handles of the processes that it ended: they must not warn of it at the end of this one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

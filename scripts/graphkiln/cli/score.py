@@ -1,0 +1,190 @@
+"""`graphkiln score`: a whole data set, each row answered exactly once, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphkiln.cli.console import say
+from graphkiln.cli.deployed import Set
+from graphkiln.cli.options import Cache
+from graphkiln.cli.score_display import ProgressMode, open_display
+from graphkiln_backend.graph.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln.scoring.options import ScoreOptions
+    from graphkiln_backend.scoring.request import ScoreRequest
+
+
+def score(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder or pattern of images, .txt listing, .parquet, .tar shards, or postgresql:// query; here, on "
+            "s3:// or gs://.",
+            show_default=False,
+        ),
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="STORE/NAME (its newest version), or STORE/NAME:VERSION; also s3:// and others.")
+    ] = "",
+    out: Annotated[
+        str,
+        typer.Option(
+            help="Folder, s3:// or gs:// for Parquet files, or postgresql://HOST/DB?table=NAME.", metavar="DEST"
+        ),
+    ] = "",
+    address: Annotated[
+        str, typer.Option(help="Of a Ray cluster, such as auto.", show_default="this machine alone")
+    ] = "",
+    workers: Annotated[int, typer.Option(help="How many.", show_default="as many as fit", min=0)] = 0,
+    cores_per_worker: Annotated[int, typer.Option(help="Of each.", show_default="all of a node", min=0)] = 0,
+    set_: Set = None,
+    top_k: Annotated[int | None, typer.Option(help="Classes per row.", min=1, show_default="5")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Write the scores of all classes instead.")] = False,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(help="Write this output as it is instead; may be repeated.", metavar="NAME"),
+    ] = None,
+    softmax: Annotated[bool, typer.Option("--softmax", help="Make probabilities of the scores.")] = False,
+    keep_columns: Annotated[
+        str, typer.Option(help="Columns of the input to carry along.", metavar="NAME,...", show_default="none")
+    ] = "",
+    image_column: Annotated[
+        str, typer.Option(help="Column of the image, or of its path.", metavar="NAME", show_default="found")
+    ] = "",
+    id_column: Annotated[
+        str, typer.Option(help="Column that names the row.", metavar="NAME", show_default="found, or a number")
+    ] = "",
+    query: Annotated[
+        str, typer.Option(help="Of a postgresql:// source: a table, or a SELECT.", metavar="SQL", show_default="none")
+    ] = "",
+    rows_per_unit: Annotated[int, typer.Option(help="About how many rows are committed together.", min=1)] = 1000,
+    cache: Cache = "",
+    ledger: Annotated[
+        str,
+        typer.Option(
+            help="postgresql:// database that remembers commits, for a store that cannot refuse a second one.",
+            metavar="URL",
+            show_default="none",
+        ),
+    ] = "",
+    format_: Annotated[
+        str, typer.Option("--format", help="parquet or delta.", metavar="FORMAT", show_default="by DEST")
+    ] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Remove the results of inputs that have changed since.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: count, measure some rows here, and estimate.")
+    ] = False,
+    within: Annotated[
+        str, typer.Option(help="With --dry-run: how many machines it takes to be done in time.", metavar="6h")
+    ] = "",
+    price: Annotated[
+        float | None, typer.Option(help="With --within: of one such machine per hour.", min=0, show_default="none")
+    ] = None,
+    progress: Annotated[
+        ProgressMode, typer.Option(help="A live table or lines on stderr, JSON lines on stdout, or nothing.")
+    ] = ProgressMode.AUTO,
+    verify: Annotated[
+        str, typer.Option(help="Instead of a run: is this destination whole?", metavar="DEST", show_default=False)
+    ] = "",
+) -> None:
+    """Score a whole data set, each row exactly once.
+
+    The same command goes on where it was interrupted: rows that have an answer
+    are not computed again. Exit code 0 only if every row has an answer, or an
+    error that says why; with --verify, 1 when the destination is not whole.
+    """
+    from graphkiln.scoring.extra import check_extra
+
+    check_extra()
+    if verify:
+        _verify(verify, source, format_, ledger)
+        return
+    _check_given(source, model, out)
+    _check_sizing(within, price, dry_run=dry_run)
+    from graphkiln.cli.cache import cache_settings
+    from graphkiln.scoring.options import build_request
+
+    options: ScoreOptions = {
+        "settings": set_ or [],
+        "address": address,
+        "workers": workers,
+        "cores_per_worker": cores_per_worker,
+        "scores": scores,
+        "outputs": output or [],
+        "softmax": softmax,
+        "keep_columns": [name.strip() for name in keep_columns.split(",") if name.strip()],
+        "image_column": image_column,
+        "id_column": id_column,
+        "query": query,
+        "rows_per_unit": rows_per_unit,
+        "cache": cache_settings(cache, 0).folder,
+        "ledger": ledger,
+        "format": format_,
+        "replace": replace,
+    }
+    if top_k is not None:
+        options["top_k"] = top_k
+    request = build_request(source, model, out, options)
+    if dry_run:
+        _estimate(request, within, price, as_json=progress is ProgressMode.JSON)
+    else:
+        _run(request, progress)
+
+
+def _run(request: ScoreRequest, mode: ProgressMode) -> None:
+    from graphkiln.cli.score_summary import print_summary
+    from graphkiln.scoring.running import run_request
+
+    with open_display(mode) as display:
+        record = run_request(request, display.show)
+    if mode is not ProgressMode.JSON:
+        print_summary(record)
+
+
+def _verify(destination: str, source: str, format_: str, ledger: str) -> None:
+    from graphkiln.cli.score_summary import print_verification
+    from graphkiln.scoring.running import verify
+
+    if source:
+        raise InvalidInput(f"--verify {destination} needs no source, got {source}", hint="leave it out")
+    verification = verify(destination, format=format_, ledger=ledger)
+    print_verification(verification, destination)
+    raise typer.Exit(0 if verification.ok else 1)
+
+
+def _estimate(request: ScoreRequest, within: str, price: float | None, *, as_json: bool) -> None:
+    from graphkiln.cli.score_estimate import print_estimate
+    from graphkiln.scoring.estimation import estimate_request, size
+    from graphkiln.scoring.sizing import parse_duration
+    from graphkiln_backend.graph.decoding import encode
+
+    within_s = parse_duration(within) if within else None
+    estimate = estimate_request(request, lambda text: None if as_json else say(text))
+    sizing = size(estimate, within_s, price) if within_s else None
+    if as_json:
+        typer.echo(json.dumps({**encode(estimate), "sizing": encode(sizing)}, ensure_ascii=False))
+    else:
+        print_estimate(estimate, sizing, within, request)
+
+
+def _check_given(source: str, model: str, out: str) -> None:
+    for name, value, hint in (
+        ("SOURCE", source, "graphkiln score PHOTOS --model STORE/NAME --out ANSWERS"),
+        ("--model", model, "--model STORE/NAME"),
+        ("--out", out, "--out ANSWERS"),
+    ):
+        if not value:
+            raise InvalidInput(f"{name} is missing", hint=hint)
+
+
+def _check_sizing(within: str, price: float | None, *, dry_run: bool) -> None:
+    if within and not dry_run:
+        raise InvalidInput("--within asks for an estimate", hint="give --dry-run, too")
+    if price is not None and not within:
+        raise InvalidInput("--price needs the time in which it must be done", hint="--dry-run --within 6h --price 1.20")

@@ -1,0 +1,233 @@
+"""What `score` shows while it runs: a live table, plain lines, or JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+import typer
+
+from graphkiln.cli.console import printable, say
+from graphkiln_backend.graph.closing import Closeable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.table import Table
+
+    from graphkiln.scoring.run_progress import Progress
+
+_LINES_EVERY_S = 10.0
+_JSON_EVERY_S = 1.0
+_REFRESH_S = 0.25
+_MOST_WORKERS = 12
+_MESSAGES = 3
+_COLUMNS = 80
+
+
+class ProgressMode(StrEnum):
+    """How progress is told."""
+
+    AUTO = "auto"
+    JSON = "json"
+    OFF = "off"
+
+
+class Display(Protocol):
+    """Shows how far a run is, until it is closed."""
+
+    def show(self, progress: Progress) -> None:
+        """Takes the next snapshot."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+class NoDisplay(Closeable):
+    """Says nothing."""
+
+    def show(self, progress: Progress) -> None:
+        """Takes the next snapshot."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class JsonDisplay(Closeable):
+    """One object a line on standard output: each event, of ordinary units one a second.
+
+    Args:
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace = _Pace(_JSON_EVERY_S, clock)
+
+    def show(self, progress: Progress) -> None:
+        """Prints it at once."""
+        from graphkiln_backend.graph.decoding import encode
+
+        if progress.event != "unit" or progress.message or self._pace.is_due():
+            typer.echo(json.dumps(encode(progress), ensure_ascii=False))
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """Each line is out already."""
+
+
+class LineDisplay(Closeable):
+    """Lines on standard error: what happens, and every ten seconds how far the run is.
+
+    Args:
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace = _Pace(_LINES_EVERY_S, clock)
+
+    def show(self, progress: Progress) -> None:
+        """Says what is new."""
+        if progress.message:
+            say(printable(progress.message))
+        if progress.event in ("planned", "finished") or (progress.event == "unit" and self._pace.is_due()):
+            say(in_a_line(progress))
+
+    def close(self) -> None:
+        """Each line is out already."""
+
+
+class TerminalDisplay(Closeable):
+    """A live table on standard error, which is taken away in the end.
+
+    Args:
+        console: Where; standard error if None.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._pace = _Pace(_REFRESH_S, clock)
+        self._live: Live | None = None
+        self._messages: deque[str] = deque(maxlen=_MESSAGES)
+
+    def show(self, progress: Progress) -> None:
+        """Draws it again, a few times a second."""
+        if progress.message:
+            self._messages.append(printable(progress.message))
+        if progress.message or self._pace.is_due():
+            self._refresh(draw(progress, list(self._messages)))
+
+    def close(self) -> None:
+        """Takes the table off the terminal."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _refresh(self, drawing: RenderableType) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        if self._live is None:
+            console = self._console or Console(stderr=True)
+            self._live = Live(console=console, transient=True, auto_refresh=False)
+            self._live.start()
+        self._live.update(drawing, refresh=True)
+
+
+class _Pace:
+    """Says when something that happens often is to be told again; the first time is one."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._told: float | None = None
+
+    def is_due(self) -> bool:
+        now = self._clock()
+        if self._told is not None and now - self._told < self._every_s:
+            return False
+        self._told = now
+        return True
+
+
+def open_display(
+    mode: ProgressMode, *, is_terminal: bool | None = None
+) -> JsonDisplay | LineDisplay | TerminalDisplay | NoDisplay:
+    """The display of a mode.
+
+    Args:
+        mode: As requested.
+        is_terminal: Whether standard error is one; None to find out.
+    """
+    if mode is ProgressMode.JSON:
+        return JsonDisplay()
+    if mode is ProgressMode.OFF:
+        return NoDisplay()
+    live = sys.stderr.isatty() if is_terminal is None else is_terminal
+    return TerminalDisplay() if live else LineDisplay()
+
+
+def in_a_line(progress: Progress) -> str:
+    """How far a run is, in one line."""
+    done, rows = progress.units_before + progress.units_done, progress.rows_before + progress.rows_done
+    parts = [f"{done:,}/{progress.units:,} units", f"{rows:,}/{progress.rows:,} rows"]
+    if progress.units_before and not progress.units_done:
+        parts.append(f"{progress.units_before:,} units by earlier runs")
+    if progress.rows_done:
+        parts.append(f"{progress.rows_per_s:,.0f} rows/s")
+    parts.append(f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}")
+    if progress.seconds_left and progress.rows_done:
+        parts.append(f"{in_time(progress.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def in_time(seconds: float) -> str:
+    """A duration for people: `41 s`, `12 min`, `3.5 h`, `2.1 d`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
+
+
+def draw(progress: Progress, messages: list[str]) -> RenderableType:
+    """The live table, 80 columns wide.
+
+    Args:
+        progress: How far the run is.
+        messages: What happened last, oldest first.
+    """
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    done = progress.units_before + progress.units_done
+    bar = ProgressBar(total=max(progress.units, 1), completed=done, width=_COLUMNS)
+    lines = [Text(message, overflow="ellipsis", no_wrap=True, style="dim") for message in messages]
+    return Group(Text(in_a_line(progress)), bar, *([_workers_table(progress)] if progress.workers else []), *lines)
+
+
+def _workers_table(progress: Progress) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("worker", "session", box=None, collapse_padding=True)
+    for column in ("units", "rows", "rows/s"):
+        table.add_column(column, justify="right")
+    table.add_column("", overflow="ellipsis", no_wrap=True)
+    working = [worker for worker in progress.workers if not worker.ended]
+    for worker in working[:_MOST_WORKERS]:
+        figures = (f"{worker.units:,}", f"{worker.rows:,}", f"{worker.rows_per_s:,.0f}")
+        table.add_row(escape(f"{worker.node}:{worker.pid}"), worker.session, *figures)
+    more, ended = len(working) - _MOST_WORKERS, len(progress.workers) - len(working)
+    if more > 0:
+        table.add_row(f"and {more} more")
+    if ended:
+        table.add_row(f"{ended} ended")
+    return table

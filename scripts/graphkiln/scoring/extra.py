@@ -1,0 +1,20 @@
+"""Whether what scoring needs is installed: asked before anything of it is imported."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from graphkiln_backend.graph.errors import EngineUnavailable
+
+_NEEDED = ("ray", "pyarrow", "onnxruntime", "onnx")
+
+
+def check_extra() -> None:
+    """Checks that the extra `[score]` is installed; imports nothing of it.
+
+    Raises:
+        EngineUnavailable: It is not; the hint installs it.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise EngineUnavailable(f"scoring needs {', '.join(missing)}", extra="score")

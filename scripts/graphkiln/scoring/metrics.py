@@ -1,0 +1,177 @@
+"""Prometheus metrics of a run, through Ray's: every node of a cluster exports them beside Ray's own.
+
+Ray puts `ray_` before each name. They are told by the driver, which hears of every unit, so that a worker that ends
+takes no figure with it. Source: Ray's documentation, "Collecting and monitoring metrics" and `ray.util.metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import singledispatchmethod
+from typing import Protocol
+
+from graphkiln_backend.scoring.events import (
+    Event,
+    NodeLost,
+    RunPlanned,
+    UnitCommitted,
+    UnitFailed,
+    UnitReplanned,
+    UnitRetried,
+    WorkerEnded,
+    WorkerReady,
+)
+
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "graphkiln_score_rows_total": (
+        "Rows that have an answer (scored), an error, or ended a worker.",
+        ("node", "outcome"),
+    ),
+    "graphkiln_score_units_total": (
+        "Units that were committed, or attempts that came to nothing: twin, retried, failed.",
+        ("node", "outcome"),
+    ),
+    "graphkiln_score_stage_seconds_total": (
+        "What stages took, summed over workers; they overlap.",
+        ("node", "stage"),
+    ),
+    "graphkiln_score_workers_ended_total": ("Workers that ended and were replaced.", ("node", "cause")),
+    "graphkiln_score_nodes_lost_total": ("Nodes that went away.", ("node",)),
+}
+GAUGES: Mapping[str, str] = {
+    "graphkiln_score_units_left": "Units without a result.",
+    "graphkiln_score_rows_left": "Rows without an answer.",
+    "graphkiln_score_workers": "Workers that are ready.",
+}
+UNIT_SECONDS = "graphkiln_score_unit_seconds"
+_BOUNDARIES = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]
+_STAGE = "_s"
+_ANYWHERE = ""
+"""The node of what happened to a unit on no particular one."""
+
+
+class Registry(Protocol):
+    """What takes the figures."""
+
+    def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+        """Adds to a counter."""
+        ...
+
+    def show(self, name: str, value: float) -> None:
+        """Sets a gauge."""
+        ...
+
+    def measure_unit(self, seconds: float, tags: Mapping[str, str]) -> None:
+        """Adds to the histogram of what units take."""
+        ...
+
+
+class RayRegistry:
+    """Ray's own metrics; to be made after Ray was started."""
+
+    def __init__(self) -> None:
+        from ray.util.metrics import Counter, Gauge, Histogram
+
+        self._counters = {name: Counter(name, text, tags) for name, (text, tags) in COUNTERS.items()}
+        self._gauges = {name: Gauge(name, text) for name, text in GAUGES.items()}
+        self._histogram = Histogram(UNIT_SECONDS, "From reading a unit to its commit.", _BOUNDARIES, ("node",))
+
+    def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+        """Adds to a counter; Ray takes nothing that is not above 0."""
+        if value > 0:
+            self._counters[name].inc(value, dict(tags))
+
+    def show(self, name: str, value: float) -> None:
+        """Sets a gauge."""
+        self._gauges[name].set(value)
+
+    def measure_unit(self, seconds: float, tags: Mapping[str, str]) -> None:
+        """Adds to the histogram."""
+        self._histogram.observe(seconds, dict(tags))
+
+
+def ray_registry() -> Registry | None:
+    """Ray's metrics, where Ray runs already."""
+    import ray
+
+    return RayRegistry() if ray.is_initialized() else None
+
+
+class RunMetrics:
+    """Tells Ray's metrics what happens in a run.
+
+    Args:
+        open_registry: Gives what takes the figures, or None as long as there is nothing.
+    """
+
+    def __init__(self, open_registry: Callable[[], Registry | None] = ray_registry) -> None:
+        self._open = open_registry
+        self._registry: Registry | None = None
+        self._units_left = self._rows_left = 0
+        self._nodes: dict[str, str] = {}
+
+    def observe(self, event: Event) -> None:
+        """Takes an event in."""
+        self._registry = self._registry or self._open()
+        self._take(event)
+        if self._registry:
+            self._registry.show("graphkiln_score_units_left", self._units_left)
+            self._registry.show("graphkiln_score_rows_left", self._rows_left)
+            self._registry.show("graphkiln_score_workers", len(self._nodes))
+
+    @singledispatchmethod
+    def _take(self, event: Event) -> None:
+        """An event that changes no figure."""
+
+    @_take.register
+    def _(self, event: RunPlanned) -> None:
+        self._units_left, self._rows_left = event.units - event.done_units, event.rows - event.done_rows
+
+    @_take.register
+    def _(self, event: WorkerReady) -> None:
+        self._nodes[event.worker] = event.facts.node
+
+    @_take.register
+    def _(self, event: WorkerEnded) -> None:
+        self._nodes.pop(event.worker, None)
+        cause = "unfit" if event.unfit else "ended"
+        self._count("graphkiln_score_workers_ended_total", 1, node=event.node, cause=cause)
+
+    @_take.register
+    def _(self, event: NodeLost) -> None:
+        self._count("graphkiln_score_nodes_lost_total", 1, node=event.node)
+
+    @_take.register
+    def _(self, event: UnitReplanned) -> None:
+        self._units_left += event.units - 1
+        self._rows_left += event.rows
+
+    @_take.register
+    def _(self, event: UnitRetried) -> None:  # noqa: ARG002  dispatched by its type
+        self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome="retried")
+
+    @_take.register
+    def _(self, event: UnitFailed) -> None:  # noqa: ARG002  dispatched by its type
+        self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome="failed")
+
+    @_take.register
+    def _(self, event: UnitCommitted) -> None:
+        report, node = event.report, self._nodes.get(event.worker, _ANYWHERE)
+        self._count("graphkiln_score_units_total", 1, node=node, outcome="twin" if report.twin else "committed")
+        for field in fields(report.times):
+            stage, seconds = field.name.removesuffix(_STAGE), getattr(report.times, field.name)
+            self._count("graphkiln_score_stage_seconds_total", seconds, node=node, stage=stage)
+        if self._registry:
+            self._registry.measure_unit(report.seconds, {"node": node})
+        if report.twin:
+            return
+        self._units_left, self._rows_left = self._units_left - 1, self._rows_left - report.rows
+        quarantined = len(report.quarantined)
+        rows = {"scored": report.rows - report.errors, "error": report.errors - quarantined, "quarantined": quarantined}
+        for outcome, count in rows.items():
+            self._count("graphkiln_score_rows_total", count, node=node, outcome=outcome)
+
+    def _count(self, name: str, value: float, **tags: str) -> None:
+        if self._registry:
+            self._registry.count(name, value, tags)

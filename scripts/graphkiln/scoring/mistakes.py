@@ -1,0 +1,99 @@
+"""Mistakes in a request that are told before Ray is started and before anything is written."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.repository.remote_address import is_remote
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.model import read_model
+from graphkiln_backend.scoring.model_fetch import with_local_model
+from graphkiln_backend.scoring.opening import open_source
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.units import ID_DIGITS
+
+_OURS = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
+"""Results and notes of a destination, and what is being written."""
+_SHOWN = 3
+_DATABASES = ("postgresql://", "postgres://")
+_DELTA_LOG = "_delta_log"
+
+
+def check_places(request: ScoreRequest) -> None:
+    """Checks that source and destination do not lie in each other, and that the destination holds nothing else.
+
+    Raises:
+        ScoringError: They do, or it does.
+    """
+    if request.source.startswith(_DATABASES):  # one database may hold both, each in tables of its own
+        return
+    source, destination = _place(request.source), _place(request.destination)
+    if source == destination:
+        raise ScoringError(f"{request.source} is both source and destination", hint="name another --out")
+    if destination.startswith(f"{source}/"):
+        raise ScoringError(
+            f"the destination {request.destination} lies inside the source, and would be read as input",
+            hint=f"name an --out beside it, such as {request.source.rstrip('/')}-scored",
+        )
+    if source.startswith(f"{destination}/"):
+        raise ScoringError(
+            f"the source {request.source} lies inside the destination", hint="name an --out of its own, beside it"
+        )
+    if "://" not in request.destination:
+        _check_foreign(Path(request.destination))
+
+
+def check_source(request: ScoreRequest) -> None:
+    """Checks that the source can be read and holds a row; reads no further than its first range.
+
+    Raises:
+        ScoringError: It cannot, holds none, or has no column of a name that is given.
+    """
+    if next(open_source(request).ranges(request.rows_per_unit), None) is None:
+        raise ScoringError(
+            f"there are no images in {request.source}",
+            hint="a folder or pattern of images, a .txt listing, .parquet, .tar, or a postgresql:// query",
+        )
+
+
+def check_model(request: ScoreRequest) -> None:
+    """Checks that the model can be scored with, as far as that is known without fetching or building anything.
+
+    Raises:
+        GraphkilnError: There is no such version, it does not say how an image becomes its input, or it has no output of
+            a name that is given.
+    """
+    if is_remote(str(request.model)):
+        return
+    with tempfile.TemporaryDirectory(prefix="graphkiln-cache-") as name:
+        folder = Path(name)
+        # The run's own cache: a graph of another framework is converted here, and found there by the run.
+        with CacheSettings(folder=request.cache).checked().open(folder) as cache:
+            local = with_local_model(request, folder)
+            read_model(local, cache, usable_cores()).encoder(local)
+
+
+def _check_foreign(folder: Path) -> None:
+    if folder.is_file():
+        raise ScoringError(
+            f"the destination {folder} is a file", hint="name a folder, which is made where it is missing"
+        )
+    if not folder.is_dir() or (folder / _DELTA_LOG).is_dir():  # whose files Delta knows by its log
+        return
+    foreign = islice((path.name for path in sorted(folder.iterdir()) if not _OURS.fullmatch(path.name)), _SHOWN + 1)
+    if names := list(foreign):
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        raise ScoringError(
+            f"the destination {folder} holds what graphkiln score did not write: {shown}",
+            hint="name an empty folder, a new one, or the --out of an earlier run",
+        )
+
+
+def _place(text: str) -> str:
+    """A text that is the same for the same place: links are followed, slashes at the end do not count."""
+    return text.rstrip("/") if "://" in text else str(Path(text).resolve())

@@ -1,0 +1,246 @@
+"""`_run.json`: what a run was asked, what it was computed by, and what came of it, kept beside its results.
+
+The newest run stands there in full; those before it in a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+from graphkiln.scoring.run_state import QuarantinedRow, RunState, WorkerTally
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.distributions import version_of
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.scorer import StageTimes
+
+_log = logging.getLogger("graphkiln.scoring")
+
+SCHEMA = 1
+NOTE = "_run.json"
+_PACKAGES = ("graphkiln", "ray", "pyarrow", "numpy", "pillow", "onnxruntime", "openvino")
+_MOST_EARLIER = 1000
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+_SECRET = re.compile(r"(?i)(?<=[?&\s])((?:password|sslpassword|token|secret|sas|sig|access_key)[^=&\s]*=)[^&\s]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """A run in numbers.
+
+    Attributes:
+        units: Of the input.
+        rows: Of the input.
+        units_before: Of the units, committed by earlier runs.
+        rows_before: Of the rows, answered by earlier runs.
+        units_done: Committed by this run.
+        scored: Rows that this run answered.
+        errors: Rows that this run gave an error.
+        quarantined: Of these, rows that ended a worker.
+        retries: Attempts that came to nothing.
+        twins: Attempts that were discarded because another one was faster.
+        seconds: From the start to the end.
+        computing_s: Of these, since the first worker was ready.
+        rows_per_s: In these.
+        times: What the stages took, in seconds summed over workers; they overlap.
+    """
+
+    units: int
+    rows: int
+    units_before: int
+    rows_before: int
+    units_done: int
+    scored: int
+    errors: int
+    quarantined: int
+    retries: int
+    twins: int
+    seconds: float
+    computing_s: float
+    rows_per_s: float
+    times: StageTimes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecord:
+    """Who computed what.
+
+    Attributes:
+        name: In this run.
+        node: Name of its machine.
+        pid: Of its process.
+        session: Engine, device and precision.
+        self_test: What the golden samples proved; None without any.
+        version: Of graphkiln there.
+        start_s: How long it took to be ready.
+        units: Committed by it.
+        rows: In these.
+        errors: Of these.
+        rows_per_s: From when it was ready to its last commit.
+        times: What the stages of its units took.
+        ended: Why it was replaced; empty where it was not.
+    """
+
+    name: str
+    node: str
+    pid: int
+    session: str
+    self_test: Any
+    version: str
+    start_s: float
+    units: int
+    rows: int
+    errors: int
+    rows_per_s: float
+    times: StageTimes
+    ended: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """A run.
+
+    Attributes:
+        schema: Of this document; it changes when a key goes or means something else.
+        outcome: `finished`: each row is accounted for; `interrupted`; or `failed`.
+        reason: Why it failed; empty otherwise.
+        begun: When, as ISO 8601 in UTC.
+        ended: When.
+        request: As it was understood, without credentials.
+        configuration: Digest of all that changes an answer; results of two are never mixed.
+        versions: Of the driver's Python, system and packages.
+        figures: In numbers.
+        workers: Who computed what.
+        quarantined: Rows that ended a worker; the first thousand.
+        problems: What happened on the way; the first thousand.
+        earlier: The runs before it on this destination, newest first: `begun`, `ended`, `outcome` and some figures.
+    """
+
+    schema: int = SCHEMA
+    outcome: str
+    reason: str = ""
+    begun: str
+    ended: str
+    request: Mapping[str, Any]
+    configuration: str
+    versions: Mapping[str, str]
+    figures: Figures
+    workers: tuple[WorkerRecord, ...]
+    quarantined: tuple[QuarantinedRow, ...] = ()
+    problems: tuple[str, ...] = ()
+    earlier: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+
+
+def summarize(state: RunState) -> Figures:
+    """The figures of a run."""
+    progress = state.progress()
+    times = sum((worker.times for worker in state.workers.values()), StageTimes())
+    return Figures(
+        units=progress.units,
+        rows=progress.rows,
+        units_before=progress.units_before,
+        rows_before=progress.rows_before,
+        units_done=state.units,
+        scored=state.rows - state.errors,
+        errors=state.errors,
+        quarantined=state.quarantined_rows,
+        retries=state.retries,
+        twins=state.twins,
+        seconds=round(state.seconds, 3),
+        computing_s=round(state.computing_s, 3),
+        rows_per_s=round(state.rows_per_s, 1),
+        times=times,
+    )
+
+
+def write_record(record: RunRecord, destination: Destination) -> None:
+    """Puts a record into its destination, with what is known there of the runs before it.
+
+    Raises:
+        ScoringError: The store cannot be read or written.
+    """
+    document = encode(record) | {"earlier": _earlier(destination.read_note(NOTE))}
+    destination.write_note(NOTE, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def worker_records(state: RunState) -> tuple[WorkerRecord, ...]:
+    """Who computed what, in the order of the workers' starts."""
+    return tuple(_worker_record(name, tally) for name, tally in state.workers.items())
+
+
+def describe_request(request: ScoreRequest) -> dict[str, Any]:
+    """A request as plain data, without credentials."""
+    texts = {
+        name: redact(str(getattr(request, name))) for name in ("source", "model", "destination", "ledger", "address")
+    }
+    return {
+        **texts,
+        "version": request.version,
+        "settings": {each.key: each.value for each in reversed(request.overrides)},
+        **{name: getattr(request, name) for name in ("top_k", "scores", "softmax", "outputs", "keep_columns")},
+        **{name: getattr(request, name) for name in ("image_column", "id_column", "query", "rows_per_unit")},
+        **{name: getattr(request, name) for name in ("workers", "cores_per_worker", "format", "replace")},
+        "cache": str(request.cache) if request.cache else None,
+    }
+
+
+def redact(text: str) -> str:
+    """An address without user, password and keys."""
+    return _SECRET.sub(r"\1...", _CREDENTIALS.sub("", text))
+
+
+def versions() -> dict[str, str]:
+    """What this process runs on."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        **{name: version for name in _PACKAGES if (version := _installed(name))},
+    }
+
+
+def _installed(name: str) -> str:
+    """Version of a distribution; empty without it."""
+    try:
+        return version_of(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _worker_record(name: str, tally: WorkerTally) -> WorkerRecord:
+    facts = tally.facts
+    return WorkerRecord(
+        name=name,
+        node=tally.node,
+        pid=facts.pid if facts else 0,
+        session=facts.session if facts else "",
+        self_test=json.loads(facts.self_test) if facts and facts.self_test else None,
+        version=facts.version if facts else "",
+        start_s=round(facts.seconds, 3) if facts else 0.0,
+        units=tally.units,
+        rows=tally.rows,
+        errors=tally.errors,
+        rows_per_s=round(tally.rows_per_s, 1),
+        times=tally.times,
+        ended=tally.ended,
+    )
+
+
+def _earlier(content: bytes | None) -> list[Any]:
+    """The line of the run that is replaced, before those that it had."""
+    if content is None:
+        return []
+    try:
+        last = json.loads(content)
+        figures = {name: last["figures"][name] for name in ("units_done", "scored", "errors", "rows_per_s")}
+        line = {**{name: last[name] for name in ("begun", "ended", "outcome", "configuration")}, **figures}
+        return [line, *last["earlier"]][:_MOST_EARLIER]
+    except (ValueError, KeyError, TypeError):  # whoever wrote into it: the end of a run is no time to fail for that
+        _log.warning("%s was damaged: it says nothing of earlier runs any more", NOTE)
+        return []

@@ -1,0 +1,170 @@
+"""A run from Python or from the command: mistakes first, then the run, then its record."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from graphkiln.scoring.extra import check_extra
+
+if TYPE_CHECKING:
+    from graphkiln.scoring.options import ScoreOptions
+    from graphkiln.scoring.record import RunRecord
+    from graphkiln.scoring.run_progress import Progress
+    from graphkiln.scoring.run_state import RunState
+    from graphkiln_backend.scoring.request import ScoreRequest
+    from graphkiln_backend.scoring.verify import Verification
+
+Observer = Callable[["Progress"], None]
+
+
+def score(
+    source: str | Path,
+    *,
+    model: str | Path,
+    out: str | Path,
+    observe: Observer | None = None,
+    **options: Unpack[ScoreOptions],
+) -> RunRecord:
+    """Scores a data set: every row of the source gets an answer or an error in the destination, exactly once.
+
+    Called again with the same arguments it goes on where it was interrupted.
+
+    Args:
+        source: Folder or pattern of images, listing, Parquet, tars, or a query; of this machine or of a store.
+        model: `STORE/NAME`, `STORE/NAME:VERSION` or `STORE/NAME/VERSION`; also in a remote store.
+        out: Folder, store or database for the answers.
+        observe: Called with how far the run is, whenever something happened.
+        options: As `ScoreOptions` has them.
+
+    Returns:
+        What `_run.json` says of the run.
+
+    Raises:
+        GraphkilnError: A mistake in the request, or the run cannot be finished; the same call goes on.
+    """
+    check_extra()
+    from graphkiln.scoring.options import build_request
+
+    return run_request(build_request(source, model, out, options), observe)
+
+
+def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verification:  # noqa: A002  as the command calls it
+    """Compares a destination with the plan that its last run left there.
+
+    Args:
+        out: The destination.
+        format: `parquet` or `delta`; empty for what the destination says.
+        ledger: Postgres database that remembers commits, where the run was given one.
+
+    Returns:
+        The counts, and what is wrong.
+
+    Raises:
+        ScoringError: There is no such destination, no run has finished its plan there, or it cannot be read.
+    """
+    check_extra()
+    from graphkiln.scoring.options import absolute
+    from graphkiln_backend.scoring.errors import ScoringError
+    from graphkiln_backend.scoring.opening import open_destination
+    from graphkiln_backend.scoring.plan import read_plan
+    from graphkiln_backend.scoring.request import ScoreRequest
+    from graphkiln_backend.scoring.run import PLAN
+    from graphkiln_backend.scoring.verify import verify as compare
+
+    place = absolute(str(out))
+    request = ScoreRequest(source="", model="", destination=place, format=format, ledger=ledger)
+    destination = open_destination(request)
+    with tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
+        plan = Path(folder) / PLAN
+        if not destination.fetch_note(PLAN, plan):
+            raise ScoringError(f"{out} holds no plan of graphkiln score", hint="name the --out of a run")
+        return compare(destination, read_plan(plan), spill=Path(folder))
+
+
+def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRecord:
+    """Runs a request; as `score`.
+
+    Raises:
+        GraphkilnError: As of `score`.
+    """
+    from graphkiln.scoring.metrics import RunMetrics
+    from graphkiln.scoring.mistakes import check_model, check_places, check_source
+    from graphkiln.scoring.run_state import RunState
+    from graphkiln_backend.scoring.events import Event
+    from graphkiln_backend.scoring.model_fetch import with_version
+    from graphkiln_backend.scoring.run import score as run
+
+    check_places(request)
+    check_source(request)
+    request = with_version(request)
+    check_model(request)
+    state, metrics = RunState(), RunMetrics()
+
+    def report(event: Event) -> None:
+        metrics.observe(event)
+        progress = state.observe(event)
+        if observe:
+            observe(progress)
+
+    begun = datetime.now(UTC)
+    try:
+        run(request, report)
+        collect(request, is_new=bool(state.units))
+    except BaseException as error:
+        _keep(request, state, begun, error)
+        raise
+    return _keep(request, state, begun)
+
+
+def collect(request: ScoreRequest, *, is_new: bool) -> None:
+    """Writes `_errors.parquet` where a run committed anything, or where the last one did not come to it.
+
+    Args:
+        request: The run.
+        is_new: Whether the run committed anything.
+
+    Raises:
+        ScoringError: A result cannot be read, or the note cannot be written.
+    """
+    from graphkiln_backend.scoring.collected_errors import ERRORS, collect_errors
+    from graphkiln_backend.scoring.opening import open_destination
+
+    destination = open_destination(request)
+    if is_new or destination.read_note(ERRORS) is None:
+        collect_errors(destination, destination.committed_ids())
+
+
+def _keep(request: ScoreRequest, state: RunState, begun: datetime, error: BaseException | None = None) -> RunRecord:
+    """Writes the record; a run that failed before anything was planned has none."""
+    from graphkiln.scoring import record as records
+    from graphkiln_backend.graph.errors import GraphkilnError
+    from graphkiln_backend.scoring.errors import RunInterrupted
+    from graphkiln_backend.scoring.opening import open_destination
+
+    interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)
+    outcome = "finished" if error is None else "interrupted" if interrupted else "failed"
+    record = records.RunRecord(
+        outcome=outcome,
+        reason=records.redact(str(error)) if outcome == "failed" else "",
+        begun=begun.isoformat(timespec="seconds"),
+        ended=datetime.now(UTC).isoformat(timespec="seconds"),
+        request=records.describe_request(request),
+        configuration=state.plan.configuration if state.plan else "",
+        versions=records.versions(),
+        figures=records.summarize(state),
+        workers=records.worker_records(state),
+        quarantined=tuple(state.quarantined),
+        problems=tuple(state.problems),
+    )
+    if state.plan:
+        try:
+            records.write_record(record, open_destination(request))
+        except (GraphkilnError, OSError) as failure:
+            if error is None:
+                raise
+            error.add_note(f"nor could {records.NOTE} be written: {failure}")
+    return record

@@ -1,0 +1,105 @@
+"""A fleet without machines: workers that die, nodes that leave, rows that kill, all from a seeded generator."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
+from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
+from graphkiln_backend.scoring.units import Unit
+
+
+def unit(number: int, rows: int = 40) -> Unit:
+    return Unit(id=f"{number:032x}", path=f"/images/{number}", part="", rows=rows)
+
+
+def facts(node: str = "node") -> WorkerFacts:
+    return WorkerFacts(node=node, pid=1, session="onnxruntime on cpu", self_test="", seconds=1.0)
+
+
+@dataclass
+class FakeFleet:
+    """Computes one attempt per `wait`, or has something happen.
+
+    Args:
+        size: Workers at a time.
+        guilty: Positions of rows that end a worker, by the id of the unit.
+        faults: Probability that a worker or node ends at a `wait` for no fault of its rows.
+        failures: Probability that an attempt comes to nothing for another cause.
+        seed: Of the generator.
+    """
+
+    size: int = 3
+    guilty: dict[str, set[int]] = field(default_factory=dict)
+    faults: float = 0.0
+    failures: float = 0.0
+    seed: int = 0
+    commits: Counter[str] = field(default_factory=Counter)
+    quarantined: dict[str, set[int]] = field(default_factory=dict)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._work: dict[str, list[tuple[int, Attempt]]] = {}
+        self._born = 0
+        self.most_in_flight = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def assign(self, worker: str, number: int, attempt: Attempt) -> None:
+        work = self._work[worker]
+        work.append((number, attempt))
+        if attempt.probe is not None:
+            assert len(work) == 1, "a probe shares its worker with nothing"
+        self.most_in_flight = max(self.most_in_flight, len(work))
+
+    def wait(self, timeout_s: float) -> list[Outcome]:
+        self.now += timeout_s
+        if len(self._work) < self.size:
+            self._born += 1
+            name = f"worker-{self._born}"
+            self._work[name] = []
+            return [Ready(worker=name, facts=facts())]
+        if self._random.random() < self.faults:
+            name = self._random.choice(sorted(self._work))
+            blame = self._random.choice([Blame.NODE, Blame.UNKNOWN, Blame.WORKER])
+            committed = [each for each in self._work[name] if self._random.random() < 0.3]
+            for _, attempt in committed:
+                self._commit(attempt)
+            return [self._end(name, blame)]
+        busy = sorted(name for name, work in self._work.items() if work)
+        return [self._compute(self._random.choice(busy))] if busy else []
+
+    def _compute(self, name: str) -> Outcome:
+        number, attempt = self._random.choice(self._work[name])
+        if self._random.random() < self.failures:
+            self._work[name].remove((number, attempt))
+            cause = self._random.choice([Cause.SOURCE, Cause.STORE])
+            return Failed(worker=name, attempt=number, cause=cause, reason="not now")
+        touched = self._touched(attempt)
+        if touched:
+            return self._end(name, Blame.ROWS, {number: self._random.randint(min(touched) + 1, attempt.unit.rows)})
+        self._work[name].remove((number, attempt))
+        return Done(worker=name, attempt=number, report=None if attempt.probe else self._commit(attempt))
+
+    def _touched(self, attempt: Attempt) -> set[int]:
+        rows = range(attempt.unit.rows)[attempt.probe.start : attempt.probe.stop] if attempt.probe else None
+        guilty = self.guilty.get(attempt.unit.id, set()) - attempt.quarantined.keys()
+        return guilty if rows is None else guilty & set(rows)
+
+    def _commit(self, attempt: Attempt) -> UnitReport | None:
+        if attempt.probe or self._touched(attempt):
+            return None
+        twin = self.commits[attempt.unit.id] > 0
+        if not twin:
+            self.commits[attempt.unit.id] += 1
+            self.quarantined[attempt.unit.id] = set(attempt.quarantined)
+        errors = len(attempt.quarantined)
+        return UnitReport(unit_id=attempt.unit.id, rows=attempt.unit.rows, errors=errors, seconds=1.0, twin=twin)
+
+    def _end(self, name: str, blame: Blame, reached: dict[int, int] | None = None) -> Ended:
+        del self._work[name]
+        return Ended(worker=name, blame=blame, reason="ended its worker with SIGSEGV", reached=reached or {})

@@ -1,0 +1,47 @@
+"""Faults for workers of `graphkiln score`: with this folder on PYTHONPATH, images that are words do what they say.
+
+Python imports a module of this name at its start. In any other process than a worker's it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+
+def plant() -> None:
+    from graphkiln_backend.scoring import proving, worker
+
+    load, run = worker._load, proving.SharedSession.run
+    wrong = []
+    eaten = []
+
+    def planted(*arguments, **options):
+        content = load(*arguments, **options)
+        match content:
+            case b"segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case b"stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case b"hang":
+                time.sleep(3600)
+            case b"eat":
+                eaten.append(b"x" * (600 * 2**20))
+                time.sleep(3600)
+            case b"raise":
+                raise RecursionError("too deep")
+            case b"wrong":
+                wrong.append(True)
+        return content
+
+    def computed(session, feeds, outputs=None):
+        found = run(session, feeds, outputs)
+        return {name: array + 1 for name, array in found.items()} if wrong else found
+
+    worker._load, proving.SharedSession.run = planted, computed
+
+
+if "graphkiln_backend.scoring.worker_main" in sys.orig_argv:
+    plant()

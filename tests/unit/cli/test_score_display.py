@@ -1,0 +1,122 @@
+"""What `score` shows while it runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from score_events import RUN, Clock, committed
+
+from graphkiln.cli.score_display import (
+    JsonDisplay,
+    LineDisplay,
+    NoDisplay,
+    ProgressMode,
+    TerminalDisplay,
+    draw,
+    in_a_line,
+    in_time,
+    open_display,
+)
+from graphkiln.scoring.run_progress import Progress, WorkerProgress
+from graphkiln.scoring.run_state import RunState
+
+WORKER = WorkerProgress(node="node-1", pid=7, session="onnxruntime on cpu in fp32", units=2, rows=200, rows_per_s=50)
+PROGRESS = Progress(
+    event="unit", units=10, units_before=4, units_done=2, rows=1000, rows_before=400, rows_done=200, errors=3,
+    rows_per_s=50.0, seconds_left=8.0, workers=(WORKER,),
+)  # fmt: skip
+
+
+def lines_of(progress: Progress, *messages: str) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=80).print(draw(progress, list(messages)))
+    return file.getvalue().splitlines()
+
+
+def test_how_far_it_is_in_one_line() -> None:
+    assert in_a_line(PROGRESS) == "6/10 units, 600/1,000 rows, 50 rows/s, 3 errors, 8 s left"
+    begun = replace(PROGRESS, units_done=0, rows_done=0, errors=1)
+    assert in_a_line(begun) == "4/10 units, 400/1,000 rows, 4 units by earlier runs, 1 error"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(41.2, "41 s"), (720, "12 min"), (9000, "2.5 h"), (200_000, "2.3 d")])
+def test_durations(seconds: float, text: str) -> None:
+    assert in_time(seconds) == text
+
+
+def test_the_live_table_fits_80_columns() -> None:
+    drawn = lines_of(PROGRESS, "x" * 200)
+    assert max(map(len, drawn)) <= 80
+    assert any("node-1:7" in line and "onnxruntime on cpu in fp32" in line and "200" in line for line in drawn)
+
+
+def test_of_many_workers_some_are_drawn() -> None:
+    gone = replace(WORKER, ended="killed")
+    drawn = lines_of(replace(PROGRESS, workers=(gone, *[WORKER] * 400)))
+    assert len(drawn) < 20
+    assert "and 388 more" in "\n".join(drawn)
+    assert "1 ended" in "\n".join(drawn)
+
+
+def test_json_is_a_line_for_each_event_and_one_a_second_for_units(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    state, display = RunState(clock), JsonDisplay(clock)
+    for event in RUN:
+        display.show(state.observe(event))
+    for second in (0.1, 0.2, 2.0):
+        clock.now = second
+        display.show(state.observe(committed("z")))
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert events == ["planned", "node", "worker", "unit", "retry", "worker", "worker", "finished", "unit"]
+
+
+def test_lines_say_what_happens_and_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    state, display = RunState(clock), LineDisplay(clock)
+    for event in RUN:
+        display.show(state.observe(event))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "graphkiln: 4/10 units, 400/1,000 rows, 4 units by earlier runs, 0 errors\n" in captured.err
+    assert "graphkiln: worker-1 on node-1 ended: killed by signal 11\n" in captured.err
+    assert captured.err.count("rows/s") == 2
+
+
+def test_a_message_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    LineDisplay(Clock()).show(replace(PROGRESS, message="a\x1b[2Jb"))
+    assert "a\\x1b[2Jb" in capsys.readouterr().err
+
+
+def test_the_terminal_is_left_clean() -> None:
+    file = io.StringIO()
+    with TerminalDisplay(Console(file=file, force_terminal=True, width=80), Clock()) as display:
+        display.show(PROGRESS)
+        display.show(replace(PROGRESS, message="node-2 is gone"))
+    text = file.getvalue()
+    assert "6/10 units" in text
+    assert "node-2 is gone" in text
+    assert text.rstrip().endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_terminal", "kind"),
+    [
+        (ProgressMode.JSON, True, JsonDisplay),
+        (ProgressMode.OFF, True, NoDisplay),
+        (ProgressMode.AUTO, True, TerminalDisplay),
+        (ProgressMode.AUTO, False, LineDisplay),
+    ],
+)
+def test_a_mode_has_its_display(mode: ProgressMode, is_terminal: bool, kind: type) -> None:
+    with open_display(mode, is_terminal=is_terminal) as display:
+        assert isinstance(display, kind)
+
+
+def test_nothing_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with NoDisplay() as display:
+        display.show(PROGRESS)
+    assert capsys.readouterr() == ("", "")

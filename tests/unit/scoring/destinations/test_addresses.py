@@ -1,0 +1,48 @@
+"""A text names a destination, or is refused with what could be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.scoring.destinations.addresses import destination_at
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
+from graphkiln_backend.scoring.destinations.object_store import ObjectStore
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.destinations.table import TableDestination
+from graphkiln_backend.scoring.errors import ScoringError
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("/data/out", FolderStore), ("s3://b/out", ObjectStore), ("gs://b/out", ObjectStore)]
+)
+def test_stores_of_parquet_files(text: str, kind: type) -> None:
+    opened = destination_at(text)
+    assert isinstance(opened, ParquetDestination)
+    assert isinstance(opened._store, kind)
+    assert opened._store.place("a") == f"{text}/a"
+
+
+def test_a_table_of_a_database() -> None:
+    opened = destination_at("postgresql://me@host:1/db?sslmode=require&table=results.answers")
+    assert isinstance(opened, TableDestination)
+    assert opened._name == "results.answers"
+    assert opened._database._address == "postgresql://me@host:1/db?sslmode=require"
+    for text in ("postgresql://me@host/db", "postgresql://me@host/db?table=a;b"):
+        with pytest.raises(ScoringError, match=r"names no table.*\?table=NAME"):
+            destination_at(text)
+
+
+def test_a_ledger_beside_an_object_store() -> None:
+    opened = destination_at("s3://b/out", "postgresql://me@host/db")
+    assert isinstance(opened, LedgeredDestination)
+
+
+@pytest.mark.parametrize("text", ["hf://owner/repository", "ftp://host/out", "s3://"])
+def test_what_cannot_be_written(text: str) -> None:
+    with pytest.raises(GraphkilnError, match="s3://BUCKET/PATH"):
+        destination_at(text)
+    assert not Path(text).exists()

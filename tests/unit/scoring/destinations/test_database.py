@@ -1,0 +1,75 @@
+"""Transactions of a real PostgreSQL: all or nothing, and errors that say whose they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from running import free_ports
+
+from graphkiln_backend.scoring.destinations.database import Database
+from graphkiln_backend.scoring.errors import ScoringError, StoreError
+
+if TYPE_CHECKING:
+    from postgres_server import PostgresServer
+
+
+def test_a_text_that_is_no_address() -> None:
+    with pytest.raises(ScoringError, match="no address of a database"):
+        Database("postgresql://host/db?nonsense=1")
+
+
+def test_a_server_that_is_not_there_is_the_stores_fault_and_no_password_is_told() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(StoreError) as raised, Database(f"postgresql://me:secret@127.0.0.1:{port}/db").transaction():
+        pass
+    assert raised.value.passing
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_transaction_is_all_or_nothing(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE t (a int)")
+    with pytest.raises(ScoringError), database.transaction() as connection:
+        connection.execute("INSERT INTO t VALUES (1)") and connection.execute("INSERT INTO other VALUES (1)")
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+@pytest.mark.slow
+def test_what_the_database_refuses_is_not_the_stores_fault(database: Database) -> None:
+    with pytest.raises(ScoringError, match="refuses it") as raised, database.transaction() as connection:
+        connection.execute("SELECT 1 / 0")
+    assert not isinstance(raised.value, StoreError)
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_and_comes_back_is_connected_again(database: Database, postgres: PostgresServer) -> None:
+    with database.transaction() as connection:
+        connection.execute("SELECT 1")
+    postgres.stop()
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreError) as raised, database.transaction() as connection:
+                connection.execute("SELECT 1")
+            assert raised.value.passing
+    finally:
+        postgres.start()
+    with database.transaction() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.slow
+def test_a_user_without_the_right_is_told_what_it_needs(database: Database, postgres: PostgresServer) -> None:
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE t (a int)")
+        connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+        connection.execute("DROP ROLE IF EXISTS guest")
+        connection.execute("CREATE ROLE guest LOGIN")
+    guest = Database(postgres.address.replace("graphkiln@", "guest@"))
+    try:
+        with pytest.raises(StoreError, match="grant this user"), guest.transaction() as used:
+            used.execute("SELECT * FROM t")
+    finally:
+        guest.close()

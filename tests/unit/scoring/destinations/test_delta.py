@@ -1,0 +1,168 @@
+"""A Delta table: units are appended once, whoever commits at the same moment, and other readers read them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pytest
+from botocore.config import Config
+from deltalake import DeltaTable
+from object_store import CREDENTIALS
+from running import free_ports
+
+from graphkiln_backend.scoring.destinations.addresses import destination_at
+from graphkiln_backend.scoring.destinations.base import Destination, Result
+from graphkiln_backend.scoring.destinations.delta import DeltaDestination
+from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
+from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.verify import verify
+
+
+def unit(number: int) -> Unit:
+    return InputRange(path=f"photos/{number}", part="", identity=str(number), rows=2).unit("model")
+
+
+def result(of: Unit, name: str = "") -> Result:
+    columns = {
+        "id": [f"{name}{of.path}/0", f"{name}{of.path}/1"],
+        "scores": pa.array([[0.5, 0.25], None], pa.list_(pa.float32())),
+        "kept": pa.nulls(2),
+        "error": pa.array([None, "bad"], pa.string()),
+    }
+    return Result(unit_id=of.id, configuration="model", table=pa.table(columns))
+
+
+def opened(folder: Path) -> Destination:
+    return destination_at(str(folder), format="delta")
+
+
+@pytest.fixture
+def destination(tmp_path: Path) -> Destination:
+    made = opened(tmp_path / "out")
+    made.prepare()
+    return made
+
+
+def test_units_are_verified_and_read_by_others(destination: Destination, tmp_path: Path) -> None:
+    assert list(destination.committed_ids()) == []
+    units = [unit(number) for number in range(3)]
+    for each in units:
+        destination.commit(result(each))
+    assert verify(destination, units).ok
+    assert verify(opened(tmp_path / "out"), units).ok
+    assert DeltaTable(tmp_path / "out").to_pyarrow_table().num_rows == 6
+    held = destination.claim("run")
+    with pytest.raises(DestinationBusy):
+        destination.claim("other")
+    held.release()
+
+
+def test_a_second_attempt_is_refused_and_leaves_no_file(destination: Destination, tmp_path: Path) -> None:
+    destination.commit(result(unit(0)))
+    with pytest.raises(CommitConflict):
+        opened(tmp_path / "out").commit(result(unit(0), "other "))
+    assert destination.read(unit(0).id, ["id"]).column("id").to_pylist() == ["photos/0/0", "photos/0/1"]
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
+def test_workers_that_commit_at_the_same_moment(tmp_path: Path) -> None:
+    opened(tmp_path).prepare()
+    outcomes: list[str] = []
+    barrier = threading.Barrier(6)
+
+    def work(name: str) -> None:
+        worker = opened(tmp_path)
+        barrier.wait()
+        worker.commit(result(unit(int(name) + 1)))
+        try:
+            worker.commit(result(unit(0), name))
+            outcomes.append(name)
+        except CommitConflict:
+            pass
+
+    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = verify(opened(tmp_path), [unit(number) for number in range(7)])
+    assert found.ok, found.findings
+    assert len(outcomes) == 1
+    assert opened(tmp_path).read(unit(0).id, ["id"]).column("id")[0].as_py().startswith(outcomes[0])
+
+
+def test_a_removed_unit_can_be_committed_anew(destination: Destination, tmp_path: Path) -> None:
+    destination.commit(result(unit(0)))
+    destination.commit(result(unit(1)))
+    destination.remove([unit(0).id, unit(7).id])
+    assert list(destination.committed_ids()) == [unit(1).id]
+    assert DeltaTable(tmp_path / "out").to_pyarrow_table().num_rows == 2
+    with pytest.raises(ScoringError, match="has no result"):
+        destination.read(unit(0).id, ["id"])
+    destination.commit(result(unit(0)))
+    assert verify(destination, [unit(0), unit(1)]).ok
+
+
+def test_a_commit_whose_answer_was_lost_is_no_twin(destination: Destination, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, lost = DeltaDestination._write, []
+
+    def write(self: DeltaDestination, *arguments: Any) -> None:
+        original(self, *arguments)
+        if not lost:
+            lost.append(1)
+            raise StoreError("lost", passing=True)
+
+    monkeypatch.setattr(DeltaDestination, "_write", write)
+    destination.commit(result(unit(0)))
+    assert verify(destination, [unit(0)]).ok
+
+
+def test_a_table_of_other_columns_is_refused(destination: Destination) -> None:
+    destination.commit(result(unit(0)))
+    table = pa.table({"id": [1], "error": pa.nulls(1, pa.string())})
+    with pytest.raises(ScoringError, match="has other columns than the results"):
+        destination.commit(Result(unit_id=unit(1).id, configuration="model", table=table))
+
+
+def test_a_compacted_table_is_no_place_for_more(destination: Destination, tmp_path: Path) -> None:
+    for number in range(3):
+        destination.commit(result(unit(number)))
+    DeltaTable(tmp_path / "out").optimize.compact()
+    with pytest.raises(ScoringError, match="was compacted"):
+        opened(tmp_path / "out").prepare()
+
+
+@pytest.fixture
+def other_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 server that is not in this process: deltalake does not let other threads run while it waits."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            retrying = Config(retries={"max_attempts": 9})
+            client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", config=retrying)
+            client.create_bucket(Bucket="models")
+            client.close()
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_in_an_object_store(other_process: str) -> None:
+    made = destination_at(f"s3://{other_process}/models/delta", format="delta")
+    made.prepare()
+    made.commit(result(unit(0)))
+    made.commit(result(unit(1)))
+    with pytest.raises(CommitConflict):
+        made.commit(result(unit(1)))
+    assert verify(made, [unit(0), unit(1)]).ok

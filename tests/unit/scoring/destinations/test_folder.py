@@ -1,0 +1,261 @@
+"""A folder as a store: exclusive, durable, and clean after whatever happened to a writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.scoring.destinations import folder
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.holder import writer_token
+from graphkiln_backend.scoring.errors import ScoringError, StoreError
+
+CONTENT = memoryview(b"content")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    made = FolderStore(tmp_path / "out")
+    made.prepare()
+    return made
+
+
+def refusing(number: int) -> Any:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_preparing_leaves_an_empty_folder(store: FolderStore, tmp_path: Path) -> None:
+    assert list((tmp_path / "out").iterdir()) == []
+    assert list(store.names()) == []
+
+
+def test_one_name_is_created_once(store: FolderStore) -> None:
+    assert store.create("a", CONTENT)
+    assert not store.create("a", memoryview(b"other"))
+    assert store.read("a") == b"content"
+    store.delete("a")
+    store.delete("a")
+    assert store.read("a") is None
+
+
+def test_a_name_and_its_folder_are_durable(store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    synced = []
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.create("a", CONTENT)
+    assert synced[0].name.startswith(".unfinished-")
+    assert synced[1] == tmp_path / "out"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_file_system_that_syncs_no_folders_will_do(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    original = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda each: refusing(number)() if Path(f"/proc/self/fd/{each}").is_dir() else original(each)
+    )
+    assert store.create("a", CONTENT)
+
+
+class TestNoLinks:
+    """What file systems without hard links do."""
+
+    @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+    def test_a_rename_that_replaces_nothing_will_do(
+        self, store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(os, "link", refusing(number))
+        store.prepare()
+        assert store.create("a", CONTENT)
+        assert not store.create("a", memoryview(b"other"))
+        assert store.read("a") == b"content"
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+
+    def test_without_either_it_is_refused_before_anything_is_scored(
+        self, store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        class Library:
+            def renameat2(self, *_: object) -> int:
+                import ctypes
+
+                ctypes.set_errno(errno.EINVAL)
+                return -1
+
+        monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+        monkeypatch.setattr(folder.ctypes, "CDLL", lambda *_, **__: Library())
+        with pytest.raises(ScoringError, match=r"neither links nor renames.*choose another file system"):
+            store.prepare()
+        assert list((tmp_path / "out").iterdir()) == []
+
+    def test_one_whose_links_replace_is_noticed(self, store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "link", lambda old, new: Path(new).write_bytes(Path(old).read_bytes()))
+        with pytest.raises(ScoringError, match="lets two writers create the same file"):
+            store.prepare()
+
+
+def test_a_link_that_was_made_though_the_answer_says_otherwise(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.link
+
+    def link(old: Path, new: Path) -> None:
+        original(old, new)
+        raise FileExistsError(errno.EEXIST, "asked twice")
+
+    monkeypatch.setattr(os, "link", link)
+    assert store.create("a", CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, ("make room there; the same command goes on", False)),
+        (errno.EDQUOT, ("within the quota", False)),
+        (errno.EROFS, ("for reading only", False)),
+        (errno.EIO, ("Input/output error", True)),
+        (errno.ESTALE, ("Stale", True)),
+    ],
+)
+def test_a_disk_that_fails_is_the_stores_fault_and_leaves_nothing(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, said: tuple[str, bool], tmp_path: Path
+) -> None:
+    words, passing = said
+    store.create("before", CONTENT)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refusing(number))
+        for write in (store.create, store.replace):
+            with pytest.raises(StoreError, match=words) as raised:
+                write("a", CONTENT)
+            assert raised.value.passing is passing
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["before"]
+    assert store.create("a", CONTENT)
+
+
+FILL = """
+import resource, signal, sys
+from pathlib import Path
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.errors import StoreError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    FolderStore(Path(sys.argv[1])).create("large", memoryview(bytes(1 << 20)))
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_file_that_a_process_may_not_write_to_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    told = subprocess.run([sys.executable, "-c", FILL, str(folder)], capture_output=True, text=True, check=True)
+    assert "large cannot be written or read: File too large" in told.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_not_mounted_here_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="must be the same on all nodes"):
+        FolderStore(tmp_path / "out").create("a", CONTENT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(StoreError, match="out cannot be written or read"):
+        FolderStore(tmp_path / "out").prepare()
+
+
+def test_ages_are_those_of_the_file_system(store: FolderStore, tmp_path: Path) -> None:
+    store.create("a", CONTENT)
+    os.utime(tmp_path / "out" / "a", (time.time() - 100, time.time() - 100))
+    assert 99 < (store.age_s("a") or 0) < 200
+    assert store.age_s("other") is None
+
+
+class TestLeftovers:
+    """What killed writers leave is removed by the next run, what living ones write is not."""
+
+    def leave(self, tmp_path: Path, token: str, age_s: float = 0) -> Path:
+        path = tmp_path / "out" / f".unfinished-{token}-00"
+        path.touch()
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+        return path
+
+    def test_of_a_dead_process_here(self, store: FolderStore, tmp_path: Path) -> None:
+        machine, pid, started = writer_token().split("-")
+        dead = self.leave(tmp_path, f"{machine}-{pid}-{int(started) - 1}")
+        living = self.leave(tmp_path, writer_token())
+        store.prepare()
+        assert not dead.exists()
+        assert living.exists()
+
+    def test_of_a_process_elsewhere_by_age(self, store: FolderStore, tmp_path: Path) -> None:
+        young = self.leave(tmp_path, "00aa-7-7", age_s=3600)
+        old = self.leave(tmp_path, "00aa-7-8", age_s=25 * 3600)
+        store.prepare()
+        assert young.exists()
+        assert not old.exists()
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+store, number = FolderStore(Path(sys.argv[1])), 0
+print("writing", flush=True)
+while True:
+    store.create(f"{number:06}", memoryview(f"{number:06}".encode() * 100_000))
+    number += 1
+"""
+
+
+def test_readers_see_whole_files_or_none_however_writers_are_killed(store: FolderStore, tmp_path: Path) -> None:
+    moments = random.Random(7)
+    for _ in range(4):
+        with subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path / "out")], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            writer.stdout.readline()
+            time.sleep(moments.uniform(0, 0.1))
+            writer.send_signal(signal.SIGKILL)
+        for name in store.names():
+            assert store.read(name) == name.encode() * 100_000
+        store.prepare()
+        assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a file system")
+def test_a_disk_that_is_full_takes_the_same_units_once_there_is_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("this container may not mount a file system")
+    try:
+        store = FolderStore(disk)
+        store.prepare()
+        assert store.create("first", memoryview(bytes(600_000)))
+        with pytest.raises(StoreError, match=r"No space left on device.*make room there") as raised:
+            store.create("second", memoryview(bytes(600_000)))
+        assert not raised.value.passing
+        assert [path.name for path in disk.iterdir()] == ["first"]
+        store.delete("first")
+        assert store.create("second", memoryview(bytes(600_000)))
+    finally:
+        subprocess.run(["umount", disk], check=True)

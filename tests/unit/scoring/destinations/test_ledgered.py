@@ -1,0 +1,113 @@
+"""A store that ignores conditions, with a ledger: one object per unit, whichever attempt won."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.destinations.database import Database
+from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
+from graphkiln_backend.scoring.destinations.ledger import Ledger
+from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
+from graphkiln_backend.scoring.destinations.object_store import ObjectStore
+from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy
+from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.verify import verify
+
+if TYPE_CHECKING:
+    from rclone_server import RcloneServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("s3_server")]
+UNIT = InputRange(path="photos", part="", identity="1", rows=2).unit("model")
+
+
+def result(name: str = "a") -> Result:
+    table = pa.table({"id": [name, f"{name}2"], "error": pa.array([None, "bad"], pa.string())})
+    return Result(unit_id=UNIT.id, configuration="model", table=table)
+
+
+@pytest.fixture(scope="module")
+def rclone() -> Iterator[RcloneServer]:
+    from rclone_server import RcloneServer
+
+    with RcloneServer() as server:
+        yield server
+
+
+@pytest.fixture
+def store(rclone: RcloneServer) -> ObjectStore:
+    address = RemoteAddress.parse(f"s3://{rclone.address}/models/out")
+    assert address
+    made = ObjectStore(address, exclusive=False)
+    for name in list(made.names()):
+        made.delete(name)
+    return made
+
+
+@pytest.fixture
+def destination(store: ObjectStore, database: Database) -> LedgeredDestination:
+    made = LedgeredDestination(store, Ledger(database, "out"), DatabaseNotes(database, "out"))
+    made.prepare()
+    return made
+
+
+def test_a_unit_is_committed_once(destination: LedgeredDestination) -> None:
+    destination.commit(result())
+    with pytest.raises(CommitConflict):
+        destination.commit(result("b"))
+    assert destination.read(UNIT.id, ["id"]).column("id").to_pylist() == ["a", "a2"]
+    assert verify(destination, [UNIT]).ok
+    destination.remove([UNIT.id])
+    assert list(destination.committed_ids()) == []
+    assert "none of its 2 rows" in verify(destination, [UNIT]).findings[0].message
+
+
+def test_of_many_attempts_one_wins(destination: LedgeredDestination) -> None:
+    outcomes = []
+
+    def attempt(name: str) -> None:
+        try:
+            destination.commit(result(name))
+            outcomes.append(name)
+        except CommitConflict:
+            pass
+
+    threads = [threading.Thread(target=attempt, args=(str(number),)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == destination.read(UNIT.id, ["id"]).column("id").to_pylist()[:1]
+
+
+def test_an_object_of_an_attempt_that_died_is_written_over(
+    destination: LedgeredDestination, store: ObjectStore, database: Database
+) -> None:
+    def put_and_die(*_: object) -> None:
+        store.replace(f"{UNIT.id}.parquet", memoryview(b"half a thought"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Ledger(database, "out").commit(result(), put_and_die)
+    assert list(destination.committed_ids()) == []
+    destination.commit(result())
+    assert verify(destination, [UNIT]).ok
+
+
+def test_an_object_that_is_not_what_was_committed(destination: LedgeredDestination, store: ObjectStore) -> None:
+    destination.commit(result())
+    store.delete(f"{UNIT.id}.parquet")
+    (finding,) = verify(destination, [UNIT]).findings
+    assert finding.unit_id == UNIT.id
+
+
+def test_claims_are_the_databases(destination: LedgeredDestination) -> None:
+    destination.claim("first")
+    with pytest.raises(DestinationBusy):
+        destination.claim("second")

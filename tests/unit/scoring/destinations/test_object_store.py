@@ -1,0 +1,190 @@
+"""An object store as a store of results: a real S3 server that honours conditions, one that does not, and faults."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from faulty_proxy import CUT, LIE, LOSE, REFUSE, FaultyProxy
+
+from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.scoring.destinations import object_store
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.destinations.lease import claim
+from graphkiln_backend.scoring.destinations.object_store import ObjectFile, ObjectStore
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
+from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.verify import verify
+
+UNIT = InputRange(path="photos", part="", identity="1", rows=2).unit("model")
+RESULT = Result(
+    unit_id=UNIT.id, configuration="model", table=pa.table({"id": ["a", "b"], "error": pa.array([None, "bad"])})
+)
+
+
+def opened(server: str, path: str = "models/out") -> ObjectStore:
+    address = RemoteAddress.parse(f"s3://{server}/{path}")
+    assert address
+    return ObjectStore(address)
+
+
+@pytest.fixture
+def server(s3_server: str, bucket: Any) -> str:
+    assert bucket.name == "models"
+    return s3_server
+
+
+@pytest.fixture
+def store(server: str) -> ObjectStore:
+    return opened(server)
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    monkeypatch.setattr(object_store, "_PAUSE_S", 0.01)
+    with FaultyProxy(server) as running:
+        yield running
+
+
+def test_a_store_that_honours_conditions_is_accepted_and_left_empty(store: ObjectStore, bucket: Any) -> None:
+    store.prepare()
+    assert list(bucket.objects.all()) == []
+    assert list(store.names()) == []
+
+
+def test_contents(store: ObjectStore, tmp_path: Path) -> None:
+    assert store.create("a", memoryview(b"content"))
+    assert not store.create("a", memoryview(b"another"))
+    assert not store.create("a", memoryview(b"longer than that"))
+    assert store.create("a", memoryview(b"content"))  # which is what stands there
+    store.replace("_note", memoryview(b"1"))
+    (tmp_path / "file").write_bytes(b"2" * 1000)
+    store.replace("_note", tmp_path / "file")
+    assert sorted(store.names()) == ["_note", "a"]
+    assert store.read("_note") == b"2" * 1000
+    assert store.read("b") is None
+    assert store.fetch("_note", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"2" * 1000
+    assert not store.fetch("b", tmp_path / "copy")
+    assert store.place("a").endswith("/models/out/a")
+    store.delete("a")
+    store.delete("a")
+    assert store.read("a") is None
+    with pytest.raises(FileNotFoundError):
+        store.open("a")
+
+
+def test_ages_are_by_the_clock_of_the_service(store: ObjectStore) -> None:
+    store.replace("a", memoryview(b"1"))
+    assert 0 <= (store.age_s("a") or 0) < 60
+    assert store.age_s("b") is None
+    assert list(store.names()) == ["a"]
+
+
+def test_results_and_claims(store: ObjectStore) -> None:
+    destination = ParquetDestination(store)
+    destination.prepare()
+    lease = destination.claim("first")
+    with pytest.raises(DestinationBusy, match="run first"):
+        claim(store, "second")
+    destination.commit(RESULT)
+    with pytest.raises(CommitConflict):
+        destination.commit(RESULT)
+    found = verify(destination, [UNIT])
+    assert found.ok
+    assert (found.scored, found.errors) == (1, 1)
+    lease.release()
+    destination.remove([UNIT.id])
+    assert list(destination.committed_ids()) == []
+
+
+def test_no_such_bucket(s3_server: str) -> None:
+    with pytest.raises(StoreError, match="no such bucket"):
+        opened(s3_server, "nowhere/out").prepare()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("s3_server")
+def test_a_server_that_ignores_conditions_is_noticed() -> None:
+    from rclone_server import RcloneServer
+
+    with RcloneServer() as server, pytest.raises(ScoringError, match=r"ignores the condition.*--ledger postgresql://"):
+        opened(server.address).prepare()
+
+
+@pytest.mark.slow
+class TestFaults:
+    """The service fails while a unit is committed: it has a whole result once, or there is a clear error."""
+
+    def test_an_answer_that_was_lost_is_no_twin(self, proxy: FaultyProxy) -> None:
+        destination = ParquetDestination(opened(proxy.address))
+        proxy.times(1, LOSE)
+        destination.commit(RESULT)
+        assert verify(destination, [UNIT]).ok
+        with pytest.raises(CommitConflict):
+            destination.commit(RESULT)
+
+    def test_a_service_that_is_busy_is_asked_again(self, proxy: FaultyProxy) -> None:
+        destination = ParquetDestination(opened(proxy.address))
+        proxy.times(3, REFUSE)
+        destination.commit(RESULT)
+        assert verify(destination, [UNIT]).ok
+
+    def test_one_that_stays_busy_is_the_stores_fault(self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(object_store, "_ATTEMPTS", 2)
+        store = opened(proxy.address)
+        monkeypatch.setattr(store._opened(), "retries", 1)
+        proxy.times(1000, REFUSE)
+        with pytest.raises(StoreError) as raised:
+            ParquetDestination(store).commit(RESULT)
+        assert raised.value.passing
+
+    def test_one_that_confirms_and_forgets(self, proxy: FaultyProxy) -> None:
+        proxy.times(1, LIE)
+        with pytest.raises(StoreError, match=r"said that it kept \d+ bytes, and has none"):
+            ParquetDestination(opened(proxy.address)).commit(RESULT)
+
+    def test_one_that_returns_less_than_it_holds(self, proxy: FaultyProxy) -> None:
+        destination = ParquetDestination(opened(proxy.address))
+        destination.commit(RESULT)
+        proxy.fault = lambda method, path: CUT if method == "GET" and UNIT.id in path else None
+        (finding,) = verify(destination, [UNIT]).findings
+        assert finding.unit_id == UNIT.id
+        proxy.fault = lambda *_: None
+        assert verify(destination, [UNIT]).ok
+
+    def test_one_that_cannot_be_reached(self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        from running import free_ports
+
+        monkeypatch.setattr(object_store, "_ATTEMPTS", 1)
+        (port,) = free_ports(1)
+        store = opened(f"127.0.0.1:{port}")
+        monkeypatch.setattr(store._opened(), "retries", 1)
+        with pytest.raises(StoreError, match="cannot be reached") as raised:
+            store.create("a", memoryview(b"1"))
+        assert raised.value.passing
+        assert proxy.requests == []
+
+
+def test_ranges_of_an_object_are_read_as_they_are_asked_for() -> None:
+    content, asked = bytes(range(100)), []
+
+    def read_range(begin: int, end: int) -> bytes:
+        asked.append((begin, end))
+        return content[begin:end]
+
+    with ObjectFile(read_range, 100) as file:
+        assert file.seekable()
+        assert file.readable()
+        assert file.seek(-10, io.SEEK_END) == 90
+        assert file.read() == content[90:]
+        assert file.read(5) == b""
+        assert file.seek(20) == file.tell() == 20
+        assert file.seek(5, io.SEEK_CUR) == 25
+        assert file.read(5) == content[25:30]
+    assert asked == [(90, 100), (25, 30)]

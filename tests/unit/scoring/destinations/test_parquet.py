@@ -1,0 +1,152 @@
+"""A store of Parquet files: one per unit, whole, once."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.errors import CommitConflict, ScoringError
+
+A, B = "a" * 32, "b" * 32
+
+
+def result(unit_id: str = A, ids: tuple[str, ...] = ("x", "y", "z"), errors: tuple[int, ...] = (1,)) -> Result:
+    words = [f"no image: {index}" if index in errors else None for index in range(len(ids))]
+    scores = [None if word else [0.5] for word in words]
+    columns = {"id": pa.array(ids, pa.string()), "scores": pa.array(scores, pa.list_(pa.float32()))}
+    table = pa.table(columns | {"error": pa.array(words, pa.string())})
+    return Result(unit_id=unit_id, configuration="model", table=table)
+
+
+@pytest.fixture
+def destination(tmp_path: Path) -> ParquetDestination:
+    made = ParquetDestination(FolderStore(tmp_path / "out"))
+    made.prepare()
+    return made
+
+
+def test_what_is_committed_is_read_back(destination: ParquetDestination, tmp_path: Path) -> None:
+    destination.commit(result())
+    assert list(destination.committed_ids()) == [A]
+    place = str(tmp_path / "out" / f"{A}.parquet")
+    expected = Committed(unit_id=A, place=place, configuration="model", scored=2, errors=1)
+    assert list(destination.describe([A])) == [expected]
+    assert destination.read(A, ["id", "error"]).to_pydict() == {
+        "id": ["x", "y", "z"],
+        "error": [None, "no image: 1", None],
+    }
+    assert pq.read_table(tmp_path / "out").num_rows == 3
+
+
+def test_the_second_attempt_is_told_so_and_changes_nothing(destination: ParquetDestination) -> None:
+    destination.commit(result())
+    with pytest.raises(CommitConflict, match=f"unit {A} has a result already"):
+        destination.commit(result(ids=("other",), errors=()))
+    assert destination.read(A, ["id"]).column("id").to_pylist() == ["x", "y", "z"]
+
+
+def test_of_many_attempts_at_once_one_wins(destination: ParquetDestination) -> None:
+    outcomes = []
+
+    def attempt(number: int) -> None:
+        try:
+            destination.commit(result(ids=(str(number),), errors=()))
+            outcomes.append(number)
+        except CommitConflict:
+            pass
+
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(number) for number in outcomes] == destination.read(A, ["id"]).column("id").to_pylist()
+
+
+def test_a_removed_unit_can_be_committed_anew(destination: ParquetDestination) -> None:
+    destination.commit(result())
+    destination.remove([A, B])
+    assert list(destination.committed_ids()) == []
+    destination.commit(result())
+
+
+def test_notes_are_no_results(destination: ParquetDestination, tmp_path: Path) -> None:
+    assert destination.read_note("_run.json") is None
+    assert not destination.fetch_note("_plan.parquet", tmp_path / "copy")
+    destination.write_note("_run.json", b"1")
+    destination.write_note("_run.json", b"2")
+    (tmp_path / "plan").write_bytes(b"plan")
+    destination.write_note("_plan.parquet", tmp_path / "plan")
+    assert destination.read_note("_run.json") == b"2"
+    assert destination.fetch_note("_plan.parquet", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"plan"
+    assert list(destination.committed_ids()) == []
+
+
+def test_files_may_be_read_by_whom_the_umask_says(destination: ParquetDestination, tmp_path: Path) -> None:
+    destination.commit(result())
+    destination.write_note("_run.json", b"1")
+    (tmp_path / "touched").touch()
+    expected = stat.S_IMODE((tmp_path / "touched").stat().st_mode)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {expected}
+
+
+def test_a_file_that_is_no_result_would_be_read_as_one(destination: ParquetDestination, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "out" / "other.parquet")
+    with pytest.raises(ScoringError, match=r"other.parquet is no result.*choose an empty destination"):
+        destination.prepare()
+
+
+class TestDamage:
+    """Whatever became of a file, it is told, and the others are described."""
+
+    def described(self, destination: ParquetDestination) -> dict[str, str]:
+        return {one.unit_id: one.damage for one in destination.describe([A, B])}
+
+    def test_cut(self, destination: ParquetDestination, tmp_path: Path) -> None:
+        destination.commit(result())
+        destination.commit(result(B))
+        path = tmp_path / "out" / f"{A}.parquet"
+        path.write_bytes(path.read_bytes()[:-20])
+        damage = self.described(destination)
+        assert damage[A]
+        assert not damage[B]
+        with pytest.raises(ScoringError, match=f"{A}.parquet cannot be read"):
+            destination.read(A, ["id"])
+
+    def test_another_units(self, destination: ParquetDestination, tmp_path: Path) -> None:
+        destination.commit(result())
+        (tmp_path / "out" / f"{B}.parquet").write_bytes((tmp_path / "out" / f"{A}.parquet").read_bytes())
+        assert "does not hold the result of the unit" in self.described(destination)[B]
+
+    def test_one_of_somebody_else(self, destination: ParquetDestination, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"id": ["x"]}), tmp_path / "out" / f"{A}.parquet")
+        assert self.described(destination)[A]
+
+    def test_counts_that_contradict_the_rows(self, destination: ParquetDestination, tmp_path: Path) -> None:
+        destination.commit(result())
+        path = tmp_path / "out" / f"{A}.parquet"
+        table = pq.read_table(path)
+        metadata = {**(table.schema.metadata or {}), b"graphkiln.errors": b"0"}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+        assert self.described(destination)[A] == "it says that 0 rows have an error, and 1 have"
+
+    def test_a_flipped_bit_in_a_page(self, destination: ParquetDestination, tmp_path: Path) -> None:
+        destination.commit(result(ids=tuple(f"row {index}" for index in range(300)), errors=()))
+        path = tmp_path / "out" / f"{A}.parquet"
+        content = bytearray(path.read_bytes())
+        content[60] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(ScoringError, match="cannot be read"):
+            destination.read(A, ["id"])
+
+    def test_gone(self, destination: ParquetDestination) -> None:
+        assert "No such file" in self.described(destination)[A]

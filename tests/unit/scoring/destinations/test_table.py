@@ -1,0 +1,152 @@
+"""A table of a real PostgreSQL: rows and ledger are one."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from graphkiln_backend.scoring.collected_errors import collect_errors
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.destinations.database import Database
+from graphkiln_backend.scoring.destinations.table import TableDestination
+from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError
+from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.verify import verify
+
+if TYPE_CHECKING:
+    from postgres_server import PostgresServer
+
+pytestmark = pytest.mark.slow
+
+
+def unit(number: int, rows: int = 3) -> Unit:
+    return InputRange(path=f"photos/{number}", part="", identity=str(number), rows=rows).unit("model")
+
+
+def result(of: Unit) -> Result:
+    errors = [None] * (of.rows - 1) + ["not an image: \t\\N \n'"]
+    scores = np.random.default_rng(0).random((of.rows, 2), np.float32)
+    columns = {
+        "id": [f"{of.path}/{index}\tä\\" for index in range(of.rows)],
+        "labels": pa.array([["cat", "a, {b}"]] * (of.rows - 1) + [None], pa.list_(pa.string())),
+        "scores": pa.array([*scores[:-1].tolist(), None], pa.list_(pa.float32())),
+        "box": pa.array([{"x": 1}] * of.rows),
+        "error": pa.array(errors, pa.string()),
+    }
+    return Result(unit_id=of.id, configuration="model", table=pa.table(columns))
+
+
+@pytest.fixture
+def destination(database: Database) -> TableDestination:
+    made = TableDestination(database, "answers")
+    made.prepare()
+    return made
+
+
+def test_rows_come_back_as_they_were(destination: TableDestination) -> None:
+    expected = result(unit(0, 50))
+    destination.commit(expected)
+    read = destination.read(unit(0, 50).id, expected.table.column_names)
+    for name in expected.table.column_names:
+        values = read.column(name).to_pylist()
+        assert values == expected.table.column(name).to_pylist() or name == "scores"
+    scores = [None if row is None else np.float32(row).tolist() for row in read.column("scores").to_pylist()]
+    assert scores == expected.table.column("scores").to_pylist()
+
+
+def test_twins_are_refused_and_all_is_verified(destination: TableDestination, tmp_path: Path) -> None:
+    units = [unit(number) for number in range(4)]
+    for each in units:
+        destination.commit(result(each))
+    with pytest.raises(CommitConflict):
+        destination.commit(result(units[0]))
+    found = verify(destination, units)
+    assert (found.ok, found.scored, found.errors) == (True, 8, 4)
+    assert collect_errors(destination, destination.committed_ids()) == 4
+    assert destination.fetch_note("_errors.parquet", tmp_path / "errors")
+    destination.remove([units[0].id, units[1].id])
+    assert len(verify(destination, units).findings) == 2
+    destination.commit(result(units[0]))
+
+
+def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, database: Database) -> None:
+    destination.commit(result(unit(0)))
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM answers WHERE unit_row = 0")
+    (finding,) = verify(destination, [unit(0)]).findings
+    assert "the ledger has 2 answers and 1 errors, the table 1 and 1" in finding.message
+
+
+def test_a_table_of_something_else_is_refused(destination: TableDestination, database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE answers (unit_id text, unit_row integer, id bigint)")
+    with pytest.raises(ScoringError, match=r"table answers has other columns.* id text \(it is bigint\)"):
+        destination.commit(result(unit(0)))
+    assert list(destination.committed_ids()) == []
+
+
+def test_a_column_that_is_ours(destination: TableDestination) -> None:
+    table = pa.table({"unit_id": ["x"], "error": pa.nulls(1, pa.string())})
+    with pytest.raises(ScoringError, match="may not be called unit_id"):
+        destination.commit(Result(unit_id="u", configuration="model", table=table))
+
+
+def test_text_that_the_database_cannot_hold_is_not_the_stores_fault(destination: TableDestination) -> None:
+    table = pa.table({"id": ["a\0b"], "error": pa.nulls(1, pa.string())})
+    with pytest.raises(ScoringError, match="NUL"):
+        destination.commit(Result(unit_id="u", configuration="model", table=table))
+    assert list(destination.committed_ids()) == []
+
+
+def test_one_driver_at_a_time(destination: TableDestination) -> None:
+    destination.write_note("_run.json", b"1")
+    assert destination.read_note("_run.json") == b"1"
+    held = destination.claim("first")
+    with pytest.raises(DestinationBusy):
+        destination.claim("second")
+    held.release()
+
+
+WRITE = """
+import sys
+import pyarrow as pa
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.destinations.database import Database
+from graphkiln_backend.scoring.destinations.table import TableDestination
+destination = TableDestination(Database(sys.argv[1]), "answers")
+print("writing", flush=True)
+number = 0
+while True:
+    ids = [f"{sys.argv[2]}-{number}-{row}" for row in range(500)]
+    table = pa.table({"id": ids, "error": pa.nulls(500, pa.string())})
+    destination.commit(Result(unit_id=f"{sys.argv[2]}-{number}", configuration="model", table=table))
+    number += 1
+"""
+
+
+def test_readers_see_whole_units_or_none_however_writers_are_killed(
+    destination: TableDestination, database: Database, postgres: PostgresServer
+) -> None:
+    moments = random.Random(7)
+    for number in range(4):
+        command = [sys.executable, "-c", WRITE, postgres.address, str(number)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            writer.stdout.readline()
+            time.sleep(moments.uniform(0.05, 0.3))
+            writer.send_signal(signal.SIGKILL)
+        with database.transaction() as connection:
+            if connection.execute("SELECT to_regclass('answers')").fetchone() == (None,):
+                continue
+            counts = connection.execute("SELECT unit_id, count(*) FROM answers GROUP BY 1").fetchall()
+        assert {count for _, count in counts} <= {500}
+        assert {unit_id for unit_id, _ in counts} <= set(destination.committed_ids())

@@ -1,0 +1,87 @@
+"""The encoder follows from what is requested and what the model has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.scoring.encoders.choice import choose_encoder
+from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
+from graphkiln_backend.scoring.encoders.scores import AllScores
+from graphkiln_backend.scoring.encoders.tensors import Tensors
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.request import ScoreRequest
+
+
+def signature(**shapes: tuple[int | str, ...]) -> Signature:
+    outputs = [TensorSpec(name=name, dtype=DType.FP32, shape=shape) for name, shape in shapes.items()]
+    return Signature(inputs=(), outputs=tuple(outputs))
+
+
+def request(**wanted: Any) -> ScoreRequest:
+    return ScoreRequest(source="in", model=Path("m"), destination="out", **wanted)
+
+
+GRAPH = signature(scores=("batch", 3), vector=("batch", 8), map=("batch", 2, 4, 4))
+RANKING = Contract(ranking=Ranking(scores="scores", indices="vector"))
+
+
+def test_the_best_classes_of_the_first_output() -> None:
+    encoder = choose_encoder(GRAPH, Contract(), request())
+    assert isinstance(encoder, TopK)
+    assert encoder.outputs == ("scores",)
+
+
+def test_labels_name_the_output() -> None:
+    encoder = choose_encoder(GRAPH, Contract(labels=("a",) * 8, output="vector"), request())
+    assert encoder.outputs == ("vector",)
+    assert "labels" in encoder.schema.names
+
+
+def test_all_scores() -> None:
+    assert isinstance(choose_encoder(GRAPH, Contract(), request(scores=True)), AllScores)
+    assert choose_encoder(signature(y=("batch",)), Contract(), request(scores=True)).schema.field(0).type.list_size == 1
+
+
+def test_raw_outputs_once_each() -> None:
+    encoder = choose_encoder(GRAPH, Contract(), request(outputs=("map", "scores", "map")))
+    assert isinstance(encoder, Tensors)
+    assert encoder.outputs == ("map", "scores")
+
+
+def test_a_ranking_of_the_graph() -> None:
+    assert isinstance(choose_encoder(GRAPH, RANKING, request()), Ranked)
+
+
+@pytest.mark.parametrize("wanted", [{"softmax": True}, {"scores": True}])
+def test_a_ranking_of_the_graph_has_no_other_scores(wanted: dict[str, bool]) -> None:
+    with pytest.raises(ScoringError, match="best classes only"):
+        choose_encoder(GRAPH, RANKING, request(**wanted))
+
+
+def test_an_unknown_output() -> None:
+    with pytest.raises(ScoringError, match="no output 'vectr'") as raised:
+        choose_encoder(GRAPH, Contract(), request(outputs=("vectr",)))
+    assert "vector" in raised.value.hint
+
+
+def test_positions_are_not_ranked() -> None:
+    with pytest.raises(ScoringError, match="no scores of classes") as raised:
+        choose_encoder(signature(map=("batch", 2, 4, 4)), Contract(), request())
+    assert "--output" in raised.value.hint
+
+
+def test_all_scores_need_a_number_of_classes() -> None:
+    with pytest.raises(ScoringError, match="how many classes"):
+        choose_encoder(signature(y=("batch", "classes")), Contract(), request(scores=True))
+
+
+def test_no_class_at_all() -> None:
+    with pytest.raises(ScoringError, match="at least 1"):
+        choose_encoder(GRAPH, Contract(), request(top_k=0))

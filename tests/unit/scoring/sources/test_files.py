@@ -1,0 +1,71 @@
+"""What a text means: a folder, a pattern, a file, and of which kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scored_inputs import files_source, ids_of, plan, write_tar
+
+from graphkiln_backend.scoring.errors import ScoringError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a/1.jpg", "a/2.png", "b/3.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"image")
+    return tmp_path
+
+
+def test_a_pattern_names_rows_below_its_folder(folder: Path) -> None:
+    assert ids_of(files_source(folder / "a" / "*")) == ["1.jpg", "2.png"]
+    assert ids_of(files_source(f"{folder}/**/*.jpg")) == ["a/1.jpg", "b/3.jpg"]
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_a_folder(folder: Path) -> None:
+    (folder / "a").rename(folder / "[a]*")
+    assert ids_of(files_source(folder / "[a]*")) == ["1.jpg", "2.png"]
+
+
+def test_one_image_is_a_source(folder: Path) -> None:
+    assert ids_of(files_source(folder / "a" / "1.jpg")) == ["1.jpg"]
+
+
+def test_a_listing_is_one_only_where_it_is_named(folder: Path) -> None:
+    (folder / "all.txt").write_text("a/1.jpg\n")
+    assert len(ids_of(files_source(folder))) == 3
+    assert ids_of(files_source(folder / "all.txt")) == ["a/1.jpg"]
+
+
+def test_nothing_and_unknown_kinds_are_refused(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "model.onnx").touch()
+    for name, message in (("empty", "no folder with files"), ("none", "there is no file"), ("*.gif", "nothing in")):
+        with pytest.raises(ScoringError, match=message):
+            plan(files_source(folder / name))
+    with pytest.raises(ScoringError, match="of no known kind"):
+        plan(files_source(folder / "model.onnx"))
+
+
+def test_two_kinds_in_one_folder_are_refused(folder: Path) -> None:
+    write_tar(folder / "c.tar", {"1.jpg": b"image"})
+    with pytest.raises(ScoringError, match=r"holds images and tar, such as c\.tar"):
+        plan(files_source(folder))
+
+
+@pytest.mark.parametrize("name", ["c.tar.gz", "c.tgz", "C.TAR.ZST"])
+def test_a_compressed_tar_is_refused_with_the_reason(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    for text in (folder, folder / name):
+        with pytest.raises(ScoringError, match="compressed as a whole"):
+            plan(files_source(text))
+
+
+def test_notes_beside_results_are_no_input(tmp_path: Path) -> None:
+    table = pa.table({"image": [b"1", b"2"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": ["x"]}), tmp_path / "_plan.parquet")
+    assert ids_of(files_source(tmp_path)) == ["a.parquet:0", "a.parquet:1"]

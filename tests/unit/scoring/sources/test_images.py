@@ -1,0 +1,117 @@
+"""Image files: found below a folder, read as they were planned, planned anew where they changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scored_inputs import CONFIGURATION, files_source, ids_of, plan, read_all, read_unit
+
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    for name in ("b.jpg", "a/2.PNG", "a/1.jpg", "c.webp"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    (folder / "notes.txt").write_text("not an image")
+    return folder
+
+
+def test_images_at_any_depth_are_rows_named_by_their_paths(photos: Path) -> None:
+    rows = read_all(files_source(photos))
+    assert [row.id for row in rows] == ["a/1.jpg", "a/2.PNG", "b.jpg", "c.webp"]
+    assert [row.content for row in rows] == [row.id.encode() for row in rows]
+
+
+def test_sizes_are_told(photos: Path) -> None:
+    assert sum(unit.size_bytes for unit in plan(files_source(photos))) == len("a/1.jpga/2.PNGb.jpgc.webp")
+
+
+def test_a_folder_is_planned_alike_however_it_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos.parent)
+    assert plan(files_source("photos/")) == plan(files_source(photos)) == plan(files_source(f"file://{photos}"))
+
+
+def test_a_worker_elsewhere_reads_what_a_relative_path_meant(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos.parent)
+    source = files_source("photos")
+    units = plan(source)
+    monkeypatch.chdir("/")
+    assert [row.error for unit in units for row in read_unit(source, unit)] == [""] * 4
+
+
+def test_columns_are_refused(photos: Path) -> None:
+    with pytest.raises(ScoringError, match="image files have no columns"):
+        plan(files_source(photos, kept=("label",)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@given(names=st.sets(st.integers(0, 60), min_size=1), extra=st.integers(100, 999), rows=st.integers(1, 9))
+def test_one_new_file_changes_at_most_two_units(tmp_path: Path, names: set[int], extra: int, rows: int) -> None:
+    folder = tmp_path / "many"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name:03}.jpg").touch()
+    before = {unit.id for unit in plan(files_source(folder), rows)}
+    (folder / f"{extra:03}.jpg").touch()
+    after = {unit.id for unit in plan(files_source(folder), rows)}
+    assert len(after - before) <= 2
+    assert ids_of(files_source(folder), rows) == sorted([*(f"{name:03}.jpg" for name in names), f"{extra:03}.jpg"])
+
+
+def test_a_file_that_changed_stops_its_unit_which_is_planned_anew(photos: Path) -> None:
+    source = files_source(photos)
+    (unit,) = plan(source, 10**9)
+    (photos / "b.jpg").write_bytes(b"another")
+    with pytest.raises(InputChanged, match=r"b\.jpg has changed since it was planned"):
+        read_unit(source, unit)
+    (again,) = source.replan(unit)
+    assert again.unit(CONFIGURATION) == plan(source, 10**9)[0] != unit
+    assert read_unit(source, again.unit(CONFIGURATION))[2].content == b"another"
+
+
+def test_a_file_that_is_gone_leaves_its_unit(photos: Path) -> None:
+    source = files_source(photos)
+    (unit,) = plan(source, 10**9)
+    (photos / "b.jpg").unlink()
+    with pytest.raises(InputChanged, match=r"b\.jpg is gone"):
+        read_unit(source, unit)
+    (again,) = source.replan(unit)
+    assert [row.id for row in read_unit(source, again.unit(CONFIGURATION))] == ["a/1.jpg", "a/2.PNG", "c.webp"]
+    for path in photos.rglob("*.*"):
+        if path.suffix != ".txt":
+            path.unlink()
+    assert list(source.replan(unit)) == []
+
+
+def test_a_file_system_that_is_gone_takes_no_rows_with_it(photos: Path) -> None:
+    source = files_source(photos)
+    (unit,) = plan(source, 10**9)
+    photos.rename(photos.with_name("elsewhere"))
+    photos.mkdir()  # what is left of a mount
+    with pytest.raises(SourceUnavailable, match="mounted"):
+        list(source.replan(unit))
+
+
+def test_a_link_that_leads_nowhere_is_a_row_with_an_error(photos: Path) -> None:
+    (photos / "d.jpg").symlink_to("nowhere")
+    source = files_source(photos)
+    row = read_all(source)[-1]
+    assert (row.id, row.content) == ("d.jpg", None)
+    assert "No such file" in row.error
+    (unit,) = plan(source, 10**9)
+    assert [found.unit(CONFIGURATION) for found in source.replan(unit)] == [unit]
+
+
+def test_a_name_that_is_no_text_is_read_all_the_same(photos: Path) -> None:
+    Path(os.fsdecode(bytes(photos) + b"/caf\xe9.jpg")).write_bytes(b"coffee")
+    row = read_all(files_source(photos))[-1]
+    assert (row.id, row.content) == (r"caf\xe9.jpg", b"coffee")

@@ -1,0 +1,35 @@
+"""Names that are no text become text; digests keep values apart."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
+
+ODD = os.fsdecode(b"caf\xe9.jpg")
+
+
+def test_bytes_that_are_no_text_are_written_out() -> None:
+    assert as_id(ODD) == r"caf\xe9.jpg"
+    assert as_id("café.jpg") == "café.jpg"
+
+
+def test_a_path_that_is_no_text_cannot_be_planned() -> None:
+    assert checked_text("/photos") == "/photos"
+    with pytest.raises(ScoringError, match=r"caf\\xe9"):
+        checked_text(ODD)
+
+
+def test_a_part_holds_any_name() -> None:
+    part = encode_part("images", [(ODD, 3)])
+    assert part.startswith("images ")
+    assert part.isascii()
+    assert decode_part(part) == [[ODD, 3]]
+
+
+def test_a_digest_keeps_values_apart() -> None:
+    assert digest("ab", "c") != digest("a", "bc")
+    assert digest("a") == digest(b"a")

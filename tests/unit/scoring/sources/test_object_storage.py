@@ -1,0 +1,119 @@
+"""Every kind of file in a bucket of a real S3 server, which goes away and whose objects are replaced."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from object_store import CREDENTIALS, ObjectStore
+from scored_inputs import CONFIGURATION, files_source, ids_of, plan, read_all, read_unit, write_tar
+
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with pytest.MonkeyPatch.context() as patch, ObjectStore() as running:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture
+def bucket(store: ObjectStore) -> Any:
+    made = store.bucket("bucket")
+    made.objects.delete()
+    for key in ("photos/a/1.jpg", "photos/a/2.jpg", "photos/b.png", "photos/.hidden/c.jpg", "photos/a/", "other.jpg"):
+        made.put_object(Key=key, Body=key.encode())
+    return made
+
+
+def address(store: ObjectStore, path: str) -> str:
+    return f"s3://{store.address}/bucket/{path}"
+
+
+@pytest.mark.usefixtures("bucket")
+def test_images_below_a_prefix(store: ObjectStore) -> None:
+    rows = read_all(files_source(address(store, "photos/")))
+    assert [row.id for row in rows] == ["a/1.jpg", "a/2.jpg", "b.png"]
+    assert [row.content for row in rows] == [f"photos/{row.id}".encode() for row in rows]
+    assert ids_of(files_source(address(store, "photos/**/*.jpg"))) == ["a/1.jpg", "a/2.jpg"]
+    assert ids_of(files_source(address(store, "other.jpg"))) == ["other.jpg"]
+    with pytest.raises(ScoringError, match="there is no file"):
+        plan(files_source(address(store, "none")))
+
+
+def test_an_object_that_was_replaced_stops_its_unit_which_is_planned_anew(store: ObjectStore, bucket: Any) -> None:
+    source = files_source(address(store, "photos"))
+    (unit,) = plan(source, 10**9)
+    bucket.put_object(Key="photos/b.png", Body=b"new")
+    with pytest.raises(InputChanged, match="has been replaced"):
+        read_unit(source, unit)
+    bucket.delete_objects(Delete={"Objects": [{"Key": "photos/a/1.jpg"}]})
+    with pytest.raises(InputChanged, match="is gone"):
+        read_unit(source, unit)
+    (again,) = source.replan(unit)
+    assert [row.content for row in read_unit(source, again.unit(CONFIGURATION))] == [b"photos/a/2.jpg", b"new"]
+    assert plan(source, 10**9) == [again.unit(CONFIGURATION)]
+
+
+def test_listings_may_stand_in_a_bucket_and_name_what_is_in_one(store: ObjectStore, bucket: Any) -> None:
+    lines = ["photos/b.png", address(store, "other.jpg"), "photos/none.jpg", address(store, "nothing/there.jpg")]
+    bucket.put_object(Key="all.txt", Body="\n".join(lines).encode())
+    source = files_source(address(store, "all.txt"))
+    rows = read_all(source, 1)
+    assert [row.content for row in rows] == [b"photos/b.png", b"other.jpg", None, None]
+    assert "there is no object bucket/photos/none.jpg" in rows[2].error
+    (unit, *_) = plan(source, 10**9)
+    bucket.put_object(Key="all.txt", Body=b"another.jpg")
+    with pytest.raises(InputChanged):
+        read_unit(source, unit)
+
+
+def test_parquet(store: ObjectStore, bucket: Any) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"image": [b"%d" % number for number in range(50)]}), content, row_group_size=20)
+    for name in ("p/a.parquet", "p/b.parquet"):
+        bucket.put_object(Key=name, Body=content.getvalue())
+    source = files_source(address(store, "p"))
+    rows = read_all(source, 10)
+    assert [row.id for row in rows] == [f"{name}.parquet:{number}" for name in "ab" for number in range(50)]
+    assert [row.content for row in rows] == [b"%d" % number for number in [*range(50)] * 2]
+    unit = plan(source, 10)[0]
+    bucket.put_object(Key="p/a.parquet", Body=content.getvalue() + b" ")
+    with pytest.raises(InputChanged):
+        read_unit(source, unit)
+
+
+def test_tars(store: ObjectStore, bucket: Any, tmp_path: Any) -> None:
+    write_tar(tmp_path / "s.tar", {"1.jpg": b"one", "1.cls": b"7", "2.jpg": b"two"})
+    bucket.upload_file(str(tmp_path / "s.tar"), "t/s.tar")
+    source = files_source(address(store, "t"), kept=("cls",))
+    assert [(row.id, row.content, row.kept["cls"]) for row in read_all(source)] == [
+        ("s.tar/1", b"one", "7"), ("s.tar/2", b"two", None),
+    ]  # fmt: skip
+    (unit,) = plan(source, 10**9)
+    bucket.put_object(Key="t/s.tar", Body=b"new")
+    with pytest.raises(InputChanged):
+        read_unit(source, unit)
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_store_that_goes_away_blames_no_row(store: ObjectStore) -> None:
+    source = files_source(address(store, "photos"))
+    (unit,) = plan(source, 10**9)
+    store.stop()
+    try:
+        with pytest.raises(SourceUnavailable, match="cannot be reached"):
+            read_unit(source, unit)
+        with pytest.raises(SourceUnavailable):
+            plan(source)
+    finally:
+        store.start()
+    assert [row.error for row in read_unit(source, unit)] == [""] * 3

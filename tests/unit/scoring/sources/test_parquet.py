@@ -1,0 +1,145 @@
+"""Parquet: row groups and parts of them are read in small batches, each row once."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scored_inputs import files_source, ids_of, plan, read_all, read_unit
+
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError
+from graphkiln_backend.scoring.sources import parquet
+
+
+def write(path: Path, rows: int, group: int = 1000, first: int = 0) -> Path:
+    numbers = range(first, first + rows)
+    table = pa.table(
+        {
+            "image": pa.array([str(number).encode() for number in numbers], pa.binary()),
+            "n": pa.array(numbers, pa.int64()),
+            "even": pa.array([number if number % 2 == 0 else None for number in numbers], pa.int16()),
+        }
+    )
+    pq.write_table(table, path, row_group_size=group)
+    return path
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(count=st.integers(1, 120), group=st.integers(1, 130), rows=st.integers(1, 40))
+def test_ranges_cover_each_row_once(tmp_path: Path, count: int, group: int, rows: int) -> None:
+    read = read_all(files_source(write(tmp_path / "a.parquet", count, group)), rows)
+    assert [row.content for row in read] == [str(number).encode() for number in range(count)]
+    assert [row.id for row in read] == [f"a.parquet:{number}" for number in range(count)]
+
+
+def test_small_row_groups_are_put_together_and_large_ones_split(tmp_path: Path) -> None:
+    source = files_source(write(tmp_path / "small.parquet", 100, group=7))
+    assert [unit.rows for unit in plan(source, 20)] == [21, 21, 21, 21, 16]
+    source = files_source(write(tmp_path / "large.parquet", 100, group=100))
+    assert [unit.rows for unit in plan(source, 20)] == [20] * 5
+
+
+def test_a_large_row_group_of_images_is_split_into_few_pieces(tmp_path: Path) -> None:
+    source = files_source(write(tmp_path / "a.parquet", 320, group=320))
+    assert [unit.rows for unit in plan(source, 1)] == [20] * 16
+
+
+def test_columns_are_named_and_types_kept_where_nothing_stands(tmp_path: Path) -> None:
+    source = files_source(write(tmp_path / "a.parquet", 4), id="n", kept=("even", "n"))
+    assert [(row.id, row.kept) for row in read_all(source)] == [
+        ("0", {"even": 0, "n": 0}), ("1", {"even": None, "n": 1}),
+        ("2", {"even": 2, "n": 2}), ("3", {"even": None, "n": 3}),
+    ]  # fmt: skip
+    (unit,) = plan(source, 10**9)
+    assert {row.kept["even"].type for row in source.rows(unit)} == {pa.int16()}
+
+
+def test_files_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "year=2026").mkdir()
+    write(tmp_path / "a.parquet", 2)
+    write(tmp_path / "year=2026" / "b.parquet", 2)
+    assert ids_of(files_source(tmp_path)) == [
+        "a.parquet:0", "a.parquet:1", "year=2026/b.parquet:0", "year=2026/b.parquet:1",
+    ]  # fmt: skip
+
+
+def test_repeated_ids_are_named_across_files(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 3)
+    write(tmp_path / "b.parquet", 3, first=2)
+    with pytest.raises(ScoringError, match="1 id occurs more than once: '2'"):
+        plan(files_source(tmp_path, id="n"))
+
+
+def test_images_may_be_named_by_paths(tmp_path: Path) -> None:
+    (tmp_path / "1.jpg").write_bytes(b"one")
+    pq.write_table(pa.table({"file": ["1.jpg", "2.jpg", None]}), tmp_path / "a.parquet")
+    with pytest.raises(ScoringError, match="is empty in some"):
+        plan(files_source(tmp_path / "a.parquet", image="file"))
+    pq.write_table(pa.table({"file": ["1.jpg", "2.jpg"]}), tmp_path / "a.parquet")
+    rows = read_all(files_source(tmp_path / "a.parquet", image="file"))
+    assert [(row.id, row.content) for row in rows] == [("1.jpg", b"one"), ("2.jpg", None)]
+
+
+def test_images_as_data_sets_of_hugging_face_hold_them(tmp_path: Path) -> None:
+    (tmp_path / "2.jpg").write_bytes(b"two")
+    images = [{"bytes": b"one", "path": "1.jpg"}, {"bytes": None, "path": "2.jpg"}, {"bytes": None, "path": None}, None]
+    pq.write_table(pa.table({"image": images}), tmp_path / "train.parquet")
+    rows = read_all(files_source(tmp_path / "train.parquet"))
+    assert [(row.content, row.error) for row in rows] == [
+        (b"one", ""), (b"two", ""), (None, "the row has no image"), (None, "the row has no image"),
+    ]  # fmt: skip
+
+
+def test_a_file_that_was_replaced_ends_the_run(tmp_path: Path) -> None:
+    source = files_source(write(tmp_path / "a.parquet", 4))
+    (unit,) = plan(source, 10**9)
+    write(tmp_path / "a.parquet", 5)
+    with pytest.raises(InputChanged, match="has changed"):
+        read_unit(source, unit)
+    with pytest.raises(ScoringError, match="--replace"):
+        list(source.replan(unit))
+    assert plan(source, 10**9)[0].id != unit.id
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    source = files_source(write(tmp_path / "a.parquet", 4))
+    (unit,) = plan(source, 10**9)
+    rows = source.rows(unit)
+    next(rows)
+    write(tmp_path / "new.parquet", 4, first=1).rename(tmp_path / "a.parquet")
+    with pytest.raises(InputChanged, match="while it was read"):
+        list(rows)
+
+
+def test_what_is_no_parquet_and_what_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ScoringError, match="no sound Parquet file"):
+        plan(files_source(tmp_path / "a.parquet"))
+    with pytest.raises(ScoringError, match="has no rows"):
+        plan(files_source(write(tmp_path / "a.parquet", 0)))
+
+
+def test_rows_are_held_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's and Python's own memory, while a row group of 64 MB is read."""
+    image = bytes(range(256)) * 2048
+    table = pa.table({"image": pa.array([image] * 128, pa.binary())})
+    pq.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False, write_batch_size=4)
+    del table
+    source = files_source(tmp_path / "a.parquet")
+    (unit,) = plan(source, 10**9)
+    monkeypatch.setattr(parquet, "_ROWS_AT_A_TIME", 4)
+    before, most = pa.total_allocated_bytes(), 0
+    tracemalloc.start()
+    try:
+        for row in source.rows(unit):
+            assert len(row.load()) == len(image)
+            most = max(most, pa.total_allocated_bytes() - before)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most + peak < 16 * 2**20

@@ -1,0 +1,36 @@
+"""Where a text lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.scoring.sources.local_storage import LocalStorage
+from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
+from graphkiln_backend.scoring.sources.places import locate
+
+
+def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("photos", "./photos/", f"file://{tmp_path}/photos"):
+        place = locate(text)
+        assert isinstance(place.storage, LocalStorage)
+        assert place.path == place.text == str(tmp_path / "photos")
+    assert place.below("a.jpg").path == str(tmp_path / "photos" / "a.jpg")
+
+
+def test_addresses_of_one_service_share_its_client() -> None:
+    one, two = locate("s3://host:9000/bucket/photos/a"), locate("s3://host:9000/bucket/b.jpg")
+    assert isinstance(one.storage, ObjectStorage)
+    assert one.storage is two.storage
+    assert one.storage is not locate("s3://bucket/photos").storage
+    assert (one.path, one.text) == ("bucket/photos/a", "s3://host:9000/bucket/photos/a")
+    assert one.below("1.jpg").text == "s3://host:9000/bucket/photos/a/1.jpg"
+
+
+@pytest.mark.parametrize("text", ["hf://owner/data/x", "ftp://host/x", "s3://"])
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(RepositoryError):
+        locate(text)

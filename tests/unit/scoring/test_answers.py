@@ -1,0 +1,74 @@
+"""A table with a row for each row, whose types do not depend on what happens to stand in them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from scored_images import row
+
+from graphkiln_backend.scoring import answers as module
+from graphkiln_backend.scoring.answers import Answers
+from graphkiln_backend.scoring.errors import ScoringError
+
+SCHEMA = pa.schema([pa.field("score", pa.list_(pa.float32(), 2))])
+
+
+def scores(*rows: list[float]) -> pa.Array:
+    return pa.array(rows, SCHEMA.field("score").type)
+
+
+def test_rows_with_errors_have_no_answers() -> None:
+    answers = Answers(SCHEMA, "digits", 3)
+    answers.add_columns([scores([1, 2])])
+    answers.add([row("a", b""), row("b", b"")], ["broken", None])
+    answers.add_columns([scores([3, 4])])
+    answers.add([row("c", b""), row("d", b"")], [None, "gone"])
+    table = answers.table()
+    assert table.schema.names == ["id", "score", "model", "version", "error"]
+    assert table.column("id").to_pylist() == ["a", "b", "c", "d"]
+    assert table.column("score").to_pylist() == [None, [1, 2], [3, 4], None]
+    assert table.column("error").to_pylist() == ["broken", None, None, "gone"]
+    assert table.column("model").to_pylist() == ["digits"] * 4
+    assert table.column("version").to_pylist() == [3] * 4
+    table.validate(full=True)
+
+
+def test_what_is_large_is_not_copied_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = []
+    for limit in (1 << 20, 0):
+        monkeypatch.setattr(module, "_COMBINED_BYTES", limit)
+        answers = Answers(SCHEMA, "digits", 1)
+        for number in range(2):
+            answers.add_columns([scores([number, number])])
+            answers.add([row(str(number), b"")], [None])
+        tables.append(answers.table())
+    small, large = tables
+    assert (small.column("score").num_chunks, large.column("score").num_chunks) == (1, 2)
+    assert small.equals(large)
+
+
+@pytest.mark.parametrize("errors", [[], ["broken"], ["broken", "gone"]])
+def test_types_are_the_same_without_any_answer(errors: list[str]) -> None:
+    answers = Answers(SCHEMA, "digits", 1)
+    answers.add([row(error, b"") for error in errors], errors)
+    table = answers.table()
+    assert len(table) == len(errors)
+    assert table.schema.field("score") == SCHEMA.field("score")
+    assert table.schema.field("version").type == pa.int64()
+
+
+def test_kept_columns_keep_their_types() -> None:
+    answers = Answers(pa.schema([]), "digits", 1)
+    answers.add([row("a", b"", price=pa.nulls(1, pa.decimal128(5, 2)), tag=pa.array(["x"]))], [None])
+    table = answers.table()
+    assert table.schema.field("price").type == pa.decimal128(5, 2)
+    assert table.select(["id", "price", "tag"]).to_pylist() == [{"id": "a", "price": None, "tag": "x"}]
+
+
+@pytest.mark.parametrize("name", ["id", "score", "error"])
+def test_a_kept_column_cannot_have_the_name_of_another(name: str) -> None:
+    answers = Answers(SCHEMA, "digits", 1)
+    answers.add_columns([scores([1, 2])])
+    answers.add([row("a", b"", **{name: pa.array([1])})], [None])
+    with pytest.raises(ScoringError, match=f"column '{name}'"):
+        answers.table()

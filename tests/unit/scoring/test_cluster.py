@@ -1,0 +1,39 @@
+"""The Ray of a run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.scoring.cluster import connect
+from graphkiln_backend.scoring.errors import ScoringError
+
+
+def test_a_client_address_is_refused_with_what_to_name() -> None:
+    with pytest.raises(ScoringError, match="HOST:6379"), connect("ray://head:10001"):
+        raise AssertionError("it connected")
+
+
+def test_a_cluster_that_is_not_there_is_told() -> None:
+    with pytest.raises(ScoringError, match=r"no Ray cluster can be used at 127\.0\.0\.1:1"), connect("127.0.0.1:1"):
+        raise AssertionError("it connected")
+
+
+@pytest.mark.slow
+def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket's path has 107 characters at most; Ray puts its sockets deep below its folder."""
+    import ray
+
+    for length in (18, 19, 60):
+        parent = Path("/tmp") / ("t" * (length - len("/tmp/")))
+        parent.mkdir()
+        try:
+            monkeypatch.setattr(tempfile, "tempdir", str(parent))
+            with connect(""):
+                assert ray.is_initialized()
+            assert list(parent.iterdir()) == []
+        finally:
+            parent.rmdir()
+    assert not list(tmp_path.iterdir())

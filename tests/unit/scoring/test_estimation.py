@@ -1,0 +1,108 @@
+"""`--dry-run`: what there is to do, and how long it would take; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from graphkiln.scoring import estimate
+from graphkiln.scoring.estimation import estimate_request, plan_units, size
+from graphkiln.scoring.options import build_request
+from graphkiln_backend.scoring import cluster, nodes
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.nodes import Node
+from graphkiln_backend.scoring.opening import open_source
+from graphkiln_backend.scoring.request import ScoreRequest
+
+
+@pytest.fixture
+def request_(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> ScoreRequest:
+    monkeypatch.setattr("graphkiln.scoring.sampling.MEASURED_S", 0.1)
+    (tmp_path / "photos").mkdir()
+    for number in range(40):
+        Image.new("L", (8, 8), number).save(tmp_path / "photos" / f"{number}.png")
+    return build_request(tmp_path / "photos", digits, tmp_path / "out", {"rows_per_unit": 10, "cores_per_worker": 1})
+
+
+def commit(request: ScoreRequest, configuration: str, most: int) -> None:
+    """Makes the names of some units' results."""
+    folder = Path(request.destination)
+    folder.mkdir()
+    for found, _ in zip(open_source(request).ranges(request.rows_per_unit), range(most), strict=False):
+        (folder / f"{found.unit(configuration).id}.parquet").write_bytes(b"")
+
+
+def test_a_new_run(request_: ScoreRequest, tmp_path: Path) -> None:
+    told: list[str] = []
+    estimated = estimate_request(request_, told.append)
+    assert (estimated.planned.rows, estimated.planned.rows_left, estimated.planned.stale) == (40, 40, 0)
+    assert estimated.rate is not None
+    assert estimated.rate.rows == 40
+    assert estimated.workers.total == estimated.workers.here > 0
+    foreseen = estimated.start_s + 40 / (estimated.rate.per_s * estimated.workers.total)
+    assert estimated.seconds == pytest.approx(foreseen)
+    assert any("scoring rows" in text for text in told)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_done_is_not_to_be_done(request_: ScoreRequest) -> None:
+    first = estimate_request(request_)
+    commit(request_, first.configuration, first.planned.units)
+    (Path(request_.destination) / f"{'0' * 32}.parquet").write_bytes(b"")
+    again = estimate_request(request_)
+    assert (again.planned.units_before, again.planned.rows_left, again.planned.stale) == (first.planned.units, 0, 1)
+    assert again.rate is None
+    assert size(again, 3600) is None
+
+
+def test_the_units_to_measure_are_some_of_those_that_are_left(request_: ScoreRequest, tmp_path: Path) -> None:
+    for number in range(400):
+        (tmp_path / "photos" / f"more-{number}.png").write_bytes(b"")
+    many = replace(request_, rows_per_unit=2)
+    commit(many, "c", 3)
+    planned, kept = plan_units(many, "c")
+    assert planned.units_before == 3
+    assert len(kept) == 10
+    assert [unit.id for unit in kept] == sorted(unit.id for unit in kept)
+
+
+def test_the_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    @contextmanager
+    def connect(address: str) -> Iterator[None]:
+        asked.append(address)
+        yield
+
+    found = [Node(id=name, name=name, cores=cores, gpus=0, memory_bytes=0) for name, cores in (("a", 0), ("b", 4))]
+    monkeypatch.setattr(cluster, "connect", connect)
+    monkeypatch.setattr(nodes, "living_nodes", lambda: found)
+    remote = replace(request_, address="head:6379", cores_per_worker=2)
+    assert estimate_request(remote).workers.by_node == {"b": 2}
+    assert estimate_request(replace(remote, workers=1)).workers.by_node == {"b": 1}
+    assert asked == ["head:6379"] * 2
+
+
+def test_sizing_by_the_lower_end(request_: ScoreRequest) -> None:
+    estimated = estimate_request(request_)
+    assert estimated.rate is not None
+    certain = replace(estimated, rate=replace(estimated.rate, per_s=20.0, interval=(10.0, 30.0)), start_s=0.0)
+    planned = replace(certain.planned, rows=1000, rows_before=0)
+    sizing = size(replace(certain, planned=planned, workers=replace(certain.workers, here=1)), 10.0, 3.6)
+    assert sizing is not None
+    assert (sizing.machines, sizing.seconds, sizing.cost) == (10, 10.0, pytest.approx(0.1))
+
+
+def test_from_python(request_: ScoreRequest) -> None:
+    estimated = estimate(request_.source, model=request_.model, out=request_.destination, rows_per_unit=10)
+    assert estimated.planned.rows == 40
+
+
+def test_a_mistake(request_: ScoreRequest) -> None:
+    with pytest.raises(ScoringError, match="both source and destination"):
+        estimate(request_.source, model=request_.model, out=request_.source)

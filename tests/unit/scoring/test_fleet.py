@@ -1,0 +1,119 @@
+"""Workers on three nodes: some are killed, nodes come and go, and every row is answered once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ray_cluster import RayNodes, kill, processes_of, ray_nodes
+from scoring_runs import PLANTED, check_each_once, make_images, make_request
+
+from graphkiln_backend.scoring import fleet as module
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.events import Event, NodeJoined, NodeLost, NodeRefused, UnitCommitted, WorkerEnded
+from graphkiln_backend.scoring.run import score
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayNodes]:
+    with ray_nodes(3, str(PLANTED)) as nodes:
+        yield nodes
+
+
+class Killer:
+    """Kills something after so many commits.
+
+    Args:
+        cluster: Where.
+        every: Commits between two kills.
+        seed: Of what is chosen.
+    """
+
+    def __init__(self, cluster: RayNodes, every: int, seed: int) -> None:
+        self._cluster, self._every, self._random = cluster, every, random.Random(seed)
+        self._commits = 0
+        self.kills: list[str] = []
+        self.told: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.told.append(event)
+        if isinstance(event, UnitCommitted):
+            self._commits += 1
+            if self._commits % self._every == 0:
+                threading.Thread(target=self._kill).start()
+
+    def _kill(self) -> None:
+        kind = self._random.choice(["worker", "worker", "actor", "node"])
+        self.kills.append(kind)
+        if kind == "node":
+            self._cluster.add()
+            self._cluster.kill(self._cluster.nodes[0])
+            return
+        victims = processes_of("worker_main" if kind == "worker" else "ray::WorkerActor")
+        if victims:
+            kill(self._random.choice(victims))
+
+
+def test_workers_actors_and_nodes_that_are_killed_cost_no_row(tmp_path: Path, cluster: RayNodes) -> None:
+    request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", 4, address=cluster.address)
+    killer = Killer(cluster, every=12, seed=5)
+    summary = score(request, killer)
+    assert (summary.scored, summary.errors) == (400, 0)
+    assert check_each_once(tmp_path / "out", 400) == {}
+    assert len(killer.kills) >= 5
+    assert summary.workers_ended > 0
+    assert sum(isinstance(each, NodeLost) for each in killer.told) <= killer.kills.count("node")
+
+
+def test_a_node_that_joins_gets_a_worker(tmp_path: Path, cluster: RayNodes) -> None:
+    request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", 4, address=cluster.address)
+    told: list[Event] = []
+    added = False
+
+    def tell(event: Event) -> None:
+        nonlocal added
+        told.append(event)
+        if isinstance(event, UnitCommitted) and not added:
+            added = True
+            cluster.add()
+
+    before = len(cluster.nodes)
+    score(request, tell)
+    assert sum(isinstance(each, NodeJoined) for each in told) == before + 1
+    check_each_once(tmp_path / "out", 600)
+
+
+def test_workers_are_limited(tmp_path: Path, cluster: RayNodes) -> None:
+    request = make_request(make_images(tmp_path / "in", 40), tmp_path / "out", 4, address=cluster.address, workers=1)
+    told: list[Event] = []
+    score(request, told.append)
+    assert len({each.worker for each in told if isinstance(each, UnitCommitted)}) == 1
+
+
+def test_a_node_without_the_model_is_told_by_name(
+    tmp_path: Path, cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request(make_images(tmp_path / "in", 4), tmp_path / "out", 4, address=cluster.address)
+    monkeypatch.setattr(module, "version", lambda _: "9.9")
+    told: list[Event] = []
+    with pytest.raises(ScoringError, match=r"no node can take part: .*the driver 9.9: install"):
+        score(request, told.append)
+    assert sum(isinstance(each, NodeRefused) for each in told) == len(cluster.nodes)
+
+
+def test_one_poisoned_row_among_three_nodes(tmp_path: Path, cluster: RayNodes) -> None:
+    planted = {57: b"segfault", 3: b"no image"}
+    folder = make_images(tmp_path / "in", 80, planted)
+    request = replace(make_request(folder, tmp_path / "out", 20), address=cluster.address)
+    told: list[Event] = []
+    score(request, told.append)
+    errors = check_each_once(tmp_path / "out", 80)
+    assert errors.keys() == {"00003.png", "00057.png"}
+    assert errors["00057.png"] == "ended its worker with SIGSEGV"
+    assert any(isinstance(each, WorkerEnded) for each in told)

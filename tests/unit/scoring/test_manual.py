@@ -1,0 +1,119 @@
+"""docs/scoring.md says what there is: flags, metrics, keys, and files that Ray and KubeRay take."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from typer.main import get_command
+
+import graphkiln
+from graphkiln.cli.main import app
+from graphkiln.scoring.metrics import COUNTERS, GAUGES, UNIT_SECONDS
+from graphkiln.scoring.run_progress import Progress, WorkerProgress
+from graphkiln.scoring.sizing import size_fleet
+
+RAY_JOB_KEYS = {"backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "entrypoint", "rayClusterSpec"}
+"""Of `RayJobSpec` and below it, as KubeRay's API reference (ray.io/v1) lists them."""
+CLUSTER_KEYS = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+GROUP_KEYS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+
+
+@pytest.fixture(scope="module")
+def manual(repository: Path) -> str:
+    return (repository / "docs" / "scoring.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    return {name for parameter in commands["score"].params for name in parameter.opts if name.startswith("--")}
+
+
+def read_yaml(repository: Path, name: str) -> Any:
+    return yaml.safe_load((repository / "docs" / "scoring" / name).read_text())
+
+
+def test_every_flag_that_it_names_is_one(manual: str, flags: set[str]) -> None:
+    of_ray = {"--metrics-export-port"}
+    assert set(re.findall(r"--[a-z][a-z-]+", manual)) - of_ray - flags == set()
+
+
+def test_every_flag_is_named(manual: str, flags: set[str]) -> None:
+    known_by_their_help = {"--workers", "--cache"}
+    assert {flag for flag in flags - known_by_their_help if flag not in manual} == set()
+
+
+@pytest.mark.parametrize("kind", [Progress, WorkerProgress])
+def test_every_key_of_a_line_of_progress(kind: type[Progress | WorkerProgress], manual: str) -> None:
+    assert [field.name for field in fields(kind) if f"`{field.name}`" not in manual] == []
+
+
+def test_every_metric(manual: str) -> None:
+    names = {*COUNTERS, *GAUGES, UNIT_SECONDS}
+    assert set(re.findall(r"`(graphkiln_score_\w+)`", manual)) == names
+    for _, labels in COUNTERS.values():
+        assert all(f"`{label}`" in manual for label in labels)
+
+
+def test_every_name_of_the_python_api(manual: str) -> None:
+    assert all(f"`{name}`" in manual for name in graphkiln.scoring.__all__)
+
+
+def test_ray_takes_the_file_of_its_cluster_launcher(repository: Path) -> None:
+    import ray
+
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+    cluster = read_yaml(repository, "ray-up.yaml")
+    jsonschema.validate(cluster, schema)
+    assert cluster["head_node_type"] in cluster["available_node_types"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**cluster, "max_worker": 2}, schema)
+
+
+def test_the_job_of_kuberay_has_fields_that_it_knows(repository: Path, flags: set[str]) -> None:
+    job = read_yaml(repository, "rayjob.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert set(spec) <= RAY_JOB_KEYS
+    assert set(spec["rayClusterSpec"]) <= CLUSTER_KEYS
+    assert set(spec["rayClusterSpec"]["headGroupSpec"]) <= GROUP_KEYS
+    for group in spec["rayClusterSpec"]["workerGroupSpecs"]:
+        assert set(group) == GROUP_KEYS
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    words = spec["entrypoint"].split()
+    assert words[:2] == ["graphkiln", "score"]
+    assert {word for word in words if word.startswith("--")} <= flags
+
+
+def test_both_start_the_ray_that_the_image_has(repository: Path) -> None:
+    image = (repository / "docs" / "scoring" / "Dockerfile").read_text()
+    version = read_yaml(repository, "rayjob.yaml")["spec"]["rayClusterSpec"]["rayVersion"]
+    assert f"FROM rayproject/ray:{version}-" in image
+
+
+def test_the_table_of_machines_is_what_the_formula_gives(manual: str) -> None:
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| ([\d.]+) \|$", manual, re.MULTILINE)
+    assert len(rows) == 4
+    for rate, hours, within_6, within_24, cost in rows:
+        sized = {
+            within: size_fleet(
+                10**8,
+                rows_per_s=float(rate),
+                workers_per_machine=1,
+                start_s=0,
+                within_s=within * 3600,
+                price_per_hour=1.2,
+            )
+            for within in (6, 24)
+        }
+        assert (sized[6].machines, sized[24].machines) == (int(within_6), int(within_24))
+        assert f"{1e8 / float(rate) / 3600:.1f}" == hours
+        assert f"{sized[6].cost:.2f}" == cost

@@ -1,0 +1,36 @@
+"""Memory as the kernel counts it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from graphkiln_backend.scoring.memory import node_memory, process_memory
+
+
+def cgroup(folder: Path, limit: str) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text("900\n")
+    (folder / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    return folder
+
+
+def test_the_limit_of_a_container_counts_and_its_page_cache_does_not(tmp_path: Path) -> None:
+    found = node_memory(cgroup(tmp_path, "1000"))
+    assert (found.used_bytes, found.total_bytes) == (600, 1000)
+
+
+def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
+    total = psutil.virtual_memory().total
+    assert node_memory(cgroup(tmp_path, "max")).total_bytes == total
+    assert node_memory(tmp_path / "none").total_bytes == total
+
+
+def test_what_a_process_takes_is_seen() -> None:
+    before = process_memory(os.getpid())
+    taken = bytearray(os.urandom(1)) * (64 * 2**20)
+    assert process_memory(os.getpid()) - before > 60 * 2**20
+    assert len(taken) > before * 0
+    assert process_memory(2**22 + 1) == 0

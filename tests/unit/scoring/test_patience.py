@@ -1,0 +1,22 @@
+"""How long a worker may be silent."""
+
+from __future__ import annotations
+
+from graphkiln_backend.scoring.patience import FIRST_S, FLOOR_S, Patience
+
+
+def test_before_anything_is_measured_there_is_much_patience() -> None:
+    patience = Patience()
+    assert (patience.seconds, patience.typical_s) == (FIRST_S, None)
+
+
+def test_it_follows_the_slowest_of_the_last_units() -> None:
+    patience = Patience()
+    for seconds in (1.0, 2.0, 3.0):
+        patience.learn(seconds)
+    assert (patience.seconds, patience.typical_s) == (FLOOR_S, 2.0)
+    patience.learn(100.0)
+    assert patience.seconds == 300.0
+    for _ in range(50):
+        patience.learn(1.0)
+    assert patience.seconds == FLOOR_S

@@ -1,0 +1,125 @@
+"""Rows are prepared in their order, with the client's pixels, and in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from scored_images import SPEC, gray, grays, row
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
+from graphkiln_backend.scoring.reading import Prepared, Reader
+from graphkiln_client.images import load_sample
+
+WHOLE = Preprocess(color="L", layout="HWC", dtype=DType.UINT8)
+
+
+def reader(preprocess: Preprocess = SPEC, cores: int = 2, memory_bytes: int = 1 << 20) -> Reader:
+    return Reader(preprocess, cores, memory_bytes)
+
+
+def test_keeps_the_order_and_the_pixels() -> None:
+    rows = grays(range(100))
+    with reader() as opened:
+        preparation = opened.prepare(rows, {}, 4)
+        for given, found in zip(rows, preparation, strict=True):
+            assert found.row is given
+            assert found.sample is not None
+            np.testing.assert_array_equal(found.sample, load_sample(given.load(), SPEC))
+            preparation.release([found])
+        assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
+
+
+def test_a_bad_row_has_an_error() -> None:
+    rows = [row("a", b"no image"), row("b", gray(1)), row("c", OSError("disk"))]
+    with reader() as opened:
+        first, second, third = opened.prepare(rows, {}, 4)
+    assert "not an image" in str(first.error)
+    assert second.error is None
+    assert third.error == "disk"
+
+
+def test_a_quarantined_row_is_not_touched() -> None:
+    rows = [row("a", AssertionError("touched")), row("b", gray(1))]
+    with reader() as opened:
+        first, second = opened.prepare(rows, {0: "it ended its process"}, 4)
+    assert (first.sample, first.error) == (None, "it ended its process")
+    assert second.sample is not None
+
+
+@pytest.mark.parametrize("error", [InputChanged("changed"), SourceUnavailable("away")])
+def test_what_concerns_the_unit_is_raised(error: Exception) -> None:
+    with reader() as opened:
+        rows = [*grays(range(20)), row("bad", error), *grays(range(20))]
+        with pytest.raises(type(error)), opened.prepare(rows, {}, 4) as preparation:
+            list(preparation)
+        opened.close()
+        assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
+
+
+def test_whoever_gives_up_leaves_nothing_behind() -> None:
+    with reader() as opened:
+        with opened.prepare(grays(range(200)), {}, 4) as preparation:
+            assert next(iter(preparation)).sample is not None
+        opened.close()
+        assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
+
+
+def test_large_images_are_ahead_by_bytes_not_by_rows() -> None:
+    side = 256
+    large = gray(7, (side, side))
+    most = 4 * side * side
+    with reader(WHOLE, memory_bytes=most) as opened:
+        held = []
+        preparation = opened.prepare([row(str(number), large) for number in range(20)], {}, 8)
+        for found in preparation:
+            assert found.sample is not None
+            held.append(opened.memory.held_bytes)
+            preparation.release([found])
+    assert max(held) <= most + 2 * 8 * side * side  # beside the row that is waited for
+    assert len(held) == 20
+
+
+def test_an_image_larger_than_the_memory_among_small_ones() -> None:
+    rows = grays(range(10))
+    rows[5] = row("large", gray(5, (512, 512)))
+    with reader(WHOLE, memory_bytes=1000) as opened:
+        found: list[Prepared] = []
+        for one in opened.prepare(rows, {}, 4):
+            assert one.sample is not None
+            found.append(one)  # held until the end, as a batch holds them
+        assert [one.row.id for one in found] == [one.id for one in rows]
+
+
+def test_no_more_decode_at_a_time_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    counting, running = threading.Lock(), set()
+
+    def watched(content: bytes, spec: Preprocess) -> object:
+        with counting:
+            running.add(threading.get_ident())
+            inside.append(len(running))
+        sample = load_sample(content, spec)
+        with counting:
+            running.discard(threading.get_ident())
+        return sample
+
+    monkeypatch.setattr("graphkiln_backend.scoring.reading.load_sample", watched)
+    with reader(cores=2) as opened:
+        assert len(list(opened.prepare(grays(range(100)), {}, 50))) == 100
+    assert max(inside) <= 2
+
+
+def test_reading_goes_on_while_a_store_is_slow() -> None:
+    together = threading.Barrier(8, timeout=20)
+
+    def load() -> bytes:
+        together.wait()
+        return gray(1)
+
+    rows = [type(one)(id=one.id, load=load) for one in grays(range(8))]
+    with reader(cores=1) as opened:
+        assert all(found.error is None for found in opened.prepare(rows, {}, 1))

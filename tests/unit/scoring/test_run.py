@@ -1,0 +1,184 @@
+"""Whole runs on a local Ray: poison, resume, stale results, two drivers, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make_request
+
+from graphkiln_backend.scoring import patience, run
+from graphkiln_backend.scoring.cluster import connect
+from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
+from graphkiln_backend.scoring.events import Event, RowQuarantined, RunFinished, RunPlanned, WorkerEnded
+from graphkiln_backend.scoring.request import ScoreRequest
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+PROGRAM = """
+import pickle, sys
+from graphkiln_backend.scoring.errors import RunInterrupted
+from graphkiln_backend.scoring.events import UnitCommitted
+from graphkiln_backend.scoring.run import score
+
+def tell(event):
+    if isinstance(event, UnitCommitted):
+        print("committed", flush=True)
+
+if __name__ == "__main__":
+    try:
+        score(pickle.loads(bytes.fromhex(sys.argv[1])), tell)
+    except RunInterrupted as error:
+        print(error, flush=True)
+        sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Iterator[None]:
+    """One Ray for all runs of this process; its workers know the planted faults."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        with connect(""):
+            yield
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+def start(request: ScoreRequest) -> subprocess.Popen[str]:
+    import pickle
+
+    command = [sys.executable, "-c", PROGRAM, pickle.dumps(request).hex()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def is_ours(process: psutil.Process, number: int) -> bool:
+    """All of them, or the workers alone after SIGKILL: some of Ray's own processes notice it late."""
+    return number != signal.SIGKILL or any("worker_main" in word for word in process.cmdline())
+
+
+def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_path: Path, told: list[Event]) -> None:
+    request = make_request(make_images(tmp_path / "in", 45, {7: b"no image"}), tmp_path / "out")
+    summary = run.score(request, told.append)
+    assert (summary.rows, summary.scored, summary.errors) == (45, 44, 1)
+    assert check_each_once(tmp_path / "out", 45).keys() == {"00007.png"}
+    assert isinstance(told[0], RunPlanned)
+    assert isinstance(told[-1], RunFinished)
+    again = run.score(request)
+    assert (again.done_before, again.scored, again.errors) == (again.units, 0, 0)
+
+
+def test_rows_that_end_their_worker_are_named_and_all_others_scored(
+    tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "FIRST_S", 2.0)
+    monkeypatch.setattr(patience, "FLOOR_S", 2.0)
+    planted = dict.fromkeys(range(0, 100, 10), b"no image")
+    planted |= {33: b"segfault", 57: b"hang", 71: b"raise", 92: b"stop"}
+    request = make_request(make_images(tmp_path / "in", 100, planted), tmp_path / "out", rows_per_unit=50)
+    summary = run.score(request, told.append)
+    errors = check_each_once(tmp_path / "out", 100)
+    assert errors["00033.png"] == "ended its worker with SIGSEGV"
+    assert errors["00057.png"].startswith("hung for ")
+    assert errors["00092.png"].startswith("hung for ")
+    assert errors["00071.png"] == "raised RecursionError: too deep"
+    assert errors.keys() == {f"{number:05}.png" for number in planted}
+    assert (summary.scored, summary.errors, summary.quarantined) == (86, 14, 4)
+    assert sum(isinstance(each, RowQuarantined) for each in told) == 4
+
+
+def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path: Path, told: list[Event]) -> None:
+    """Its unit is computed by others; they go wrong by it, too, until the node is not used any more."""
+    request = make_request(make_images(tmp_path / "in", 30, {25: b"wrong"}), tmp_path / "out", workers=1)
+    with pytest.raises(ScoringError, match=r"no node can take part: .*3 of its workers failed: it no longer computes"):
+        run.score(request, told.append)
+    assert all(each.unfit for each in told if isinstance(each, WorkerEnded))
+    right = make_images(tmp_path / "right", 30)
+    (tmp_path / "in" / "00025.png").write_bytes((right / "00025.png").read_bytes())
+    run.score(replace(request, replace=True))
+    run.score(make_request(right, tmp_path / "expected"))
+    import pyarrow.parquet as pq
+
+    def scores(folder: str) -> list[object]:
+        files = [each for each in (tmp_path / folder).glob("*.parquet") if each.name[0] != "_"]
+        rows = [row for each in files for row in pq.read_table(each).to_pylist()]
+        return [(row["id"], row["scores"]) for row in sorted(rows, key=lambda row: row["id"])]
+
+    assert scores("out") == scores("expected")
+
+
+def test_input_that_changes_between_runs_is_refused_or_replaced(tmp_path: Path) -> None:
+    folder = make_images(tmp_path / "in", 30)
+    request = make_request(folder, tmp_path / "out")
+    run.score(request)
+    (folder / "00004.png").unlink()
+    with pytest.raises(ScoringError, match="--replace"):
+        run.score(request)
+    (folder / "00004.png").write_bytes((folder / "00005.png").read_bytes())
+    run.score(replace(request, replace=True))
+    assert check_each_once(tmp_path / "out", 30) == {}
+
+
+def test_another_model_is_never_mixed_in(tmp_path: Path) -> None:
+    folder = make_images(tmp_path / "in", 10)
+    run.score(make_request(folder, tmp_path / "out"))
+    with pytest.raises(ScoringError, match="another model"):
+        run.score(make_request(folder, tmp_path / "out", top_k=3, replace=True))
+
+
+def test_a_second_driver_is_told_who_writes_there(tmp_path: Path) -> None:
+    request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", rows_per_unit=4)
+    first = start(request)
+    assert first.stdout is not None
+    try:
+        assert first.stdout.readline() == "committed\n"
+        with pytest.raises(DestinationBusy, match=f"{first.pid}"):
+            run.score(request)
+    finally:
+        first.communicate(timeout=120)
+    assert first.returncode == 0
+    check_each_once(tmp_path / "out", 400)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, number: int, status: int) -> None:
+    request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", rows_per_unit=4)
+    first = start(request)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "committed\n"
+    below = [each for each in psutil.Process(first.pid).children(recursive=True) if is_ours(each, number)]
+    first.send_signal(number)
+    output, _ = first.communicate(timeout=60)
+    assert first.returncode == status
+    assert (status < 0) or "run the same command to go on" in output
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == [], "nothing is left running"
+    begun = time.monotonic()
+    summary = run.score(request)
+    assert 0 < summary.done_before < summary.units, begun
+    assert check_each_once(tmp_path / "out", 600) == {}
+
+
+def test_a_local_ray_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "t").mkdir()
+    environment = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "t")}
+    import pickle
+
+    request = make_request(make_images(tmp_path / "in", 5), tmp_path / "out")
+    command = [sys.executable, "-c", PROGRAM, pickle.dumps(request).hex()]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=True)
+    assert (done.stdout, done.stderr) == ("committed\n" * done.stdout.count("\n"), "")
+    assert list((tmp_path / "t").iterdir()) == []
+    assert not (tmp_path / "home" / ".ray").exists()

@@ -1,0 +1,103 @@
+"""What the events of a run add up to."""
+
+from __future__ import annotations
+
+import pytest
+from score_events import ENDED, FACTS, PLANNED, RUN, Clock, committed
+
+from graphkiln.scoring.run_progress import Progress
+from graphkiln.scoring.run_state import RunState
+from graphkiln_backend.scoring.events import (
+    NodeLost,
+    NodeRefused,
+    RowQuarantined,
+    TwinStarted,
+    UnitFailed,
+    UnitReplanned,
+    WorkerReady,
+)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> RunState:
+    return RunState(clock)
+
+
+def test_a_run_is_counted(state: RunState) -> None:
+    for event in RUN:
+        progress = state.observe(event)
+    assert progress.event == "finished"
+    assert (progress.units, progress.units_before, progress.units_done) == (10, 4, 2)
+    assert (progress.rows, progress.rows_before, progress.rows_done) == (1000, 400, 200)
+    assert (progress.errors, progress.quarantined, progress.retries) == (3, 1, 1)
+    assert (state.twins, state.finished) == (1, True)
+    assert [(row.id, row.unit_id) for row in state.quarantined] == [("cats/7.jpg", "b")]
+    assert [worker.ended for worker in progress.workers] == ["killed by signal 11", ""]
+
+
+def test_rates_count_from_when_the_first_worker_is_ready(state: RunState, clock: Clock) -> None:
+    state.observe(PLANNED)
+    assert state.progress().seconds_left is None
+    clock.now = 100.0
+    state.observe(WorkerReady(worker="worker-1", facts=FACTS))
+    clock.now = 110.0
+    progress = state.observe(committed("a", rows=200))
+    assert progress.rows_per_s == pytest.approx(20)
+    assert progress.seconds_left == pytest.approx(400 / 20)
+    assert progress.workers[0].rows_per_s == pytest.approx(20)
+
+
+def test_what_is_shown_is_the_rate_of_the_last_minute(state: RunState, clock: Clock) -> None:
+    state.observe(PLANNED)
+    state.observe(WorkerReady(worker="worker-1", facts=FACTS))
+    clock.now = 10.0
+    state.observe(committed("a", rows=100))
+    clock.now = 100.0
+    assert state.observe(committed("b", rows=60)).rows_per_s == pytest.approx(1.0)
+    assert state.rows_per_s == pytest.approx(1.6)
+
+
+def test_units_that_are_planned_anew_change_what_there_is_to_do(state: RunState) -> None:
+    state.observe(PLANNED)
+    progress = state.observe(UnitReplanned(unit_id="a", path="photos", units=3, rows=-10))
+    assert (progress.units, progress.rows, progress.event) == (12, 990, "replanned")
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "words"),
+    [
+        (ENDED, "worker", "worker-1 on node-1 ended: killed by signal 11"),
+        (NodeLost(node="node-2"), "node", "node-2 is gone"),
+        (NodeRefused(node="node-2", reason="it has no room"), "node", "node-2 takes no part: it has no room"),
+        (UnitFailed(unit_id="a", path="x.tar", reason="gone"), "failed", "x.tar: unit a stays without a result: gone"),
+        (RowQuarantined(unit_id="a", path="x.tar", position=3, reason="eats"), "quarantine", "row 3 of unit a: eats"),
+    ],
+)
+def test_what_a_person_should_know_is_told_and_kept(state: RunState, event: object, name: str, words: str) -> None:
+    progress = state.observe(event)  # type: ignore[arg-type]
+    assert progress.event == name
+    assert words in progress.message
+    assert len(state.problems) == 1
+
+
+def test_a_twin_is_told_and_is_no_problem(state: RunState) -> None:
+    assert "tries unit a" in state.observe(TwinStarted(unit_id="a", worker="worker-2")).message
+    assert state.problems == []
+
+
+def test_memory_does_not_grow_with_what_goes_wrong(state: RunState) -> None:
+    for _ in range(1100):
+        state.observe(committed("a", errors=2, quarantined={"r": "x", "s": "x"}))
+        state.observe(ENDED)
+    assert len(state.quarantined) == len(state.problems) == 1000
+    assert state.quarantined_rows == 2200
+
+
+def test_every_event_has_a_name_that_the_schema_lists(state: RunState) -> None:
+    for event in RUN:
+        assert f"`{state.observe(event).event}`" in (Progress.__doc__ or "")
