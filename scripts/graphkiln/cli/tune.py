@@ -1,0 +1,289 @@
+"""`graphkiln tune`: from a target to the configuration that was proven to meet it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.console import say
+from graphkiln.cli.options import AsJson
+from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
+
+if TYPE_CHECKING:
+    from graphkiln.tuning.result import Result
+    from graphkiln.tuning.subject import Subject
+    from graphkiln.tuning.target import Target
+    from graphkiln.tuning.tuner import Report, Tuning
+
+_INTERRUPTED = 130
+
+
+class Objective(StrEnum):
+    """What is best among the configurations that meet the target."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    MEMORY = "memory"
+    COST = "cost"
+
+
+@with_connection(timeout_s=None, admin=True)
+def tune(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")],
+    p99: Annotated[str, typer.Option(help="What 99 of 100 requests may take, such as 50ms.", metavar="TIME")],
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Requests per second that come, such as 200/s.", metavar="RATE", show_default="the most that it takes"
+        ),
+    ] = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option(help="What is best among what meets p99.", show_default="throughput; latency with --rate"),
+    ] = None,
+    accuracy_floor: Annotated[
+        str | None,
+        typer.Option(help="Most accuracy on labelled --samples that may be lost, such as 0.5%.", metavar="SHARE"),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="How long measurements may take, such as 20m.", metavar="TIME")] = "20m",
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            help="What requests hold: a folder of images (labelled where its folders are named after labels), or an "
+            ".npz with a row for each sample.",
+            show_default="the golden samples, or made up",
+            metavar="PATH",
+        ),
+    ] = None,
+    burst: Annotated[int | None, typer.Option(help="Requests come so many at a time.", min=2, metavar="N")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Requests come as this file says (see bench), stretched to each rate.", metavar="FILE"),
+    ] = None,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that has this value in every candidate; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+    only: Annotated[
+        str, typer.Option(help="Keys that vary; the others stay as they are.", show_default="all", metavar="KEY,...")
+    ] = "",
+    apply: Annotated[bool, typer.Option("--apply", help="Write what is chosen into the model's config.pbtxt.")] = False,
+    price: Annotated[
+        float | None, typer.Option(help="Of an hour of this machine: what 1,000 requests cost is told.", min=0)
+    ] = None,
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
+    html: Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be tried, and measure nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the configuration that meets a target on this machine.
+
+    Candidates are served and loaded with requests that come as they do, and
+    their answers are compared. What is measured is kept: the same command goes
+    on after Ctrl-C, a crash or kill -9. The model's folder is never written to,
+    but by --apply. Servers are started and stopped for it; with --url, a server
+    in explicit mode is given each configuration, and its own one back at the end.
+
+    Exit code 1 when nothing meets the target; what comes closest is told.
+    """
+    _check_libraries()
+    if html and not html.parent.is_dir():
+        raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+    target = _target(p99, rate, objective, accuracy_floor)
+    tuning = _plan(
+        model, target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
+        client=_client(connection) if _is_given(context, "url") else None,
+    )  # fmt: skip
+    _show_space(tuning, as_json=as_json and not dry_run)
+    if dry_run:
+        return
+    result = _search(tuning)
+    document = _document(result, tuning, price)
+    _show(document, as_json=as_json, html=html)
+    if apply and result.candidate:
+        _apply(tuning, result)
+    raise typer.Exit(0 if result.chosen else 1)
+
+
+def _check_libraries() -> None:
+    try:
+        import jinja2  # noqa: F401
+        import psutil  # noqa: F401
+    except ImportError as error:
+        raise EngineUnavailable(f"tuning needs libraries that are not installed: {error}", extra="tune") from error
+
+
+def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:
+    from graphkiln.tuning import target as types
+    from graphkiln.tuning.quantities import parse_duration, parse_rate, parse_share
+
+    chosen = objective or (Objective.LATENCY if rate else Objective.THROUGHPUT)
+    return types.Target(
+        p99_s=parse_duration(p99, "--p99"),
+        rate=parse_rate(rate, "--rate") if rate else None,
+        objective=types.Objective(chosen),
+        accuracy_floor=parse_share(floor, "--accuracy-floor") if floor else None,
+    )
+
+
+def _plan(
+    model: str,
+    target: Target,
+    *,
+    samples: Path | None,
+    arriving: tuple[int | None, Path | None],
+    budget: str,
+    narrowed: tuple[list[str], str],
+    client: Mapping[str, Any] | None,
+) -> Tuning:
+    from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
+    from graphkiln.tuning.offered_load import Arriving
+    from graphkiln.tuning.quantities import parse_duration, parse_fixed
+    from graphkiln.tuning.questions import check_floor, read_questions
+    from graphkiln.tuning.tuner import Tuning
+
+    budget_s = parse_duration(budget, "--budget")
+    subject = _read_subject(model)
+    questions = read_questions(subject, samples)
+    check_floor(questions, target.accuracy_floor)
+    spanned = span_space(subject, p99_s=target.p99_s)
+    fixes, only = narrowed
+    fixed = dict(parse_fixed(text, spanned.space.default) for text in fixes)
+    space = narrow(spanned.space, [key.strip() for key in only.split(",") if key.strip()], fixed)
+    return Tuning(
+        subject=subject,
+        spanned=ModelSpace(space=space, left_out=spanned.left_out),
+        target=target,
+        questions=questions,
+        arriving=Arriving.of(*arriving),
+        budget_s=budget_s,
+        client=client,
+    )
+
+
+def _read_subject(model: str) -> Subject:
+    from graphkiln.cli.verify import version_folder
+    from graphkiln.tuning.subject import read_subject, vanishing_cache
+    from graphkiln_backend.repository.remote_address import parse_store
+
+    place = parse_store(model)
+    if not isinstance(place, Path):
+        raise InvalidInput(
+            f"{model} is not on this machine, where trials would read it again and again", hint="copy it here first"
+        )
+    with vanishing_cache() as cache:
+        return read_subject(version_folder(place), cache)
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    """Whether an option stands on the command line: a server named by the environment is not meant to be changed."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _client(connection: ConnectionOptions) -> dict[str, Any]:
+    return {key: value for key, value in connection.arguments().items() if key != "timeout_s"} | {"max_retries": 0}
+
+
+def _show_space(tuning: Tuning, *, as_json: bool) -> None:
+    from graphkiln.tuning.running_server import NOT_THERE
+    from graphkiln.tuning.tables import print_space
+
+    if as_json:
+        return
+    space = tuning.spanned.space
+    print_space(
+        {
+            "axes": {axis.key: axis.values for axis in space.axes},
+            "points": space.points,
+            "candidates": len(space.candidates),
+            "reasons": space.reasons(),
+            "left_out": tuning.spanned.left_out,
+        }
+    )
+    for line in NOT_THERE if tuning.client else ():
+        say(line)
+
+
+def _search(tuning: Tuning) -> Result:
+    if tuning.journal.exists():
+        say(f"going on with {tuning.journal}; delete it to measure anew")
+    try:
+        with _progress_report(tuning) as report:
+            return tuning.run(report)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+@contextmanager
+def _progress_report(tuning: Tuning) -> Iterator[Report]:
+    """A progress bar on a terminal, else a line for each measurement."""
+    from graphkiln.tuning.progress import line_of
+
+    default = tuning.spanned.space.default
+    if not sys.stderr.isatty():
+        yield lambda progress: say(line_of(progress, default, tuning.budget_s))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=tuning.budget_s)
+        yield lambda progress: bar.update(
+            task, completed=progress.spent_s, description=line_of(progress, default, tuning.budget_s)
+        )
+
+
+def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, Any]:
+    from graphkiln.tuning.document import Costs, document_of
+
+    command = shlex.join(["graphkiln", *sys.argv[1:]])
+    return document_of(result, tuning, command, Costs(price_per_hour=price))
+
+
+def _show(document: dict[str, Any], *, as_json: bool, html: Path | None) -> None:
+    if html:
+        from graphkiln.tuning.page import render_page
+
+        try:
+            html.write_text(render_page(document))
+        except OSError as error:
+            raise MeasurementError(
+                f"cannot write {html}: {error.strerror or error}", hint="choose another file for --html"
+            ) from error
+        say(f"wrote {html}")
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    from graphkiln.tuning.tables import print_result
+
+    print_result(document)
+
+
+def _apply(tuning: Tuning, result: Result) -> None:
+    from graphkiln.tuning.application import apply
+
+    if result.candidate is None:
+        return
+    if result.candidate == tuning.spanned.space.default:
+        say("nothing is written: what serves today is the best")
+        return
+    applied = apply(result.candidate, tuning.subject, tuning.questions)
+    say(f"wrote {applied.config}")
+    for note in applied.notes:
+        say(note)
+    say("these two commands go back (the second where a server runs in explicit mode; others see the file change):")
+    for command in applied.commands_back:
+        say(f"  {command}")

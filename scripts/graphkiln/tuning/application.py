@@ -1,0 +1,106 @@
+"""`--apply`: the chosen configuration becomes the model's own, proven once more, with a way back."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphkiln.tuning.bare_session import BareJob, probe_session
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.serving_keys import changes_of
+from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.trials import Failed
+from graphkiln_backend.graph.errors import RepositoryError, VerificationError
+from graphkiln_backend.repository.config_changes import changed_text
+from graphkiln_backend.repository.version import CONFIG_FILE
+
+_DEADLINE_S = 600.0
+_BACKUP = f"{CONFIG_FILE}.untuned"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Applied:
+    """What was written.
+
+    Attributes:
+        config: The model's config.pbtxt.
+        backup: What it was before; None where there was none.
+        notes: What changes for clients, a line each.
+    """
+
+    config: Path
+    backup: Path | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def commands_back(self) -> tuple[str, str]:
+        """The two commands that go back."""
+        config = shlex.quote(str(self.config))
+        undo = f"mv {shlex.quote(str(self.backup))} {config}" if self.backup else f"rm {config}"
+        return undo, f"graphkiln load {shlex.quote(self.config.parent.name)}"
+
+
+def apply(candidate: Candidate, subject: Subject, questions: Questions) -> Applied:
+    """Writes a candidate into the configuration of its model.
+
+    The session is built and proven first, in the way that the server does it; the file is replaced in one step.
+
+    Args:
+        candidate: What to write.
+        subject: The model, as it was when it was tuned.
+        questions: What the session is asked.
+
+    Raises:
+        VerificationError: The session cannot be built any more, or answers otherwise.
+        RepositoryError: The file cannot be written, or was changed since.
+    """
+    _prove(candidate, subject, questions)
+    path = subject.folder / CONFIG_FILE
+    text = changed_text(path, changes_of(candidate, subject))
+    try:
+        backup = _back_up(path)
+        _replace(path, text)
+    except OSError as error:
+        raise RepositoryError(
+            f"{path} cannot be written: {error.strerror or error}", hint="without --apply nothing is written"
+        ) from error
+    return Applied(config=path, backup=backup, notes=tuple(_notes(candidate, subject)))
+
+
+def _prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
+    job = BareJob(subject=subject, session=candidate, batch_sizes=(1,), questions=questions)
+    found = probe_session(job, _DEADLINE_S)
+    reason = found.reason if isinstance(found, Failed) else found.accuracy
+    if reason:
+        raise VerificationError("the configuration is not written: it cannot be proven any more", report=reason)
+
+
+def _back_up(path: Path) -> Path | None:
+    """A copy beside it, that of an earlier one never written over."""
+    if not path.exists():
+        return None
+    names = (path.with_name(_BACKUP + (f".{number}" if number else "")) for number in range(1 << 16))
+    backup = next(name for name in names if not name.exists())
+    backup.write_bytes(path.read_bytes())
+    return backup
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whoever reads it sees the old or the new one."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with new.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _notes(candidate: Candidate, subject: Subject) -> list[str]:
+    before, now = subject.config.max_batch_size, candidate.number("max_batch_size", subject.config.max_batch_size)
+    return [f"requests of more than {now} rows are refused from now on; it was {before}"] if now < before else []

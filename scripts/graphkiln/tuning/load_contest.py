@@ -1,0 +1,130 @@
+"""The contest under a load that is given: the lowest latency, memory or cost of those that meet the p99."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.drift import Reference
+from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.statistics import Interval, requests_needed
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+
+_MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
+"""Shares by which two measurements of the same differ: what is nearer than that is equal."""
+_DOUBLINGS = 4
+_FEWEST = 60
+"""Requests of a first look."""
+
+
+class LoadContest:
+    """Implements `Contest`; a score is what the objective asks to be small, with its sign turned.
+
+    Args:
+        reference: Measures.
+        target: With a rate, or else one caller is served.
+        shortest_s: Of one measurement.
+        longest_s: Of one measurement.
+    """
+
+    def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
+        self._reference, self._target = reference, target
+        self._shortest_s, self._longest_s = shortest_s, longest_s
+        self.load: LoadShape = OpenLoop(target.rate) if target.rate else ClosedLoop(1)
+
+    def enter(self, candidate: Candidate, rate_bound: float) -> Standing:
+        """See `Contest`."""
+        return Standing(candidate=candidate, score=Interval(0.0, -math.inf, math.inf), rate_bound=rate_bound)
+
+    def advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+        """See `Contest`."""
+        del reached  # the load is the same for all: nothing is gained by knowing the best
+        enough_s = _FEWEST / self._target.rate if self._target.rate else 0.0
+        return self._measured(standing, min(max(seconds, enough_s), self._longest_s))
+
+    def settle(self, standing: Standing, reached: float) -> Standing:
+        """See `Contest`: twice as long each time, until the bounds on p99 say on which side of the target it lies."""
+        del reached
+        seconds = self._needed_s(standing)
+        enough_s, longest_s = seconds, max(self._longest_s, 4 * seconds)  # a low rate takes its time
+        for _ in range(_DOUBLINGS):
+            if standing.lost or (standing.points and self._is_settled(standing, enough_s)):
+                break
+            standing = self._measured(standing, min(seconds, longest_s))
+            if seconds >= longest_s:
+                break
+            seconds *= 2
+        return self._judge_widely(standing)
+
+    def is_tie(self, standing: Standing, best: Standing) -> bool:
+        """See `Contest`."""
+        return math.isfinite(standing.score.lower) and not best.score.is_above(standing.score)
+
+    def describe(self, score: float) -> str:
+        """See `Contest`."""
+        if not math.isfinite(score):
+            return "nothing that meets the target"
+        unit = {
+            Objective.MEMORY: f"{-score / 2**20:.0f} MiB",
+            Objective.COST: f"{-score * 1e3:.3g} CPU ms a request",
+        }
+        return unit.get(self._target.objective, f"p99 {-score * 1e3:.3g} ms")
+
+    def _measured(self, standing: Standing, seconds: float) -> Standing:
+        outcome = self._reference.measure(standing.candidate, self.load, seconds)
+        if isinstance(outcome, Failed):
+            return standing.out(outcome.reason)
+        standing = replace(standing, points=(*standing.points, Point(load=self.load, measured=outcome)))
+        score = self._score(outcome)
+        if reason := self._missed(outcome):
+            return replace(standing, score=Interval(score.value, -math.inf, score.upper)).out(reason)
+        meets = outcome.latency.p99.upper <= self._target.p99_s
+        return replace(standing, score=score if meets else Interval(score.value, -math.inf, score.upper))
+
+    def _judge_widely(self, standing: Standing) -> Standing:
+        """By the wide bound where the other says nothing after all: the speed of the machine changes."""
+        if standing.lost or not standing.points or math.isfinite(standing.score.lower):
+            return standing
+        latency, score = standing.points[-1].measured.latency, standing.score
+        if latency.p99_at_most_s > self._target.p99_s:
+            return standing
+        if self._target.objective is Objective.LATENCY:
+            return replace(standing, score=Interval(score.value, -latency.p99_at_most_s, score.upper))
+        return replace(standing, score=self._score(standing.points[-1].measured))
+
+    def _missed(self, measured: Measured) -> str:
+        """Why the target is surely missed; empty where it may be met."""
+        p99, offered = measured.latency.p99, measured.requests / measured.seconds
+        if self._target.rate and not measured.keeps_up:
+            return f"answers {measured.throughput.value:.3g} of {offered:.3g} requests per second"
+        if p99.lower > self._target.p99_s:
+            return f"p99 of {p99.value * 1e3:.3g} ms, at least {p99.lower * 1e3:.3g} ms"
+        return ""
+
+    def _score(self, measured: Measured) -> Interval:
+        if self._target.objective is Objective.MEMORY:
+            return _negated(measured.memory_bytes, _MEMORY_NOISE)
+        if self._target.objective is Objective.COST:
+            used = measured.server_cores
+            return _negated(None if used is None else used / max(measured.throughput.value, 1e-9), _COST_NOISE)
+        p99 = measured.latency.p99
+        return Interval(-p99.value, -p99.upper, -p99.lower)
+
+    def _needed_s(self, standing: Standing) -> float:
+        """Seconds for a bound that five requests may exceed, at the rate that is given or was reached."""
+        reached = standing.points[-1].measured.throughput.value if standing.points else 1 / self._target.p99_s
+        return max(self._shortest_s, requests_needed(5) / (self._target.rate or max(reached, 1e-3)))
+
+    def _is_settled(self, standing: Standing, seconds: float) -> bool:
+        """Whether it was measured that long and meets the target."""
+        last = standing.points[-1].measured
+        return math.isfinite(standing.score.lower) and last.seconds >= seconds * 0.99
+
+
+def _negated(value: float | None, noise: float) -> Interval:
+    """A score for a value that is to be small; nothing where the value is unknown."""
+    if value is None:
+        return Interval(-math.inf, -math.inf, math.inf)
+    return Interval(-value, -value * (1 + noise), -value * (1 - noise))

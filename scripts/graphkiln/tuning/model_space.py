@@ -1,0 +1,248 @@
+"""The space of a model on a machine: which values are tried of each key, which are not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from graphkiln.tuning.candidate import (
+    ENGINE,
+    INSTANCES,
+    MAX_BATCH_SIZE,
+    PRECISION,
+    PREFERRED,
+    QUEUE_DELAY_US,
+    SPIN,
+    STREAMS,
+    THREADS,
+    Value,
+)
+from graphkiln.tuning.constraints import constraints_of
+from graphkiln.tuning.serving_keys import CONV_SEARCH, LAYOUT, default_values
+from graphkiln.tuning.space import Axis, Space
+from graphkiln.tuning.subject import Subject
+from graphkiln_backend.engines.base import Support
+from graphkiln_backend.engines.hardware import missing_instructions
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.setting_keys import CONV_SEARCHES, LAYOUTS
+from graphkiln_backend.repository.config_changes import NO_BATCHER
+
+_LARGEST_BATCH = 64
+_LARGEST_GPU_BATCH = 128
+_DELAYS_US = (0, 100, 500, 2000, 5000, 20000)
+_GPU_INSTANCES = (1, 2, 4)
+_ENGINES = {False: ("onnxruntime", "openvino"), True: ("onnxruntime", "tensorrt")}
+"""Whether the instance runs on a GPU -> the engines that may serve there."""
+_FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
+    SPIN: ((ENGINE, THREADS, INSTANCES), (False,)),
+    THREADS: ((INSTANCES,), range(1, 1 << 10)),
+    STREAMS: ((ENGINE, THREADS, MAX_BATCH_SIZE), (1,)),
+    QUEUE_DELAY_US: ((MAX_BATCH_SIZE,), (0, NO_BATCHER)),
+}
+"""Key -> those that may leave it no choice, and what it then becomes."""
+_NEVER_TUNED = {
+    "execution_mode, inter_op_thread_count": "stay as they are: instances and streams fill the same cores",
+    "optimization.graph.level": "stays as it is: the default rewrites the graph as far as it can be",
+    "enable_mem_arena, enable_mem_pattern": "stay as they are: on by default, for speed",
+    "self_test": "what is not proven is not served",
+    "response_cache": "answers equal requests only, which says nothing of the model",
+    "rate_limiter, priorities": "share a machine between models; here one is measured",
+    "preserve_ordering": "changes no figure but that of requests that wait for others",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What engines can do here; the real machine unless a test says otherwise.
+
+    Attributes:
+        probe: Whether an engine is installed and can run on a device.
+        lacks: Why the CPU computes in a precision by way of fp32; empty where it need not.
+    """
+
+    probe: Callable[[str, Device], Support] = probe
+    lacks: Callable[[Precision], str] = missing_instructions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpace:
+    """A space, and what was left out before it was spanned.
+
+    Attributes:
+        space: The candidates.
+        left_out: A line for each value or key that is not tried, with the reason.
+    """
+
+    space: Space
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Axes:
+    """Collects the axes of a space, and the reasons of what is left out."""
+
+    subject: Subject
+    machine: Machine
+    rows: int
+    p99_us: float
+    defaults: Mapping[str, Value] = field(init=False)
+    left_out: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.defaults = default_values(self.subject)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.subject.config.device.is_gpu
+
+    def all(self) -> Iterator[Axis]:
+        yield self.axis(ENGINE, self.engines())
+        yield self.axis(PRECISION, self.precisions())
+        yield self.axis(THREADS, () if self.on_gpu else _powers(self.subject.cores))
+        yield self.axis(STREAMS, self.streams())
+        yield self.axis(SPIN, () if self.on_gpu else (True, False))
+        yield self.axis(INSTANCES, self.instances())
+        yield self.axis(MAX_BATCH_SIZE, self.batches())
+        yield self.axis(QUEUE_DELAY_US, self.delays())
+        if self.defaults[PREFERRED]:
+            yield self.axis(PREFERRED, ())
+        if self.on_gpu:
+            yield self.axis(LAYOUT, LAYOUTS)
+            yield self.axis(CONV_SEARCH, CONV_SEARCHES)
+        else:
+            self.left_out.append("layout, conv_search, precision tf32: the instance runs on the CPU")
+
+    def axis(self, key: str, values: Sequence[Value]) -> Axis:
+        """The values with today's first: what is not better than it is not worth a change."""
+        return Axis(key=key, values=tuple(dict.fromkeys((self.defaults[key], *values))))
+
+    def engines(self) -> list[str]:
+        found = []
+        for name in _ENGINES[self.on_gpu]:
+            support = self.machine.probe(name, self.subject.config.device)
+            if support.ok:
+                found.append(name)
+            else:
+                self.left_out.append(f"engine {name}: {support.reason}")
+        return found
+
+    def precisions(self) -> list[str]:
+        saved = self.subject.deployment.saved
+        found = [str(saved)]
+        for precision in (Precision.BF16, Precision.FP16, *((Precision.TF32,) if self.on_gpu else ())):
+            if reason := self._lacking(precision):
+                self.left_out.append(f"precision {precision}: {reason}")
+            elif precision is not saved:
+                found.append(str(precision))
+        if saved is not Precision.INT8:
+            self.left_out.append(
+                "precision int8: needs an int8 graph (graphkiln convert --precision int8 --calibration)"
+            )
+        return found
+
+    def _lacking(self, precision: Precision) -> str:
+        saved = self.subject.deployment.saved
+        if precision is saved:
+            return ""
+        if saved is not Precision.FP32:
+            return f"the graph was saved in {saved}, which loading does not change"
+        return "" if self.on_gpu else self.machine.lacks(precision)
+
+    def streams(self) -> Sequence[int]:
+        if self.on_gpu or self.subject.config.max_batch_size < 2:
+            self.left_out.append("streams: they split a batch on a CPU, and there is none")
+            return ()
+        return _powers(self.subject.cores)
+
+    def instances(self) -> Sequence[int]:
+        if not self.subject.single_group:
+            self.left_out.append("instances: config.pbtxt has several instance groups")
+            return ()
+        if self.subject.schedules_sequences:
+            self.left_out.append("instances, max_queue_delay_us: Triton schedules whole sequences")
+            return ()
+        return _GPU_INSTANCES if self.on_gpu else _powers(self.subject.cores)
+
+    def batches(self) -> Sequence[int]:
+        if reason := self._unbatchable():
+            self.left_out.append(f"max_batch_size: {reason}")
+            return ()
+        if self.rows > 1:
+            self.left_out.append(f"max_batch_size below {self.rows}: requests hold so many rows")
+        largest = max(self.subject.config.max_batch_size, _LARGEST_GPU_BATCH if self.on_gpu else _LARGEST_BATCH)
+        return [size for size in _powers(largest) if size >= self.rows]
+
+    def _unbatchable(self) -> str:
+        subject = self.subject
+        if not subject.config.max_batch_size:
+            return "the graph is served without batches"
+        if subject.schedules_sequences:
+            return "Triton schedules whole sequences"
+        return f"requests are computed one by one: {subject.mixing}" if subject.mixing else ""
+
+    def delays(self) -> Sequence[int]:
+        if self._unbatchable():
+            return ()
+        fitting = [delay for delay in _DELAYS_US if delay < self.p99_us / 2]
+        if len(fitting) < len(_DELAYS_US):
+            self.left_out.append(f"max_queue_delay_us of {self.p99_us / 2:g} and more: half of the target is gone")
+        return (*fitting, NO_BATCHER)
+
+
+def span_space(subject: Subject, *, p99_s: float, rows: int = 1, machine: Machine | None = None) -> ModelSpace:
+    """All candidates of a model on this machine.
+
+    Args:
+        subject: The model.
+        p99_s: What 99 of 100 requests may take: a queue delay as long is no candidate.
+        rows: Of the largest request that will come.
+        machine: What engines can do here; this machine by default.
+    """
+    axes = _Axes(subject=subject, machine=machine or Machine(), rows=rows, p99_us=p99_s * 1e6)
+    spanned = tuple(axes.all())
+    never = [f"{key}: {reason}" for key, reason in _NEVER_TUNED.items()]
+    space = Space(axes=spanned, constraints=tuple(constraints_of(subject)))
+    return ModelSpace(space=space, left_out=(*axes.left_out, *never))
+
+
+def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> Space:
+    """The space in which only some keys vary, and some have one value.
+
+    Keys that are not named stay as they are, but where what is named would leave them no legal value: a second instance
+    takes threads from the first, and OpenVINO has no use for spinning.
+
+    Args:
+        space: All candidates.
+        only: Keys that vary; empty for all.
+        fixes: Keys with their values.
+
+    Raises:
+        InvalidInput: No axis has a key, or no candidate is left.
+    """
+    space.only([*only, *fixes])  # names unknown keys
+    moved = {*only, *fixes}
+    if only:
+        axes = [axis if axis.key in only else _following(axis, moved) for axis in space.axes]
+        space = replace(space, axes=tuple(axes))
+    space = space.fixed(fixes)
+    if not space.candidates:
+        reasons = "; ".join(space.reasons())
+        raise InvalidInput(f"no candidate is left: {reasons}", hint="fix fewer keys, or other values")
+    return space
+
+
+def _following(axis: Axis, moved: Collection[str]) -> Axis:
+    """Today's value, and what the key may have to be when others move."""
+    causes, values = _FOLLOWING.get(axis.key, ((), ()))
+    follows = values if any(key in moved for key in causes) else ()
+    kept = [value for value in axis.values[1:] if value in follows]
+    return replace(axis, values=(axis.values[0], *kept))
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to a number, which is the last one."""
+    powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
+    return list(dict.fromkeys((*powers, most))) if most else []

@@ -1,0 +1,150 @@
+"""Scatters and curves as numbers for SVG: where each mark lies, in the units of a picture of fixed size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WIDTH, HEIGHT = 640, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
+_TICKS = (1, 2, 5)
+_MARGIN = 0.06
+"""Of an axis, on either side of the outermost marks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """From a value to a place in the picture.
+
+    Attributes:
+        place: Value -> units.
+        ticks: Place and label of each.
+    """
+
+    place: Callable[[float], float]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """p99 against throughput of the best point of each candidate; None where nothing was measured.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    rows = [row for row in document["rows"] if _is_shown(row["best"])]
+    if not rows:
+        return None
+    target = document["target"]["p99_ms"]
+    across = linear_axis([row["best"]["throughput"] for row in rows], _LEFT, WIDTH - _RIGHT)
+    up = log_axis([*(row["best"]["p99_ms"] for row in rows), target], HEIGHT - _BOTTOM, _TOP)
+    chosen = document["chosen"]["id"] if document["chosen"] else None
+    marks = [
+        {
+            "x": across.place(row["best"]["throughput"]),
+            "y": up.place(row["best"]["p99_ms"]),
+            "kind": _kind(row["id"], chosen, document["front"]),
+            "title": f"{row['changes']}: {row['score']}",
+        }
+        for row in rows
+    ]
+    # what matters lies on top
+    marks.sort(key=lambda mark: ("other", "front", "chosen").index(str(mark["kind"])))
+    return _picture(across, up, target, marks=marks)
+
+
+def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """p99 against the rate of what was chosen, with its bounds and the knee; None for fewer than two points.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    points = [point for point in document["curve"] if _is_shown(point) and point["rate"]]
+    if len(points) < 2:
+        return None
+    target, knee = document["target"]["p99_ms"], document["knee"]
+    across = linear_axis([point["rate"] for point in points], _LEFT, WIDTH - _RIGHT)
+    values = [value for point in points for value in (point["p99_ms"], point["p50_ms"], *_bounds(point))]
+    up = log_axis([*values, target], HEIGHT - _BOTTOM, _TOP)
+    marks = [
+        {
+            "x": across.place(point["rate"]),
+            "y": up.place(point["p99_ms"]),
+            "median": up.place(point["p50_ms"]),
+            "low": up.place(_bounds(point)[0]),
+            "high": up.place(_bounds(point)[1]),
+            "title": f"{point['rate']:.4g} requests per second: p99 {point['p99_ms']:.3g} ms",
+        }
+        for point in points
+    ]
+    picture = _picture(across, up, target, marks=marks)
+    picture["line"] = " ".join(f"{mark['x']},{mark['y']}" for mark in marks)
+    picture["medians"] = " ".join(f"{mark['x']},{mark['median']}" for mark in marks)
+    picture["knee"] = None if knee is None else across.place(knee)
+    return picture
+
+
+def linear_axis(values: Sequence[float], begin: float, end: float) -> Axis:
+    """An axis from 0 to the largest value, with ticks at round numbers.
+
+    Args:
+        values: At least one, none below 0.
+        begin: Place of 0.
+        end: Place a little beyond the largest value.
+    """
+    most = (max(values) or 1.0) * (1 + _MARGIN)
+
+    def place(value: float) -> float:
+        return round(begin + value / most * (end - begin), 1)
+
+    step = _round_step(most / 4)
+    ticks = [number * step for number in range(int(most / step) + 1)]
+    return Axis(place=place, ticks=tuple((place(tick), f"{tick:g}") for tick in ticks))
+
+
+def log_axis(values: Iterable[float], begin: float, end: float) -> Axis:
+    """A logarithmic axis around values, with ticks at 1, 2, 5, 10, ...
+
+    Args:
+        values: At least one, all above 0.
+        begin: Place a little below the smallest value.
+        end: Place a little above the largest one.
+    """
+    logs = [math.log10(value) for value in values]
+    low, high = min(logs), max(logs)
+    margin = max((high - low) * _MARGIN, 0.15)
+    low, high = low - margin, high + margin
+
+    def place(value: float) -> float:
+        return round(begin + (math.log10(value) - low) / (high - low) * (end - begin), 1)
+
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    numbers = [digit * 10.0**power for power in powers for digit in _TICKS]
+    return Axis(place=place, ticks=tuple((place(n), f"{n:g}") for n in numbers if low <= math.log10(n) <= high))
+
+
+def _picture(across: Axis, up: Axis, target: float, **more: Any) -> dict[str, Any]:
+    return {
+        "width": WIDTH, "height": HEIGHT, "left": _LEFT, "right": WIDTH - _RIGHT, "top": _TOP,
+        "bottom": HEIGHT - _BOTTOM, "xticks": across.ticks, "yticks": up.ticks, "target": up.place(target), **more,
+    }  # fmt: skip
+
+
+def _kind(identity: str, chosen: str | None, front: Sequence[str]) -> str:
+    return "chosen" if identity == chosen else "front" if identity in front else "other"
+
+
+def _is_shown(point: Mapping[str, Any] | None) -> bool:
+    return point is not None and bool(point["p99_ms"]) and bool(point["p50_ms"])
+
+
+def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
+    """Those of p99; where there is none, p99 itself."""
+    low, high = point["p99_range_ms"]
+    return low or point["p99_ms"], high or point["p99_ms"]
+
+
+def _round_step(step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= step)

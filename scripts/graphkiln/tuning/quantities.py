@@ -1,0 +1,89 @@
+"""Durations, rates and shares as people write them, and values of `--fix`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from graphkiln.tuning.candidate import PREFERRED, SPIN, Candidate, Value
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.spelling import did_you_mean
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
+_SWITCHES = {"on": True, "off": False, "true": True, "false": False}
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Reads `50ms`, `2.5s` or `20m` as seconds.
+
+    Raises:
+        InvalidInput: It is no time, or not above 0.
+    """
+    return _parse(text, option, _SECONDS, "a time such as 50ms, 2.5s or 20m")
+
+
+def parse_rate(text: str, option: str) -> float:
+    """Reads `200/s`, `200` or `12000/min` as requests per second.
+
+    Raises:
+        InvalidInput: It is no rate, or not above 0.
+    """
+    return _parse(text, option, _PER, "requests per second such as 200/s")
+
+
+def parse_share(text: str, option: str) -> float:
+    """Reads `0.5%` as 0.005.
+
+    Raises:
+        InvalidInput: It is no share below 100%.
+    """
+    share = _parse(text, option, {"%": 0.01}, "a share such as 0.5%", least=0.0)
+    if share >= 1:
+        raise InvalidInput(f"{option} {text}: expected less than 100%")
+    return share
+
+
+def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:
+    """Reads `KEY=VALUE` of `--fix`.
+
+    Args:
+        text: As written.
+        default: A candidate, for the keys that there are and the kind of their values.
+
+    Raises:
+        InvalidInput: There is no such key, or the value is of another kind.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not value:
+        raise InvalidInput(f"--fix {text}: a value is missing", hint="--fix KEY=VALUE")
+    if key not in default:
+        raise InvalidInput(
+            f"--fix {text}: '{key}' is not tuned for this model", hint=did_you_mean(key, list(default.values))
+        )
+    return key, _parse_value(text, key, value, default[key])
+
+
+def _parse_value(text: str, key: str, value: str, example: Value) -> Value:
+    if key == SPIN:
+        if value not in _SWITCHES:
+            raise InvalidInput(f"--fix {text}: expected on or off")
+        return _SWITCHES[value]
+    try:
+        if key == PREFERRED:
+            return tuple(int(part) for part in value.split("+"))
+        return int(value) if isinstance(example, int) else value
+    except ValueError:
+        raise InvalidInput(f"--fix {text}: expected a whole number", hint=f"such as {key}={example}") from None
+
+
+def _parse(text: str, option: str, units: dict[str, float], expected: str, least: float = math.ulp(0.0)) -> float:
+    match = _NUMBER.fullmatch(text.strip())
+    unit = match[2].strip().lower() if match else ""
+    if match is None or unit not in units:
+        raise InvalidInput(f"{option} {text}: expected {expected}")
+    value = float(match[1]) * units[unit]
+    if not least <= value < math.inf:
+        raise InvalidInput(f"{option} {text}: expected {expected}, above 0")
+    return value

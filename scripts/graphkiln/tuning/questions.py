@@ -1,0 +1,175 @@
+"""Requests whose right outputs are known: what a candidate is loaded with, and what its answers are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln.tuning.subject import Subject, vanishing_cache
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.registry import open_reference
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError, VerificationError
+from graphkiln_backend.graph.golden import joined
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.acceptance import limits_of
+from graphkiln_backend.proof.comparison import prove
+from graphkiln_converters.samples import read_samples, read_targets
+from graphkiln_converters.sources.base import InputSpec
+
+_MOST_SAMPLES = 256
+_MADE_UP = 8
+
+Arrays = Mapping[str, AnyArray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """Requests with the outputs of the saved graph itself.
+
+    Attributes:
+        origin: Where they come from, in words.
+        feeds: The inputs of each request.
+        answers: The right outputs of each.
+        saved: Precision that the graph was saved in.
+        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+        targets: The right class of each, `[requests]`; None where nobody says.
+    """
+
+    origin: str
+    feeds: tuple[Arrays, ...]
+    answers: tuple[Arrays, ...]
+    saved: Precision
+    ranking: Ranking | None = None
+    targets: npt.NDArray[np.int64] | None = None
+
+    def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
+        """Why outputs are not those of the saved graph within the numeric policy; empty where they are.
+
+        Args:
+            found: Number of the request -> the outputs for it; at least one.
+            engine: What computed them.
+            precision: What it was to compute in.
+        """
+        config = SessionConfig(
+            engine=engine, device=CPU, threads=1, spin=False, reason="", precision=Precision(precision)
+        )
+        reference = joined([self.answers[number] for number in found])
+        try:
+            prove(
+                reference, joined(list(found.values())), limits_of(self.saved, config), batch_sizes=(1,),
+                ranking=self.ranking, samples=len(found),
+            )  # fmt: skip
+        except VerificationError as error:
+            return str(error)
+        return ""
+
+    def accuracy(self, found: Sequence[Arrays]) -> float | None:
+        """Share of the requests whose best class is the right one; None where nobody says which that is.
+
+        Args:
+            found: The outputs for each request.
+        """
+        if self.targets is None:
+            return None
+        classes = [_best_class(outputs, self.ranking) for outputs in found]
+        return float(np.mean(np.array(classes) == self.targets))
+
+
+def read_questions(subject: Subject, samples: Path | None = None) -> Questions:
+    """The user's samples, or else the golden ones, or else requests that are made up.
+
+    Args:
+        subject: The model.
+        samples: A folder of images or an .npz with a row for each sample.
+
+    Raises:
+        ConversionError: The samples cannot be read.
+        MeasurementError: The graph computes none of the requests that can be made up.
+    """
+    version = subject.deployment.version
+    ranking = version.ranking
+    if samples is None and version.golden:
+        golden = version.golden
+        answers = tuple(_row(golden.graph_outputs, number, whole=golden.whole) for number in range(golden.count))
+        return Questions(
+            origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
+            ranking=ranking,
+        )  # fmt: skip
+    feeds, targets = _read(subject, samples) if samples else (_make_up(subject), None)
+    return Questions(
+        origin=str(samples) if samples else "made up",
+        feeds=feeds,
+        answers=_reference_answers(subject, feeds),
+        saved=subject.deployment.saved,
+        ranking=ranking,
+        targets=targets,
+    )
+
+
+def check_floor(questions: Questions, floor: float | None) -> None:
+    """Refuses a floor where nothing says what is right.
+
+    Raises:
+        InvalidInput: The samples have no labels.
+    """
+    if floor is not None and questions.targets is None:
+        raise InvalidInput(
+            "--accuracy-floor needs samples whose right classes are known",
+            hint="--samples DIR with one folder of images for each label of the model",
+        )
+
+
+def _read(subject: Subject, samples: Path) -> tuple[tuple[Arrays, ...], npt.NDArray[np.int64] | None]:
+    contract = subject.deployment.version.contract
+    specs = {spec.name: _input_spec(spec, subject.signature) for spec in subject.signature.inputs}
+    arrays = read_samples(samples, specs, contract.preprocess, _MOST_SAMPLES)
+    count = len(next(iter(arrays.values())))
+    batched = subject.signature.batchable
+    feeds = tuple(
+        {name: array[number : number + 1] if batched else array[number] for name, array in arrays.items()}
+        for number in range(count)
+    )
+    return feeds, read_targets(samples, contract.labels, _MOST_SAMPLES)
+
+
+def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:
+    sizes = spec.shape[1:] if signature.batchable else spec.shape
+    return InputSpec(
+        name=spec.name, dtype=spec.dtype, shape=tuple(size if isinstance(size, int) else 1 for size in sizes)
+    )
+
+
+def _make_up(subject: Subject) -> tuple[Arrays, ...]:
+    with vanishing_cache() as cache:
+        proven = subject.deployment.build(cache)
+        with proven.session:
+            made_up, signature = proven.made_up, proven.session.signature
+    if made_up is None:
+        raise MeasurementError(
+            f"no request could be made up that '{subject.name}' computes", hint="give some: --samples FILE.npz"
+        )
+    return tuple(made_up.feeds(signature, seed=seed) for seed in range(_MADE_UP))
+
+
+def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Arrays, ...]:
+    deployment = subject.deployment
+    with open_reference(deployment.version.graph_path, deployment.settings.op_libraries) as reference:
+        return tuple(reference.run(each) for each in feeds)
+
+
+def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:
+    return outputs if whole else {name: array[number : number + 1] for name, array in outputs.items()}
+
+
+def _best_class(outputs: Arrays, ranking: Ranking | None) -> int:
+    if ranking:
+        return int(outputs[ranking.indices].ravel()[0])
+    return int(next(iter(outputs.values())).ravel().argmax())

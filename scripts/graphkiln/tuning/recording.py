@@ -1,0 +1,112 @@
+"""Trials with a memory: what the journal holds is not measured again, and the time that it took counts as spent.
+
+A search asks for the same measurements in the same order whenever it gets the same outcomes, so that one that was
+killed goes on where it was. What a candidate takes down with it includes the tuner: a measurement that was begun
+`_ATTEMPTS` times and never ended has failed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.journal import Journal
+from graphkiln.tuning.records import Outcome, load_as_json, outcome_as_json, outcome_from_json
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
+from graphkiln_backend.graph.errors import MeasurementError
+
+_ATTEMPTS = 3
+_Outcome = TypeVar("_Outcome", bound=Outcome)
+
+
+class RecordedTrials:
+    """Implements `Trials` on top of others.
+
+    Args:
+        trials: What measures.
+        journal: What was measured before, and what will be.
+        clock: Seconds since any moment; differences are what is spent.
+
+    Attributes:
+        spent_s: Seconds that the measurements took that were asked for, whether now or in an earlier run: a search that
+            goes on sees its budget shrink as it did the first time.
+
+    Raises:
+        MeasurementError: The journal is damaged.
+    """
+
+    def __init__(self, trials: Trials, journal: Journal, clock: Callable[[], float]) -> None:
+        self._trials, self._journal, self._clock = trials, journal, clock
+        self._known: dict[str, tuple[Outcome, float]] = {}
+        self._asked: set[str] = set()
+        self._begun: Counter[str] = Counter()
+        self.spent_s = 0.0
+        for number, event in enumerate(journal.events, 2):
+            self._remember(number, event)
+
+    @property
+    def count(self) -> int:
+        """How many measurements were asked for."""
+        return len(self._asked)
+
+    @property
+    def recorded_s(self) -> float:
+        """Seconds that all measurements of the journal took."""
+        return sum(took_s for _, took_s in self._known.values())
+
+    def probe(self, session: Candidate) -> Bare | Failed:
+        """As `Trials.probe`, once."""
+        return self._once({"probe": session.as_json()}, lambda: self._trials.probe(session))
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        """As `Trials.measure`, once for the same arguments."""
+        task = {"measure": candidate.as_json(), "load": load_as_json(load), "seconds": seconds, "seed": seed}
+        return self._once(task, lambda: self._trials.measure(candidate, load, seconds, seed))
+
+    def _once(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> _Outcome | Failed:
+        key = _key(task)
+        if key not in self._known:
+            self._known[key] = self._new(task, work)
+        outcome: Any
+        outcome, took_s = self._known[key]
+        if key not in self._asked:
+            self._asked.add(key)
+            self.spent_s += took_s
+        known: _Outcome | Failed = outcome
+        return known
+
+    def _new(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> tuple[Outcome, float]:
+        if self._begun[_key(task)] >= _ATTEMPTS:
+            return self._finish(task, Failed(reason=f"the tuner died {_ATTEMPTS} times while it was measured"), 0.0)
+        self._journal.append({"begun": task})
+        begun_s = self._clock()
+        try:
+            outcome = work()
+        except KeyboardInterrupt:  # asked for: not the candidate's doing
+            self._journal.append({"interrupted": task})
+            raise
+        return self._finish(task, outcome, self._clock() - begun_s)
+
+    def _finish(self, task: dict[str, Any], outcome: Outcome, seconds: float) -> tuple[Outcome, float]:
+        self._journal.append({"done": task, "took_s": seconds, "outcome": outcome_as_json(outcome)})
+        return outcome, seconds
+
+    def _remember(self, number: int, event: dict[str, Any]) -> None:
+        try:
+            if "begun" in event:
+                self._begun[_key(event["begun"])] += 1
+            elif "interrupted" in event:
+                self._begun[_key(event["interrupted"])] -= 1
+            else:
+                self._known[_key(event["done"])] = (outcome_from_json(event["outcome"]), float(event["took_s"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MeasurementError(
+                f"{self._journal.path} is damaged at line {number}: {error!r}", hint="delete it, or name another one"
+            ) from error
+
+
+def _key(task: dict[str, Any]) -> str:
+    return json.dumps(task, sort_keys=True)

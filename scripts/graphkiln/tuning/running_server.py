@@ -1,0 +1,129 @@
+"""Trials on a server that runs already: its model is loaded again with another configuration, and put back at the end.
+
+Triton takes another configuration only in explicit mode, from whoever has the admin key, and never writes it anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.local_trials import LocalTrials
+from graphkiln.tuning.served_candidate import Loading, ServedCandidate
+from graphkiln.tuning.serving_keys import changes_of
+from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
+from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.errors import ClientError, MeasurementError
+from graphkiln_backend.repository.config_changes import changed_document
+from graphkiln_client import Client
+
+NOT_THERE = (
+    "what the server was started with (--set, --enable-*, its cores and memory) stays as it is",
+    "what really serves cannot be read back over the client's protocols: only answers and times are measured",
+    "memory and CPU time of the server are not known here",
+)
+"""What cannot be done with a server that somebody else started, a line each."""
+
+
+@dataclass(slots=True)
+class RunningTrials(Closeable):
+    """Measures candidates on a running server. Closing it puts the configuration back that was served.
+
+    Bare sessions are built and timed on this machine: as a bound they hold where the server runs on it, too.
+
+    Attributes:
+        subject: The model, as this machine has it.
+        loading: How it is loaded.
+        client: Arguments of the client, with the admin key.
+        local: What times bare sessions.
+        load_timeout_s: How long a candidate may take to load.
+    """
+
+    subject: Subject
+    loading: Loading
+    client: Mapping[str, Any]
+    local: LocalTrials
+    load_timeout_s: float = 600.0
+    _original: Mapping[str, Any] = field(default_factory=dict)
+    _served: ServedCandidate | None = None
+
+    def open(self) -> None:
+        """Keeps in mind what is served.
+
+        Raises:
+            ClientError: The server does not serve the model.
+        """
+        with Client(**self.client) as client:
+            self._original = client.model(self.subject.name).config
+
+    def probe(self, session: Candidate) -> Bare | Failed:
+        """See `Trials.probe`."""
+        return self.local.probe(session)
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        """See `Trials.measure`.
+
+        Raises:
+            MeasurementError: The server takes no other configuration.
+        """
+        try:
+            found = self._serve(candidate).measure(load, seconds, seed)
+        except ClientError as error:
+            found = Failed(reason=str(error))
+        if isinstance(found, Failed):
+            self._served = None
+        return found
+
+    def close(self) -> None:
+        """Loads the model as it was served.
+
+        Raises:
+            ClientError: The server does not do it; the message says how to do it by hand.
+        """
+        if not self._original:
+            return
+        try:
+            with self._admin() as client:
+                client.load(self.subject.name)  # as its repository has it
+                if client.model(self.subject.name).config != self._original:
+                    client.load(self.subject.name, self._original)
+        except ClientError as error:
+            error.hint = f"graphkiln load {self.subject.name} loads it as its repository has it"
+            raise
+        self._original = {}
+
+    def _serve(self, candidate: Candidate) -> ServedCandidate:
+        if self._served is None or self._served.candidate != candidate:
+            self._served = None
+            self._load(candidate)
+            self._served = ServedCandidate(
+                candidate=candidate, model=self.subject.name, client=self.client, asking=self.client,
+                loading=self.loading,
+            )  # fmt: skip
+        return self._served
+
+    def _load(self, candidate: Candidate) -> None:
+        wanted = changed_document(self._original, changes_of(candidate, self.subject))
+        with self._admin() as client:
+            client.load(self.subject.name, wanted)
+            served = client.model(self.subject.name).config
+        if _scheduling(served) != _scheduling(wanted):
+            raise MeasurementError(
+                f"{self.client['url']} loaded '{self.subject.name}', but not with the configuration it was given",
+                hint="only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit",
+            )
+
+    def _admin(self) -> Client:
+        return Client(**{**self.client, "timeout_s": self.load_timeout_s})
+
+
+def _scheduling(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of a configuration a candidate changes, as both protocols show it."""
+    batching = config.get("dynamic_batching") or {}
+    groups = [int(group.get("count", 1)) for group in config.get("instance_group", [])]
+    parameters = {key: row.get("string_value", "") for key, row in config.get("parameters", {}).items()}
+    delay = int(batching.get("max_queue_delay_microseconds", 0))
+    return int(config.get("max_batch_size", 0)), delay, groups, parameters

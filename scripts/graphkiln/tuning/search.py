@@ -1,0 +1,232 @@
+"""The search: from a space and a target to the configuration that was proven to meet it.
+
+1. Bare sessions rule out what no scheduler can save (`bounds`).
+2. Successive halving with a short measurement of each of the others, or of as many as the budget allows (`ladder`).
+3. The finalists are measured until their scores are exact; then the neighbors of the best, which halving may have
+   missed, for as long as one of them is better.
+4. Of those that the measurements do not tell apart, the simplest is chosen, and measured once more: the promise.
+
+No surrogate model drives it: bounds and dominance decide most points with one measurement, each measurement is exact
+about one candidate, and every rejection has a reason that can be read. The search is a function of the outcomes: where
+they come from a journal, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from graphkiln.tuning.bounds import bound_of
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.confirmation import confirm, sweep
+from graphkiln.tuning.drift import Reference
+from graphkiln.tuning.ladder import Ladder, best_reached
+from graphkiln.tuning.limits import limit_of
+from graphkiln.tuning.load_contest import LoadContest
+from graphkiln.tuning.rate_contest import RateContest
+from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.result import Result, Row, knee, pareto_front
+from graphkiln.tuning.shortlist import Probes, probe, shortlist
+from graphkiln.tuning.space import Exclusion, Space
+from graphkiln.tuning.standing import Contest, Point, Standing
+from graphkiln.tuning.target import Objective, Target
+
+_FIRST_RUNG, _LADDER, _SEARCHING = 0.25, 0.5, 0.7
+"""Shares of the budget: for the first rung, after which no rung begins, and no measurement but the confirmation."""
+_CONFIRMED = 3
+"""Configurations that are measured once more before the search gives up."""
+_FEWEST = 8
+"""Candidates that are measured however small the budget is."""
+
+
+class Search:
+    """One search.
+
+    Args:
+        space: What may be chosen.
+        target: What it must meet.
+        trials: What measures, with its journal.
+        budget_s: Seconds that measurements may take, those of earlier runs of the same command included.
+        cores: Of the machine, for what is said of limits.
+        seed: Another number gives other arrivals.
+    """
+
+    def __init__(
+        self, space: Space, target: Target, trials: RecordedTrials, *, budget_s: float, cores: int, seed: int = 0
+    ) -> None:
+        self._space, self._target, self._trials = space, target, trials
+        self._budget_s, self._cores = budget_s, cores
+        self._reading_s = min(3.0, max(1.0, budget_s / 200))
+        self._reference = Reference(trials, self._reading_s, seed)
+        longest_s = max(budget_s / 15, 4 * self._reading_s)
+        by_rate = target.objective is Objective.THROUGHPUT
+        self._contest: Contest = (RateContest if by_rate else LoadContest)(
+            self._reference, target, self._reading_s, longest_s
+        )
+        self._probes = Probes(sessions={})
+        self._standings: dict[Candidate, Standing] = {}
+        self._settled: set[Candidate] = set()
+
+    def run(self) -> Result:
+        """Searches until the best is found, or the budget is spent."""
+        self._probes = probe(self._space, self._target, self._trials)
+        for candidate, reason in self._reference.begin(self._probes.viable[:_FEWEST]).items():
+            self._keep(self._enter(candidate).out(reason))
+        self._climb()
+        self._settle([each for each in self._by_score() if not each.lost])
+        self._come_closer()
+        self._look_around()
+        self._settle_default()
+        chosen, promise = self._confirm()
+        curve: tuple[Point, ...] = ()
+        if chosen and promise and self._target.objective is Objective.THROUGHPUT:
+            curve = sweep(self._trials, chosen.candidate, promise, self._reading_s * 2, self._left_s)
+        return self._result(chosen, promise, curve)
+
+    @property
+    def _left_s(self) -> float:
+        return self._budget_s - self._trials.spent_s
+
+    def _has_time(self, share: float) -> bool:
+        return self._trials.spent_s < share * self._budget_s
+
+    def _climb(self) -> None:
+        left = [each for each in self._probes.viable if each not in self._standings]
+        default = [each for each in left if each == self._space.default]
+        probes = replace(self._probes, viable=tuple(left))
+        reading = self._reference.readings[0].spent_s if self._reference.readings else self._trials.spent_s
+        each_s = max(reading / max(1, self._trials.count), self._reading_s)
+        most = max(_FEWEST, int(_FIRST_RUNG * self._budget_s / each_s))
+        ladder = Ladder(self._contest, self._reference, lambda: self._has_time(_LADDER), default)
+        entered = [self._enter(each) for each in shortlist(probes, most, default)]
+        for standing in ladder.climb(entered, self._reading_s):
+            self._keep(standing)
+
+    def _settle(self, standings: Sequence[Standing]) -> None:
+        """Measures the best first, so that what follows needs to be measured against it only."""
+        for number, standing in enumerate(standings):
+            reached = best_reached(list(self._standings.values()))
+            must = number == 0 and self._best() is None  # one at least, however late it is
+            if standing.score.upper >= reached and (must or self._has_time(_SEARCHING)):
+                self._keep(self._reference.steadily(partial(self._contest.settle, standing, reached)))
+                self._settled.add(standing.candidate)
+
+    def _come_closer(self) -> None:
+        """Where nothing met the target yet: settles what was nearest to it, so that it is known how near it comes."""
+        for _ in range(_CONFIRMED):
+            left = [each for each in self._standings.values() if each.points and each.candidate not in self._settled]
+            if self._best() or not left or not self._has_time(1.0):
+                return
+            nearest = min(left, key=lambda each: min(point.measured.latency.p99.value for point in each.points))
+            self._settle([replace(nearest, lost="")])
+
+    def _look_around(self) -> None:
+        """Climbs from neighbor to neighbor, while one of them is better."""
+        best = self._best()
+        while best is not None:
+            nearby = [each for each in self._space.neighbors(best.candidate) if each not in self._settled]
+            viable = set(self._probes.viable)
+            unsettled = [self._standings.get(each, self._enter(each)) for each in nearby if each in viable]
+            self._settle([replace(each, lost="") for each in unsettled])
+            found = self._best()
+            if found is None or found.candidate == best.candidate or not self._has_time(_SEARCHING):
+                return
+            best = found
+
+    def _settle_default(self) -> None:
+        """Finds what the default configuration reaches by itself: what the choice is compared with."""
+        default = self._standings.get(self._space.default)
+        if default is not None and default.points and self._has_time(_SEARCHING):
+            settled = self._contest.settle(replace(default, lost=""), -math.inf)
+            self._keep(replace(settled, lost=settled.lost or default.lost))
+
+    def _best(self) -> Standing | None:
+        """The simplest of those that nothing is surely better than."""
+        running = [each for each in self._standings.values() if not each.lost]
+        best = max(running, key=lambda each: each.score.lower, default=None)
+        if best is None or not self._has_reached(best):
+            return None
+        ties = [each for each in running if each is best or self._contest.is_tie(each, best)]
+        return min(ties, key=lambda each: self._space.simplicity(each.candidate))
+
+    def _confirm(self) -> tuple[Standing | None, Point | None]:
+        """The best one whose figures hold when it is measured again, and what it did."""
+        for _ in range(_CONFIRMED):
+            best = self._best()
+            if best is None:
+                break
+            promise, reason = confirm(self._trials, best, self._target, self._reference.level, self._left_s)
+            if promise:
+                return best, promise
+            self._keep(best.out(reason))
+        return None, None
+
+    def _has_reached(self, standing: Standing) -> bool:
+        lower = standing.score.lower
+        return math.isfinite(lower) and (lower > 0 or self._target.objective is not Objective.THROUGHPUT)
+
+    def _enter(self, candidate: Candidate) -> Standing:
+        return self._contest.enter(candidate, bound_of(candidate, self._probes.bare(candidate)).rate)
+
+    def _keep(self, standing: Standing) -> None:
+        self._standings[standing.candidate] = standing
+
+    def _by_score(self) -> list[Standing]:
+        return sorted(
+            self._standings.values(), key=lambda each: (bool(each.lost), -each.score.lower, -each.score.value)
+        )
+
+    def _result(self, chosen: Standing | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
+        rows = {each.candidate: self._row(each, chosen) for each in self._by_score() if each.points}
+        measured = set(rows)
+        unmeasured = [
+            Exclusion(candidate=each, reason=self._why_unmeasured(each))
+            for each in self._probes.viable
+            if each not in measured
+        ]
+        return Result(
+            target=self._target,
+            chosen=rows.get(chosen.candidate) if chosen else None,
+            promise=promise,
+            closest=None if chosen else self._closest(list(rows.values())),
+            default=rows.get(self._space.default),
+            rows=tuple(rows.values()),
+            front=pareto_front(list(rows.values())),
+            exclusions=(*self._space.exclusions, *self._probes.refused, *unmeasured),
+            curve=curve,
+            knee=knee(curve),
+            readings=tuple(self._reference.readings),
+            notes=tuple(self._reference.notes),
+            spent_s=self._trials.spent_s,
+            measurements=self._trials.count,
+        )
+
+    def _why_unmeasured(self, candidate: Candidate) -> str:
+        standing = self._standings.get(candidate)
+        return (standing and standing.lost) or "not measured: the budget went to more promising ones"
+
+    def _row(self, standing: Standing, chosen: Standing | None) -> Row:
+        bare = self._probes.bare(standing.candidate)
+        if chosen and standing.candidate != chosen.candidate and not standing.lost:
+            standing = standing.out(self._why_not(standing, chosen))
+        shown = standing.score.lower if self._has_reached(standing) else standing.score.value
+        words = self._contest.describe(shown) + ("" if self._has_reached(standing) else "; no load met the target")
+        limit = limit_of(standing, bare, self._target, self._cores)
+        return Row(standing=standing, score=words, limit=limit, accuracy_lost=bare.accuracy_lost)
+
+    def _why_not(self, standing: Standing, chosen: Standing) -> str:
+        if self._contest.is_tie(standing, chosen):
+            return "no measurement tells it from the chosen one, which is simpler"
+        best = self._contest.describe(chosen.score.lower)
+        if standing.candidate not in self._settled:
+            return "the budget was spent before it was compared with the chosen one"
+        if not self._has_reached(standing):
+            return f"did not meet the target at the load of the chosen one: {best}"
+        return f"{self._contest.describe(standing.score.lower)}, the chosen one {best}"
+
+    def _closest(self, rows: Sequence[Row]) -> Row | None:
+        """Of all that was measured, the row with the lowest p99."""
+        measured = [row for row in rows if row.best_point]
+        return min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]

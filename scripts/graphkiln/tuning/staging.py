@@ -1,0 +1,37 @@
+"""A store with one version of a model and another configuration: what a trial serves. The user's files are linked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from graphkiln.tuning.subject import Subject
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.config_changes import ConfigChanges
+from graphkiln_backend.repository.overlay import write_mirror
+from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.owned_folder import OwnedFolder
+
+PREFIX = "graphkiln-tune-"
+"""Begins the names of the temporary folders."""
+
+
+@contextmanager
+def stage(subject: Subject, changes: ConfigChanges) -> Iterator[Path]:
+    """A store that lives as long as the context.
+
+    Args:
+        subject: The model; its folder is only read.
+        changes: To its configuration.
+
+    Raises:
+        RepositoryError: The configuration cannot be changed so.
+    """
+    config = read_config(subject.folder / CONFIG_FILE)
+    changes.apply(config)
+    config.ClearField("version_policy")  # the version that is tuned is the only one there
+    with OwnedFolder(prefix=PREFIX) as folder:
+        store = folder.path / "store"
+        write_mirror(subject.folder, store / subject.name, [subject.version], config)
+        yield store

@@ -1,0 +1,120 @@
+"""The model that is tuned, as its folder has it: its configuration, what serves it today, and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.lowering.acceptance import promised_signature
+from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.plan import Resources
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.config_changes import NO_BATCHER, has_one_group
+from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.onnx_file import read_mixing
+from graphkiln_backend.repository.overlay import complete_config
+from graphkiln_backend.server.owned_folder import OwnedFolder
+from graphkiln_backend.server.run_folder import BACKEND_NAMES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A version of a model, and how it is served as it stands.
+
+    Attributes:
+        folder: The model's folder; never written to while it is tuned.
+        version: Number of the version.
+        config: The configuration, completed from the graph.
+        deployment: What the server would make of it today.
+        cores: Cores that may be used.
+        single_group: Whether the number of instances is one number.
+        schedules_sequences: Whether Triton schedules whole sequences of requests, not single ones.
+        queue_delay_us: Microseconds that the dynamic batcher waits; `NO_BATCHER` without one.
+        mixing: Why the rows of a batch cannot be computed together; empty where they can.
+    """
+
+    folder: Path
+    version: int
+    config: ModelConfig
+    deployment: Deployment
+    cores: int
+    single_group: bool = True
+    schedules_sequences: bool = False
+    queue_delay_us: int = NO_BATCHER
+    mixing: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.folder.name
+
+    @property
+    def signature(self) -> Signature:
+        """The tensors that requests hold."""
+        return promised_signature(self.deployment.version)
+
+
+def read_subject(version: Path, cache: ArtifactCache) -> Subject:
+    """Reads a version as the server would.
+
+    Args:
+        version: The version folder.
+        cache: Keeps what is converted from the graphs of other frameworks.
+
+    Raises:
+        GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
+    """
+    version = version.absolute()
+    completed = complete_for(version, cache)
+    config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
+    cores = usable_cores()
+    resources = Resources(device=config.device, cores=cores, probe=probe)
+    deployment = Deployment.read(convert_if_needed(version, cache), config, resources)
+    return Subject(
+        folder=version.parent,
+        version=int(version.name),
+        config=config,
+        deployment=deployment,
+        cores=cores,
+        single_group=has_one_group(completed),
+        schedules_sequences=completed.HasField("sequence_batching"),
+        queue_delay_us=_queue_delay(completed),
+        mixing=_mixing(deployment),
+    )
+
+
+def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
+    """A model's configuration, completed for one version alone.
+
+    Raises:
+        RepositoryError: The configuration or the graph is not usable.
+    """
+    number = int(version.name)
+    return complete_config(version.parent, BACKEND_NAMES, partial(convert_if_needed, cache=cache), number, [number])
+
+
+@contextmanager
+def vanishing_cache() -> Iterator[ArtifactCache]:
+    """An artifact cache that is gone afterwards."""
+    with OwnedFolder(prefix="graphkiln-cache-") as folder, ArtifactCache(folder.path) as cache:
+        yield cache
+
+
+def _queue_delay(config: ModelConfigProto) -> int:
+    if not config.HasField("dynamic_batching") or config.max_batch_size < 2:
+        return NO_BATCHER
+    return int(config.dynamic_batching.max_queue_delay_microseconds)
+
+
+def _mixing(deployment: Deployment) -> str:
+    """Golden samples were proven in batches; of a graph without any, its nodes tell as much as is sure."""
+    return "" if deployment.version.golden else read_mixing(deployment.version.graph_path)

@@ -1,0 +1,129 @@
+"""What a search asks of whoever measures, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.statistics import Interval, Latency
+
+_KEEPS_UP = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests that come whatever the server does.
+
+    Attributes:
+        rate: How many a second, on average.
+    """
+
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Callers that wait for their response before they send the next request.
+
+    Attributes:
+        callers: How many.
+    """
+
+    callers: int
+
+
+LoadShape = OpenLoop | ClosedLoop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A candidate that could not be measured: it did not load, it hung, it took the server down.
+
+    Attributes:
+        reason: In words, with what is known of the cause.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bare:
+    """A candidate's session without a server: bounds that no scheduling can beat.
+
+    Attributes:
+        batch_s: Batch size -> seconds of one run, the least of several; size 1 is among them.
+        accuracy: Why the outputs are not those of the saved graph within the policy or the floor; empty where they are.
+        accuracy_lost: Share of the labelled samples' accuracy that is lost; None without labelled samples.
+    """
+
+    batch_s: Mapping[int, float]
+    accuracy: str = ""
+    accuracy_lost: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a candidate did under a load.
+
+    Attributes:
+        latency: Of all requests, counted from when they were due; those that failed count as endless.
+        throughput: Responses per second.
+        seconds: How long was measured, the warm-up not counted.
+        errors: Kinds of errors -> how many requests ended with one.
+        unsent: Requests of an open loop that were due and not even sent.
+        client_cores: CPU seconds of the load generator, per second.
+        server_cores: CPU seconds of the server, per second; None where unknown.
+        memory_bytes: Of all processes of the server; None where unknown.
+        energy_j: Joules of the machine while it was measured; None where unknown.
+        placed: What really served, read back from it; empty where unknown.
+        warning: What makes the figures doubtful, such as a load generator that had no core left; empty where nothing.
+    """
+
+    latency: Latency
+    throughput: Interval
+    seconds: float
+    errors: Mapping[str, int] = field(default_factory=dict)
+    unsent: int = 0
+    client_cores: float = 0.0
+    server_cores: float | None = None
+    memory_bytes: int | None = None
+    energy_j: float | None = None
+    placed: str = ""
+    warning: str = ""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether nearly all requests that were due were answered in time: what is left is no queue that grows."""
+        return self.throughput.upper >= _KEEPS_UP * self.requests / self.seconds
+
+    @property
+    def requests(self) -> int:
+        """How many were due, or sent by callers."""
+        return self.latency.count
+
+
+class Trials(Protocol):
+    """Whoever measures candidates: a real server, or a simulated one."""
+
+    def probe(self, session: Candidate) -> Bare | Failed:
+        """Measures a bare session and checks its outputs.
+
+        Args:
+            session: A candidate restricted to `SESSION_KEYS`.
+        """
+        ...
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        """Serves a candidate and measures it.
+
+        What goes wrong with the candidate is returned, never raised; what goes wrong with the tuner itself is raised.
+
+        Args:
+            candidate: What to serve.
+            load: What requests come.
+            seconds: How long to measure, after the warm-up.
+            seed: Of the arrivals; another number gives other moments.
+        """
+        ...

@@ -1,0 +1,20 @@
+"""The example model as a subject: read once for each test module, which takes half a second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
+
+
+def digits_subject(repository: Path) -> Subject:
+    """The subject, on two cores, whatever the machine has."""
+    with vanishing_cache() as cache:
+        return replace(read_subject(repository / "model_repository" / "digits" / "1", cache), cores=2)
+
+
+def changed(subject: Subject, **config: Any) -> Subject:
+    """The subject with another configuration."""
+    return replace(subject, config=replace(subject.config, **config))

@@ -1,0 +1,268 @@
+"""`graphkiln tune` with the example model on a real server: found, killed, gone on with, applied, shown."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from running import COMMAND, StartServer
+
+from graphkiln.tuning.application import apply
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.subject import read_subject, vanishing_cache
+from graphkiln_client import Client
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FEW = ("--only", "spin")
+"""Two candidates: few sessions, few servers."""
+
+
+@pytest.fixture
+def model(digits: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "digits"
+    shutil.copytree(digits, folder)
+    return folder
+
+
+def tune(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, "tune", *map(str, words)],
+        env=environment(folder), capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert leftovers(folder) == [], "nothing of it runs any more"
+    return done
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Processes of a tuner that are still there: all of them inherit its environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("XDG_CACHE_HOME") == str(folder / "cache"):
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+def digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    (path,) = (folder / "cache" / "graphkiln-tune").glob("*.jsonl")
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def measured(events: list[dict[str, Any]]) -> list[str]:
+    return [json.dumps(event["done"], sort_keys=True) for event in events if "done" in event]
+
+
+@pytest.fixture(scope="module")
+def found(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """A search: what `--json` printed, and the page. On a busy machine no p99 may be proven, which is no fault."""
+    folder = tmp_path_factory.mktemp("tune")
+    model = folder / "models" / "digits"
+    shutil.copytree(digits, model)
+    before = digest(model)
+    page = folder / "page.html"
+    done = tune(
+        folder, model, "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "60s", "--json", "--html", page,
+        "--price", "1",
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    assert done.returncode == (0 if document["met"] else 1), done.stderr
+    assert digest(model) == before, "the user's files are as they were"
+    return document, page.read_text()
+
+
+class TestFound:
+    def test_a_configuration_that_was_really_served(self, found: tuple[dict[str, Any], str]) -> None:
+        document, _ = found
+        shown = document["promise"] or document["closest"]["best"]
+        assert shown["placed"] == "onnxruntime on cpu in fp32"
+        assert shown["throughput"] > 0
+        assert shown["memory_mb"] > 30
+        assert 0 < shown["client_cores"] < 2
+        assert shown["price_per_1000"] > 0
+        assert document["requests"] == "golden samples"
+        assert document["measurements"] >= 3
+        if document["met"]:
+            assert document["promise"]["rate"] == 200
+            assert document["promise"]["p99_range_ms"][1] <= 2000
+
+    def test_what_is_not_tried_has_a_reason(self, found: tuple[dict[str, Any], str]) -> None:
+        document, _ = found
+        assert document["space"]["candidates"] > 1
+        chosen = document["chosen"] or {"id": ""}
+        assert not document["met"] or all(row["lost"] for row in document["rows"] if row["id"] != chosen["id"])
+        assert any(line.startswith("precision int8") for line in document["space"]["left_out"])
+
+    @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+    @pytest.mark.parametrize("width", [390, 1200])
+    def test_the_page_is_legible_on_a_phone_and_a_screen(
+        self, found: tuple[dict[str, Any], str], tmp_path: Path, width: int
+    ) -> None:
+        document, page = found
+        shown = browse(page, tmp_path, width)
+        assert shown["overflow"] == 0
+        assert shown["outside"] == []
+        assert shown["marks"] == len([row for row in document["rows"] if row["best"] and row["best"]["p99_ms"]])
+        assert shown["rows"] == len(document["rows"]) + 1
+        assert shown["smallest"] >= 7, "letters in a plot, in pixels"
+
+
+def test_an_impossible_target_is_missed_with_the_closest(model: Path, tmp_path: Path) -> None:
+    done = tune(tmp_path, model, "--p99", "10us", "--rate", "20/s", *FEW, "--budget", "20s")
+    assert done.returncode == 1, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "no candidate could be measured" in told
+    assert "its bare session alone takes" in told
+
+
+def test_killed_and_gone_on_with(model: Path, tmp_path: Path) -> None:
+    """The server that was being measured ends with the tuner."""
+    words = [str(model), "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "45s", "--json"]
+    process = subprocess.Popen(
+        [*COMMAND, "tune", *words], env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 200
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(ValueError):
+            if len(measured(journal(tmp_path))) >= 3:
+                break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = measured(journal(tmp_path))
+    assert before
+    _, alive = psutil.wait_procs([each for each in psutil.process_iter() if is_of(each, tmp_path)], 60)
+    assert alive == []
+
+    done = tune(tmp_path, *words)
+    assert done.returncode in (0, 1), done.stderr
+    assert "going on with" in done.stderr
+    after = measured(journal(tmp_path))
+    assert after[: len(before)] == before
+    assert len(set(after)) == len(after), "nothing is measured twice"
+    again = tune(tmp_path, *words)
+    assert json.loads(again.stdout)["chosen"] == json.loads(done.stdout)["chosen"]
+    assert measured(journal(tmp_path)) == after
+
+
+def is_of(process: psutil.Process, folder: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.environ().get("XDG_CACHE_HOME") == str(folder / "cache"))
+    return False
+
+
+def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "tune", str(model), "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "60s"],
+        env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - background runs ignore it
+    )  # fmt: skip
+    assert process.stderr
+    for line in process.stderr:
+        if "/s, p99" in line:  # a server runs
+            process.send_signal(signal.SIGINT)
+            break
+    told = process.communicate(timeout=120)[1]
+    assert process.returncode == 130, told
+    assert "the same command goes on from here" in told
+    assert leftovers(tmp_path) == []
+
+
+def test_what_is_applied_is_served(model: Path, start_server: StartServer) -> None:
+    before = (model / "config.pbtxt").read_text()
+    with vanishing_cache() as cache:
+        subject = read_subject(model / "1", cache)
+    chosen = Candidate.of({"engine": "onnxruntime", "precision": "fp32", "threads": 1, "spin": False, "instances": 2})
+    applied = apply(chosen.with_values({"max_batch_size": 8}), subject, read_questions(subject))
+    server = start_server("--model-store", model.parent)
+    server.wait_ready()
+    with Client(server.url) as client:
+        config = client.model("digits").config
+    assert config["max_batch_size"] == 8
+    assert config["instance_group"][0]["count"] == 2
+    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+    assert (model / "config.pbtxt").read_text() == before
+
+
+def test_a_running_server_gets_its_configuration_back(model: Path, tmp_path: Path, start_server: StartServer) -> None:
+    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
+    server.wait_ready()
+    with Client(server.url) as client:
+        before = client.model("digits").config
+    done = tune_beside(tmp_path, model, "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "20s", "--url", server.url)
+    assert done.returncode in (0, 1), done.stderr
+    assert "stays as it is" in done.stderr
+    with Client(server.url) as client:
+        assert client.model("digits").config == before
+        assert client.health().ready
+
+
+def tune_beside(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """As `tune`, with the cache of the server: where its admin key is found."""
+    environment_ = {**os.environ, "COLUMNS": "80", "XDG_CACHE_HOME": str(folder / "cache")}
+    return subprocess.run(
+        [*COMMAND, "tune", *map(str, words)], env=environment_, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+_HARNESS = """<!DOCTYPE html><meta charset="utf-8">
+<style>body { margin: 0 } iframe { border: 0; width: %dpx; height: 3000px }</style>
+<iframe id="page"></iframe><script>
+const frame = document.getElementById("page");
+frame.onload = () => {
+  const inside = frame.contentDocument, outside = [];
+  let smallest = 99;
+  for (const svg of inside.querySelectorAll("svg"))
+    for (const text of svg.querySelectorAll("text")) {
+      const box = text.getBBox(), view = svg.viewBox.baseVal;
+      smallest = Math.min(smallest, 14 * svg.getBoundingClientRect().width / view.width);
+      if (box.x < -1 || box.x + box.width > view.width + 1 || box.y < -1 || box.y + box.height > view.height + 1)
+        outside.push(text.textContent);
+    }
+  const count = (what) => inside.querySelectorAll(what).length;
+  const found = { overflow: Math.max(0, inside.documentElement.scrollWidth - frame.clientWidth), outside, smallest,
+                  marks: count("#front .mark"), rows: count("#rows tr") };
+  const note = document.createElement("pre");
+  note.id = "found"; note.textContent = JSON.stringify(found); document.body.append(note);
+};
+frame.srcdoc = %s;
+</script>"""
+
+
+def browse(page: str, folder: Path, width: int) -> dict[str, Any]:
+    """Opens a page in a headless browser, in a frame of that width, and says what is there."""
+    safe = json.dumps(page).replace("</", "<\\/")
+    (folder / "harness.html").write_text(_HARNESS % (width, safe))
+    assert CHROMIUM
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--virtual-time-budget=3000", f"--window-size={max(width, 500)},2400"]
+    told = subprocess.run(
+        [*command, "--dump-dom", (folder / "harness.html").as_uri()], check=True, capture_output=True, text=True,
+        timeout=120,
+    ).stdout  # fmt: skip
+    text = re.sub(r"&(amp|lt|gt);", lambda match: {"amp": "&", "lt": "<", "gt": ">"}[match[1]], told)
+    answer: dict[str, Any] = json.loads(text.rpartition('<pre id="found">')[2].partition("</pre>")[0])
+    return answer

@@ -1,0 +1,77 @@
+"""A finished search, made up: what its table, its page and its document are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.document import Costs, document_of
+from graphkiln.tuning.model_space import Machine, span_space
+from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.result import Result, Row
+from graphkiln.tuning.space import Space
+from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.statistics import Interval, Latency
+from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.target import Target
+from graphkiln.tuning.trials import Measured, OpenLoop
+from graphkiln.tuning.tuner import Tuning
+from graphkiln_backend.engines.base import Support
+
+
+def measured(rate: float, p99_s: float, **more: Any) -> Measured:
+    """A measurement at a rate."""
+    latency = Latency(
+        count=1000, mean_s=p99_s / 3, p50_s=p99_s / 4, p90_s=p99_s / 2,
+        p99=Interval(p99_s, p99_s * 0.8, p99_s * 1.1), p999_s=p99_s * 2,
+    )  # fmt: skip
+    facts = {"memory_bytes": 200 << 20, "server_cores": 1.5, "client_cores": 0.25, "placed": "openvino on cpu in bf16"}
+    return Measured(
+        latency=latency, throughput=Interval(rate, rate * 0.97, rate * 1.03), seconds=10.0, **{**facts, **more}
+    )
+
+
+def row(candidate: Candidate, rate: float, p99_s: float, lost: str = "", **more: Any) -> Row:
+    """A candidate that was measured once."""
+    point = Point(load=OpenLoop(rate), measured=measured(rate, p99_s, **more))
+    standing = Standing(candidate=candidate, score=Interval(rate, rate, rate), points=(point,), lost=lost)
+    return Row(standing=standing, score=f"{rate:g} requests per second", limit="the cores: busy")
+
+
+def finished(space: Space, target: Target, *, met: bool = True) -> Result:
+    """A search that chose the third of four candidates, or none."""
+    default = space.default
+    best = default.with_values({"engine": "openvino", "precision": "bf16", "spin": False})
+    rows = (
+        row(best, 400, 0.03),
+        row(default, 200, 0.04, lost="200 requests per second, the chosen one 400"),
+        row(default.with_values({"max_batch_size": 4}), 150, 0.02, lost="<b>slower</b> & worse"),
+    )
+    curve = tuple(
+        Point(load=OpenLoop(rate), measured=measured(rate, p99))
+        for rate, p99 in ((100, 0.01), (200, 0.012), (300, 0.018), (400, 0.03), (440, 0.2))
+    )
+    return Result(
+        target=target, chosen=rows[0] if met else None, promise=rows[0].best_point if met else None,
+        closest=None if met else rows[2], default=rows[1], rows=rows, front=(rows[0], rows[2]), exclusions=(),
+        curve=curve if met else (), knee=300.0 if met else None, readings=(), notes=("the machine became slower",),
+        spent_s=600.0, measurements=42,
+    )  # fmt: skip
+
+
+def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:
+    """What was asked of the example model."""
+    machine = Machine(probe=lambda _name, _device: Support(ok=True), lacks=lambda _: "")
+    facts = {
+        "subject": subject, "spanned": span_space(subject, p99_s=0.05, machine=machine), "target": Target(p99_s=0.05),
+        "questions": read_questions(subject), "folder": folder,
+    }  # fmt: skip
+    return Tuning(**{**facts, **changes})
+
+
+def document(subject: Subject, folder: Path, *, met: bool = True, price: float | None = 3.6) -> dict[str, Any]:
+    """The document of that search."""
+    asked = tuning(subject, folder)
+    result = finished(asked.spanned.space, asked.target, met=met)
+    return document_of(result, asked, "graphkiln tune models/digits --p99 50ms", Costs(price_per_hour=price))

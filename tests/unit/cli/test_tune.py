@@ -1,0 +1,156 @@
+"""`graphkiln tune`: what it is asked, what it shows, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import RunVerb
+from tuned import finished
+
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.tuner import Progress, Tuning
+
+Ran = list[Tuning]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
+    """Searches that are not made: each finds what it is told to."""
+    asked: Ran = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def search(self: Tuning, report: Callable[[Progress], None]) -> Any:
+        del report
+        asked.append(self)
+        return finished(self.spanned.space, self.target, met=self.target.p99_s > 0.001)
+
+    monkeypatch.setattr(Tuning, "run", search)
+    return asked
+
+
+def test_a_target_is_met(run: RunVerb, ran: Ran, digits: Path) -> None:
+    done = run("tune", str(digits), "--p99", "50ms")
+    assert done.code == 0, done.err
+    assert "chosen: engine=openvino" in done.out
+    assert "candidates of" in done.err
+    (asked,) = ran
+    assert asked.target == Target(p99_s=0.05)
+    assert asked.budget_s == 1200
+    assert asked.client is None
+
+
+def test_one_that_is_missed_is_exit_code_1(run: RunVerb, ran: Ran, digits: Path) -> None:
+    done = run("tune", str(digits), "--p99", "1ms")
+    assert done.code == 1
+    assert "no configuration meets the target" in done.out
+    assert "closest: " in done.out
+    assert len(ran) == 1
+
+
+def test_every_option_is_heard(run: RunVerb, ran: Ran, digits: Path) -> None:
+    words = "--rate 6000/min --objective memory --budget 5m --burst 4 --only engine,threads --fix threads=1"
+    done = run("tune", str(digits / "1"), "--p99", "0.2s", *words.split())
+    assert done.code == 0, done.err
+    (asked,) = ran
+    assert asked.target == Target(p99_s=0.2, rate=100, objective=Objective.MEMORY)
+    assert (asked.budget_s, asked.arriving.burst) == (300, 4)
+    axes = {axis.key: axis.values for axis in asked.spanned.space.axes}
+    assert axes["threads"] == (1,)
+    assert axes["max_batch_size"] == (32,)
+    assert False in axes["spin"], "a single thread does not spin"
+
+
+def test_with_a_rate_latency_is_what_counts(run: RunVerb, ran: Ran, digits: Path) -> None:
+    assert run("tune", str(digits), "--p99", "50ms", "--rate", "20/s").code == 0
+    assert ran[0].target.objective is Objective.LATENCY
+
+
+def test_a_server_that_is_named_is_tuned(run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("tune", str(digits), "--p99", "50ms", "--url", "http://h.test:1")
+    assert ran[0].client is not None
+    assert ran[0].client["url"] == "http://h.test:1"
+    assert "cannot be read back" in done.err
+    monkeypatch.setenv("GRAPHKILN_URL", "http://h.test:1")
+    run("tune", str(digits), "--p99", "50ms")
+    assert ran[1].client is None, "a server of the environment is not meant to be changed"
+
+
+def test_json_and_a_page(run: RunVerb, ran: Ran, digits: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = run("tune", str(digits), "--p99", "50ms", "--json", "--html", str(page), "--price", "2")
+    document = json.loads(done.out)
+    assert document["met"]
+    assert document["promise"]["price_per_1000"] > 0
+    assert "digits" in page.read_text()
+    assert len(ran) == 1
+
+
+def test_a_dry_run_measures_nothing(run: RunVerb, ran: Ran, digits: Path) -> None:
+    done = run("tune", str(digits), "--p99", "50ms", "--dry-run")
+    assert done.code == 0
+    assert "candidates of" in done.err
+    assert ran == []
+
+
+def test_ctrl_c_says_how_to_go_on(run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_self: Tuning, _report: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tuning, "run", interrupt)
+    done = run("tune", str(digits), "--p99", "50ms")
+    assert done.code == 130
+    assert "the same command goes on" in done.err
+    assert ran == []
+
+
+def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphkiln.tuning import application
+
+    applied: list[Any] = []
+
+    def apply(candidate: Any, *_: Any) -> Any:
+        applied.append(candidate)
+        return application.Applied(config=digits / "config.pbtxt", backup=digits / "old", notes=("smaller",))
+
+    monkeypatch.setattr(application, "apply", apply)
+    done = run("tune", str(digits), "--p99", "50ms", "--apply")
+    assert done.code == 0
+    assert applied[0]["engine"] == "openvino"
+    assert f"mv {digits / 'old'} {digits / 'config.pbtxt'}" in done.err
+    assert "graphkiln load digits" in done.err
+    assert "smaller" in done.err
+    run("tune", str(digits), "--p99", "1ms", "--apply")
+    assert len(applied) == 1, "nothing is written where nothing meets the target"
+    assert len(ran) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("{digits} --p99 0ms", "--p99 0ms: expected a time"),
+        ("{digits} --p99 50", "--p99 50: expected a time such as 50ms"),
+        ("{digits} --p99 50ms --rate 0", "--rate 0"),
+        ("{digits} --p99 50ms --rate 9/s --objective throughput", "the highest one is searched for"),
+        ("{digits} --p99 50ms --budget soon", "--budget soon"),
+        ("{digits} --p99 50ms --fix thread=1", "threads"),
+        ("{digits} --p99 50ms --only engin", "engine"),
+        ("{digits} --p99 50ms --fix threads=9 --fix instances=9", "no candidate is left"),
+        ("{digits} --p99 50ms --accuracy-floor 1%", "right classes are known"),
+        ("{digits} --p99 50ms --accuracy-floor 1", "a share such as 0.5%"),
+        ("{digits} --p99 50ms --burst 2 --trace none.txt", "both say when"),
+        ("{digits} --p99 50ms --trace none.txt", "none.txt cannot be read"),
+        ("{digits} --p99 50ms --samples none.npz", "none.npz"),
+        ("{digits} --p99 50ms --html no/such/page.html", "there is no folder no/such"),
+        ("{digits}s --p99 50ms", "there is no folder"),
+        ("s3://bucket/models/digits --p99 50ms", "is not on this machine"),
+    ],
+)
+def test_mistakes_are_told(run: RunVerb, ran: Ran, digits: Path, words: str, told: str) -> None:
+    done = run("tune", *words.format(digits=digits).split())
+    assert done.code == 2, done.err
+    assert told in " ".join(done.err.split())
+    assert ran == []

@@ -1,0 +1,94 @@
+"""`--apply`: proven, written in one step, with a way back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from digits_subject import digits_subject
+
+from graphkiln.tuning import application
+from graphkiln.tuning.application import apply
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.questions import Questions, read_questions
+from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
+from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.repository.config import read_config
+
+CHOSEN = Candidate.of(
+    {"engine": "onnxruntime", "precision": "fp32", "threads": 1, "instances": 2, "max_batch_size": 8, "spin": False}
+)
+
+
+@pytest.fixture
+def subject(digits: Path, tmp_path: Path) -> Subject:
+    model = tmp_path / "digits"
+    shutil.copytree(digits, model)
+    with vanishing_cache() as cache:
+        return read_subject(model / "1", cache)
+
+
+@pytest.fixture(scope="module")
+def questions(repository: Path) -> Questions:
+    return read_questions(digits_subject(repository))
+
+
+def test_a_configuration_is_written_and_the_server_would_take_it(subject: Subject, questions: Questions) -> None:
+    before = (subject.folder / "config.pbtxt").read_text()
+    applied = apply(CHOSEN, subject, questions)
+    config = read_config(applied.config)
+    assert config.max_batch_size == 8
+    assert config.instance_group[0].count == 2
+    assert config.parameters["threads"].string_value == "1"
+    assert "preprocess" in config.parameters
+    assert config.model_warmup[0].name == "one sample"
+    assert applied.backup is not None
+    assert applied.backup.read_text() == before
+    with vanishing_cache() as cache:
+        assert read_subject(subject.folder / "1", cache).deployment.plan.configs[0].threads == 1
+    assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt", "config.pbtxt.untuned"]
+
+
+def test_smaller_batches_are_told(subject: Subject, questions: Questions) -> None:
+    assert apply(CHOSEN, subject, questions).notes == (
+        "requests of more than 8 rows are refused from now on; it was 32",
+    )
+
+
+def test_the_way_back_goes_back(subject: Subject, questions: Questions) -> None:
+    before = (subject.folder / "config.pbtxt").read_text()
+    applied = apply(CHOSEN, subject, questions)
+    undo, load = applied.commands_back
+    subprocess.run(["bash", "-c", undo], check=True)
+    assert (subject.folder / "config.pbtxt").read_text() == before
+    assert load == "graphkiln load digits"
+
+
+def test_a_model_without_a_configuration_goes_back_to_none(subject: Subject, questions: Questions) -> None:
+    (subject.folder / "config.pbtxt").unlink()
+    applied = apply(CHOSEN, subject, questions)
+    assert applied.backup is None
+    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+    assert not applied.config.exists()
+
+
+def test_no_backup_is_written_over(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_prove", lambda *_: None)
+    backups = [apply(CHOSEN, subject, questions).backup for _ in range(3)]
+    assert [backup.name for backup in backups if backup] == [
+        "config.pbtxt.untuned", "config.pbtxt.untuned.1", "config.pbtxt.untuned.2",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_proven_is_not_written(subject: Subject, questions: Questions) -> None:
+    before = (subject.folder / "config.pbtxt").read_text()
+    wrong = replace(questions, answers=tuple(reversed(questions.answers)))
+    with pytest.raises(VerificationError, match="not written"):
+        apply(CHOSEN, subject, wrong)
+    with pytest.raises(VerificationError, match="no bf16 kernels"):
+        apply(CHOSEN.with_values({"precision": "bf16"}), subject, questions)
+    assert (subject.folder / "config.pbtxt").read_text() == before
+    assert len(list(subject.folder.iterdir())) == 2

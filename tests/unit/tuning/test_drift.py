@@ -1,0 +1,92 @@
+"""A machine that changes its speed is noticed, and what was measured meanwhile is measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from simulated_server import SimulatedServer
+
+from graphkiln.tuning.drift import Reference
+from graphkiln.tuning.space import Space
+from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
+
+MakeReference = Callable[[SimulatedServer], Reference]
+
+
+def work(reference: Reference, seconds: float = 60.0) -> Callable[[], float]:
+    """Measures the reference's candidate; gives its throughput."""
+
+    def measure() -> float:
+        assert reference.candidate is not None
+        outcome = reference.measure(reference.candidate, ClosedLoop(8), seconds)
+        assert isinstance(outcome, Measured)
+        return outcome.throughput.value
+
+    return measure
+
+
+def test_a_machine_at_rest_is_measured_once(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2, noise=0.03)
+    reference = reference_of(server)
+    assert reference.begin(space.candidates) == {}
+    reference.steadily(work(reference))
+    assert reference.level == 1.0
+    assert reference.notes == []
+    assert len(server.measured) == 3, "two readings around the work"
+
+
+def test_short_work_needs_no_reading(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2)
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    reference.steadily(work(reference, 5.0))
+    assert len(server.measured) == 2
+
+
+def test_a_slower_machine_is_noticed_and_its_results_are_converted(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else 0.5)
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    before = work(reference, 5.0)()
+    reference.steadily(work(reference, 5.0))
+    after = reference.steadily(work(reference))
+    assert after == pytest.approx(before, rel=0.05)
+    assert reference.level == pytest.approx(0.5, rel=0.05)
+    assert "went from 100% to 50%" in reference.notes[0]
+    assert reference.candidate is not None
+    reference.measure(reference.candidate, OpenLoop(100.0), 5.0)
+    offered = server.measured[-1][1]
+    assert isinstance(offered, OpenLoop)
+    assert offered.rate == pytest.approx(50, rel=0.05)
+
+
+def test_a_machine_that_does_not_rest_is_told(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2)
+    server.speed = lambda _: 1.0 / (1 + len(server.measured) % 5)
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    reference.steadily(work(reference))
+    assert "did not come to rest" in reference.notes[-1]
+
+
+def test_candidates_that_fail_are_no_reference(reference_of: MakeReference, space: Space) -> None:
+    first, second = space.candidates[:2]
+    server = SimulatedServer(cores=2, fault=lambda each: "crash" if each == first else "")
+    reference = reference_of(server)
+    assert reference.begin([first, second]) == {first: "the server died with signal 11"}
+    assert reference.candidate == second
+
+
+def test_a_reference_that_fails_later_is_told(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2)
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    server.fault = lambda each: "hang" if each == reference.candidate and len(server.measured) > 2 else ""
+    reference.steadily(work(reference))
+    assert "the reference failed" in reference.notes[0]
+
+
+def test_failures_are_handed_on(reference_of: MakeReference, space: Space) -> None:
+    reference = reference_of(SimulatedServer(cores=2, fault=lambda _: "load"))
+    assert isinstance(reference.measure(space.default, OpenLoop(5.0), 2.0), Failed)

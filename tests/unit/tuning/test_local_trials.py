@@ -1,0 +1,161 @@
+"""Trials on servers that are not there: one at a time, always stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digits_subject import digits_subject
+
+from graphkiln.story.server import LocalServer
+from graphkiln.tuning import local_trials
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.local_trials import LocalTrials, check_placement
+from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.served_candidate import Loading, ServedCandidate
+from graphkiln.tuning.server_watch import Placed
+from graphkiln.tuning.trials import Bare, Failed, OpenLoop
+from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.repository.config import read_config
+
+FIRST, SECOND = (Candidate.of({"engine": "onnxruntime", "max_batch_size": size}) for size in (4, 8))
+SERVES = Placed(engine="onnxruntime", precision="fp32", device="cpu")
+
+OTHER = Placed(engine="openvino", precision="fp32", device="cpu")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens to servers, in order."""
+    found: list[str] = []
+
+    @contextmanager
+    def start(store: Path, **options: Any) -> Iterator[LocalServer]:
+        size = read_config(store / "digits" / "config.pbtxt").max_batch_size
+        if size == 13:
+            raise MeasurementError("digits: no room")
+        assert options["deadline_s"] == 180
+        found.append(f"start {size}")
+        try:
+            yield LocalServer(http_url="http://h:1", grpc_url="grpc://h:2", pid=1, metrics_url="http://h:3")
+        finally:
+            found.append(f"stop {size}")
+
+    monkeypatch.setattr(local_trials, "start_server", start)
+    monkeypatch.setattr(local_trials, "read_placement", lambda _url, _model: (SERVES,))
+    monkeypatch.setattr(local_trials, "ServerWatch", lambda _pid: None)
+    monkeypatch.setattr(ServedCandidate, "measure", lambda _self, load, _s, _seed: found.append(f"load {load.rate}"))
+    return found
+
+
+@pytest.fixture
+def trials(repository: Path) -> Iterator[LocalTrials]:
+    subject = digits_subject(repository)
+    with LocalTrials(subject=subject, loading=Loading(questions=read_questions(subject)), batch_sizes=(1, 4)) as open_:
+        yield open_
+
+
+def test_one_server_takes_all_loads_of_a_candidate(trials: LocalTrials, events: list[str]) -> None:
+    for candidate, rate in ((FIRST, 1), (FIRST, 2), (SECOND, 3)):
+        trials.measure(candidate, OpenLoop(rate), 1, 0)
+    trials.close()
+    assert events == ["start 4", "load 1", "load 2", "stop 4", "start 8", "load 3", "stop 8"]
+
+
+def test_metrics_come_later_than_readiness(
+    trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [MeasurementError("refused"), (), (SERVES,)]
+
+    def read(_url: str, _model: str) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(local_trials, "read_placement", read)
+    monkeypatch.setattr(local_trials, "_POLL_S", 0)
+    trials.measure(FIRST, OpenLoop(1), 1, 0)
+    assert (answers, events) == ([], ["start 4", "load 1"])
+
+
+def test_metrics_that_never_come_are_a_failure(
+    trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_url: str, _model: str) -> Any:
+        raise MeasurementError("refused")
+
+    monkeypatch.setattr(local_trials, "read_placement", read)
+    monkeypatch.setattr(local_trials, "_PUBLISHED_S", 0)
+    assert trials.measure(FIRST, OpenLoop(1), 1, 0) == Failed(reason="refused")
+    assert events == ["start 4", "stop 4"]
+
+
+def test_a_candidate_that_does_not_load_failed(trials: LocalTrials, events: list[str]) -> None:
+    found = trials.measure(FIRST.with_values({"max_batch_size": 13}), OpenLoop(1), 1, 0)
+    assert found == Failed(reason="digits: no room")
+    trials.measure(FIRST, OpenLoop(1), 1, 0)
+    assert events == ["start 4", "load 1"]
+
+
+def test_a_server_of_a_failed_load_is_stopped(
+    trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedCandidate, "measure", lambda *_: Failed(reason="wrong"))
+    assert trials.measure(FIRST, OpenLoop(1), 1, 0) == Failed(reason="wrong")
+    assert events == ["start 4", "stop 4"]
+
+
+def test_ctrl_c_stops_the_server(trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServedCandidate, "measure", interrupt)
+    with pytest.raises(KeyboardInterrupt), trials:
+        trials.measure(FIRST, OpenLoop(1), 1, 0)
+    assert events == ["start 4", "stop 4"]
+
+
+def test_a_bare_session_has_the_machine_to_itself(
+    trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Any] = []
+    bare = Bare(batch_s={1: 0.001})
+    monkeypatch.setattr(local_trials, "probe_session", lambda job, deadline_s: jobs.append((job, deadline_s)) or bare)
+    trials.measure(FIRST, OpenLoop(1), 1, 0)
+    assert trials.probe(FIRST) == bare
+    assert events[-1] == "stop 4"
+    ((job, deadline_s),) = jobs
+    assert (job.batch_sizes, job.session, deadline_s) == ((1, 4), FIRST, 180)
+
+
+class TestPlacement:
+    @pytest.mark.parametrize(
+        ("values", "placed", "reason"),
+        [
+            ({"engine": "openvino"}, [SERVES], "openvino was requested, but onnxruntime on cpu in fp32 serves"),
+            ({"precision": "bf16"}, [SERVES], "bf16 was requested"),
+            ({"engine": "onnxruntime"}, [], "does not tell"),
+            ({"engine": "onnxruntime"}, [SERVES, OTHER], "openvino"),
+        ],
+    )
+    def test_something_else_than_requested_is_refused(
+        self, values: dict[str, str], placed: list[Placed], reason: str
+    ) -> None:
+        with pytest.raises(MeasurementError, match=reason):
+            check_placement(Candidate.of(values), tuple(placed))
+
+    @pytest.mark.parametrize(
+        ("values", "precision"),
+        [
+            ({"engine": "auto"}, "fp32"),
+            ({"precision": "tf32"}, "fp32"),
+            ({"precision": "int8"}, "fp32"),
+            ({"precision": "fp32"}, "unknown"),
+        ],
+    )
+    def test_what_is_not_known_is_not_refused(self, values: dict[str, str], precision: str) -> None:
+        check_placement(Candidate.of(values), (Placed(engine="onnxruntime", precision=precision, device="cpu"),))

@@ -1,0 +1,98 @@
+"""Requests whose right answers are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from digits_subject import digits_subject
+from PIL import Image
+
+from graphkiln.tuning.questions import Questions, check_floor, read_questions
+from graphkiln.tuning.subject import Subject
+from graphkiln_backend.graph.errors import ConversionError, InvalidInput
+
+LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@pytest.fixture(scope="module")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+@pytest.fixture(scope="module")
+def questions(subject: Subject) -> Questions:
+    return read_questions(subject)
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, repository: Path) -> Path:
+    for number, label in ((7, "seven"), (8, "eight"), (9, "three")):
+        folder = tmp_path / "samples" / label
+        folder.mkdir(parents=True)
+        name = {7: "seven", 8: "eight", 9: "nine"}[number]
+        Image.open(repository / "docs" / "digits" / f"{name}.png").save(folder / "a.png")
+    return tmp_path / "samples"
+
+
+def test_golden_samples_are_asked_where_there_are_no_others(questions: Questions, subject: Subject) -> None:
+    golden = subject.deployment.version.golden
+    assert golden
+    assert questions.origin == "golden samples"
+    assert len(questions.feeds) == len(questions.answers) == golden.count
+    assert questions.feeds[0]["INPUT_0"].shape == (1, 1, 32, 32)
+    assert questions.targets is None
+
+
+def test_right_answers_have_no_objection(questions: Questions) -> None:
+    found = dict(enumerate(questions.answers))
+    assert questions.objection(found, engine="onnxruntime", precision="fp32") == ""
+    assert questions.objection({2: questions.answers[2]}, engine="onnxruntime", precision="fp32") == ""
+
+
+def test_wrong_ones_have(questions: Questions) -> None:
+    swapped = {0: questions.answers[1], 1: questions.answers[0]}
+    assert "OUTPUT_0" in questions.objection(swapped, engine="openvino", precision="bf16")
+    off = {name: array * np.float32(1.001) for name, array in questions.answers[0].items()}
+    assert "relative L2" in questions.objection({0: off}, engine="onnxruntime", precision="fp32")
+    assert questions.objection({0: off}, engine="openvino", precision="bf16") == ""
+
+
+def test_a_folder_of_labelled_images_says_what_is_right(subject: Subject, labelled: Path) -> None:
+    contract = replace(subject.deployment.version.contract, labels=LABELS)
+    version = replace(subject.deployment.version, contract=contract)
+    found = read_questions(replace(subject, deployment=replace(subject.deployment, version=version)), labelled)
+    assert found.targets is not None
+    assert found.targets.tolist() == [8, 7, 3]
+    assert found.accuracy(found.answers) == pytest.approx(2 / 3)
+    check_floor(found, 0.01)
+
+
+def test_samples_without_labels_have_no_accuracy(subject: Subject, tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, INPUT_0=np.zeros((5, 1, 32, 32), np.float32))
+    found = read_questions(subject, path)
+    assert len(found.feeds) == 5
+    assert found.feeds[4]["INPUT_0"].shape == (1, 1, 32, 32)
+    assert found.accuracy(found.answers) is None
+    with pytest.raises(InvalidInput, match="right classes are known"):
+        check_floor(found, 0.01)
+    check_floor(found, None)
+
+
+def test_samples_that_do_not_fit_are_refused(subject: Subject, tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, OTHER=np.zeros(3, np.float32))
+    with pytest.raises(ConversionError, match="lack input INPUT_0"):
+        read_questions(subject, path)
+
+
+def test_a_bare_graph_gets_requests_that_are_made_up(subject: Subject) -> None:
+    bare = replace(subject.deployment.version, golden=None, manifest=None)
+    found = read_questions(replace(subject, deployment=replace(subject.deployment, version=bare)))
+    assert found.origin == "made up"
+    assert len(found.feeds) == 8
+    assert not np.array_equal(found.feeds[0]["INPUT_0"], found.feeds[1]["INPUT_0"])
+    assert found.objection({0: found.answers[0]}, engine="onnxruntime", precision="fp32") == ""

@@ -1,0 +1,113 @@
+"""The bracket of rates: what a measurement passes, fails or leaves open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from simulated_server import SimulatedServer, true_rate
+
+from graphkiln.tuning.drift import Reference
+from graphkiln.tuning.rate_contest import RESOLUTION, RateContest
+from graphkiln.tuning.space import Space
+from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.statistics import Interval, Latency
+from graphkiln.tuning.target import Target
+from graphkiln.tuning.trials import ClosedLoop, LoadShape, Measured, OpenLoop
+
+TARGET = Target(p99_s=0.08)
+
+
+def point(load: LoadShape, p99: Interval, answered: float | None = None) -> Point:
+    rate = load.rate if isinstance(load, OpenLoop) else 100.0
+    latency = Latency(count=int(rate * 10), mean_s=0.01, p50_s=0.01, p90_s=0.02, p99=p99, p999_s=0.2)
+    throughput = Interval.exact(rate if answered is None else answered)
+    return Point(load=load, measured=Measured(latency=latency, throughput=throughput, seconds=10.0))
+
+
+def contest_of(reference: Reference) -> RateContest:
+    return RateContest(reference, TARGET, 2.0, 60.0)
+
+
+@pytest.fixture
+def server() -> SimulatedServer:
+    return SimulatedServer(cores=2)
+
+
+@pytest.fixture
+def contest(reference_of: Callable[[SimulatedServer], Reference], server: SimulatedServer) -> RateContest:
+    return contest_of(reference_of(server))
+
+
+def standing(space: Space, *points: Point) -> Standing:
+    return Standing(candidate=space.default, score=Interval(0, 0, 200), rate_bound=200, points=points)
+
+
+def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> None:
+    points = (
+        point(ClosedLoop(8), Interval(0.05, 0.04, 0.06)),
+        point(OpenLoop(50), Interval(0.05, 0.04, math.inf)),
+        point(OpenLoop(90), Interval(0.09, 0.07, math.inf)),  # missed, by its estimate alone
+        point(OpenLoop(98), Interval(0.12, 0.10, math.inf)),
+    )
+    bracket = contest.bracket(standing(space, *points))
+    assert (bracket.passed, bracket.failed, bracket.refuted) == (50, 90, 98)
+    assert bracket.capacity == pytest.approx(105)
+    assert bracket.next_rate == pytest.approx(math.sqrt(50 * 90))
+
+
+def test_a_rate_that_is_not_answered_is_refuted_however_fast_the_rest(contest: RateContest, space: Space) -> None:
+    bracket = contest.bracket(standing(space, point(OpenLoop(90), Interval(0.01, 0.01, 0.02), answered=70)))
+    assert bracket.refuted == 90
+
+
+def test_of_two_that_contradict_each_other_the_later_one_counts(contest: RateContest, space: Space) -> None:
+    passes, fails = point(OpenLoop(60), Interval.exact(0.05)), point(OpenLoop(50), Interval.exact(0.09))
+    assert contest.bracket(standing(space, passes, fails)).passed == 0
+    assert contest.bracket(standing(space, fails, passes)).failed == 200
+
+
+def test_settling_finds_the_rate(contest: RateContest, server: SimulatedServer, space: Space) -> None:
+    entered = contest.enter(space.default, 1000.0)
+    settled = contest.settle(entered, -math.inf)
+    assert settled.score.lower == pytest.approx(true_rate(server, space.default, TARGET.p99_s), rel=0.15)
+    assert contest.bracket(settled).is_narrow
+
+
+def test_without_a_bound_the_capacity_is_measured(contest: RateContest, space: Space) -> None:
+    assert contest.settle(contest.enter(space.default, math.inf), -math.inf).score.lower > 0
+
+
+def test_one_that_fails_at_the_rate_of_another_is_measured_once(
+    contest: RateContest, server: SimulatedServer, space: Space
+) -> None:
+    settled = contest.settle(contest.enter(space.default, 1000.0), 3 * true_rate(server, space.default, TARGET.p99_s))
+    assert len(settled.points) == 1
+    assert settled.score.lower == 0
+
+
+def test_one_that_ties_is_told_from_one_that_does_not(contest: RateContest, space: Space) -> None:
+    best, near, far = (
+        Standing(candidate=space.default, score=Interval(rate, rate, 300)) for rate in (100, 100 / RESOLUTION, 90)
+    )
+    assert contest.is_tie(near, best)
+    assert not contest.is_tie(far, best)
+
+
+def test_a_failure_ends_the_contest(contest: RateContest, server: SimulatedServer, space: Space) -> None:
+    server.fault = lambda _: "hang"
+    settled = contest.settle(contest.enter(space.default, 1000.0), -math.inf)
+    assert settled.lost == "it did not answer within 20 s"
+    assert len(server.measured) == 1
+
+
+def test_a_target_that_no_rate_meets_ends_at_a_fortieth_of_the_capacity(
+    reference_of: Callable[[SimulatedServer], Reference], server: SimulatedServer, space: Space
+) -> None:
+    contest = RateContest(reference_of(server), Target(p99_s=0.001), 2.0, 60.0)
+    settled = contest.settle(contest.enter(space.default, 1000.0), -math.inf)
+    assert settled.score.lower == 0
+    assert len(settled.points) <= 8
+    assert contest.describe(settled.score.lower) == "no rate"
+    assert contest.describe(12.34) == "12.3 requests per second"

@@ -1,0 +1,102 @@
+"""What the journal holds is not measured again, and what kills the tuner is left out in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphkiln.tuning.candidate import ENGINE, Candidate
+from graphkiln.tuning.journal import Journal
+from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.statistics import Interval, Latency
+from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln_backend.graph.errors import MeasurementError
+
+CANDIDATE = Candidate.of({ENGINE: "onnxruntime"})
+
+
+class Scripted:
+    """Trials that count their calls and do what they are told; each takes two seconds."""
+
+    def __init__(self, work: Callable[[], Measured | Failed] | None = None) -> None:
+        self.calls, self.work = 0, work
+
+    def clock(self) -> float:
+        return 2.0 * self.calls
+
+    def probe(self, session: Candidate) -> Bare | Failed:
+        self.calls += 1
+        return Bare(batch_s={1: 0.01, 8: 0.05}, accuracy=str(session[ENGINE]))
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        del candidate, load
+        self.calls += 1
+        if self.work:
+            return self.work()
+        latency = Latency(count=seed, mean_s=1, p50_s=1, p90_s=1, p99=Interval(1, 0, float("inf")), p999_s=1)
+        return Measured(latency=latency, throughput=Interval(1, 1, 1), seconds=seconds, memory_bytes=None)
+
+
+def measure(path: Path, trials: Scripted, *loads: LoadShape) -> tuple[list[Measured | Failed], float]:
+    with Journal(path, {}) as journal:
+        recorded = RecordedTrials(trials, journal, trials.clock)
+        return [recorded.measure(CANDIDATE, load, 5.0, 7) for load in loads], recorded.spent_s
+
+
+def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
+    trials = Scripted()
+    outcomes, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(5.0), ClosedLoop(5))
+    assert outcomes[0] == outcomes[1]
+    assert trials.calls == 2
+    assert spent_s == 4.0
+
+
+def test_another_run_asks_only_what_is_new_and_spends_what_was_spent(tmp_path: Path) -> None:
+    first, _ = measure(tmp_path / "j", Scripted(), OpenLoop(5.0), OpenLoop(6.0))
+    trials = Scripted()
+    again, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0))
+    assert again == first[:1]
+    assert trials.calls == 0
+    assert spent_s == 2.0, "what was not asked for is not spent"
+
+
+def test_probes_are_kept_too(tmp_path: Path) -> None:
+    for expected in (1, 0):
+        trials = Scripted()
+        with Journal(tmp_path / "j", {}) as journal:
+            bare = RecordedTrials(trials, journal, trials.clock).probe(CANDIDATE)
+        assert bare == Bare(batch_s={1: 0.01, 8: 0.05}, accuracy="onnxruntime")
+        assert trials.calls == expected
+
+
+def test_a_measurement_that_kills_the_tuner_three_times_has_failed(tmp_path: Path) -> None:
+    def die() -> Measured:
+        raise SystemExit
+
+    for _ in range(3):
+        with pytest.raises(SystemExit):
+            measure(tmp_path / "j", Scripted(die), OpenLoop(5.0))
+    trials = Scripted(die)
+    outcomes, _ = measure(tmp_path / "j", trials, OpenLoop(5.0))
+    assert outcomes == [Failed(reason="the tuner died 3 times while it was measured")]
+    assert trials.calls == 0
+
+
+def test_stopping_it_by_hand_is_not_the_candidates_doing(tmp_path: Path) -> None:
+    def stop() -> Measured:
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            measure(tmp_path / "j", Scripted(stop), OpenLoop(5.0))
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
+@pytest.mark.parametrize("event", [{"done": {}, "took_s": 1}, {"other": 1}, {"done": {}, "outcome": {"kind": "no"}}])
+def test_an_event_that_is_none_is_told_with_its_line(tmp_path: Path, event: dict[str, object]) -> None:
+    with Journal(tmp_path / "j", {}) as journal:
+        journal.append(event)
+        with pytest.raises(MeasurementError, match="damaged at line 2"):
+            RecordedTrials(Scripted(), journal, lambda: 0.0)

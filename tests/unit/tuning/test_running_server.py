@@ -1,0 +1,141 @@
+"""Trials on a server that somebody else started."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digits_subject import digits_subject
+
+from graphkiln.tuning import running_server
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.local_trials import LocalTrials
+from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.running_server import RunningTrials
+from graphkiln.tuning.served_candidate import Loading, ServedCandidate
+from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.trials import Failed, OpenLoop
+from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError, ServerError
+
+STORED: dict[str, Any] = {
+    "name": "digits",
+    "max_batch_size": 32,
+    "dynamic_batching": {},
+    "instance_group": [{"count": 1}],
+}
+CANDIDATE = Candidate.of({"engine": "openvino", "max_batch_size": 8, "instances": 2})
+
+
+class FakeServer:
+    """A server that loads what it is told, or does not."""
+
+    def __init__(self) -> None:
+        self.served: Mapping[str, Any] = copy.deepcopy(STORED)
+        self.loads: list[Mapping[str, Any] | None] = []
+        self.deaf = False
+        self.error: Exception | None = None
+
+    @contextmanager
+    def client(self, **_: Any) -> Iterator[FakeServer]:
+        yield self
+
+    def model(self, _: str) -> FakeServer:
+        return self
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.served
+
+    def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
+        assert name == "digits"
+        self.loads.append(config)
+        if self.error:
+            raise self.error
+        if not self.deaf:
+            self.served = config or copy.deepcopy(STORED)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    found = FakeServer()
+    monkeypatch.setattr(running_server, "Client", found.client)
+    monkeypatch.setattr(ServedCandidate, "measure", lambda *_: None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+@pytest.fixture
+def trials(server: FakeServer, subject: Subject) -> RunningTrials:
+    loading = Loading(questions=read_questions(subject))
+    local = LocalTrials(subject=subject, loading=loading)
+    found = RunningTrials(subject=subject, loading=loading, client={"url": "http://h:1"}, local=local)
+    found.open()
+    assert server.loads == []
+    return found
+
+
+def test_a_candidate_is_loaded_once_for_all_loads(trials: RunningTrials, server: FakeServer) -> None:
+    for rate in (1, 2):
+        trials.measure(CANDIDATE, OpenLoop(rate), 1, 0)
+    (config,) = server.loads
+    assert config is not None
+    assert config["max_batch_size"] == 8
+    assert config["parameters"]["engine"] == {"string_value": "openvino"}
+    assert [group["count"] for group in config["instance_group"]] == [2]
+
+
+def test_what_was_served_is_put_back(trials: RunningTrials, server: FakeServer) -> None:
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    trials.close()
+    assert server.served == STORED
+    assert server.loads[1:] == [None]
+    trials.close()
+    assert len(server.loads) == 2
+
+
+def test_so_is_a_configuration_that_no_repository_has(server: FakeServer, trials: RunningTrials) -> None:
+    other = {**STORED, "max_batch_size": 16}
+    server.served = other
+    trials.open()
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    trials.close()
+    assert server.served == other
+
+
+def test_ctrl_c_puts_it_back(trials: RunningTrials, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServedCandidate, "measure", interrupt)
+    with pytest.raises(KeyboardInterrupt), trials:
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert server.served == STORED
+
+
+def test_a_server_that_cannot_be_put_back_says_how(trials: RunningTrials, server: FakeServer) -> None:
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    server.error = ConnectionFailed("gone")
+    with pytest.raises(ConnectionFailed, match="graphkiln load digits"):
+        trials.close()
+
+
+def test_a_candidate_that_does_not_load_failed(trials: RunningTrials, server: FakeServer) -> None:
+    server.error = ServerError("no bf16 here")
+    assert trials.measure(CANDIDATE, OpenLoop(1), 1, 0) == Failed(reason="no bf16 here")
+    server.error = None
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert len(server.loads) == 2, "a failed candidate is loaded again"
+
+
+def test_a_server_that_takes_no_configuration_is_an_error(trials: RunningTrials, server: FakeServer) -> None:
+    server.deaf = True
+    with pytest.raises(MeasurementError, match="explicit mode"):
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)

@@ -1,0 +1,215 @@
+"""The search on a simulated server: finds what is known to be best, whatever goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+from simulated_server import SimulatedModel, SimulatedServer, true_rate
+
+from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US, THREADS, Candidate
+from graphkiln.tuning.result import Result
+from graphkiln.tuning.space import Space
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import LoadShape, Measured, OpenLoop
+
+CORES, P99_S, BUDGET_S = 2, 0.08, 1000.0
+
+
+def share_of_best(result: Result, best_rate: float) -> float:
+    """What the chosen configuration reaches without noise, as a share of the best."""
+    assert result.candidate is not None
+    return true_rate(SimulatedServer(cores=CORES), result.candidate, P99_S) / best_rate
+
+
+def test_it_finds_the_best_and_says_why_each_other_one_lost(tune, best_rate, space: Space) -> None:
+    server = SimulatedServer(cores=CORES, noise=0.05)
+    result = tune(server, within=space, budget_s=BUDGET_S)
+    assert share_of_best(result, best_rate) >= 0.95
+    assert result.spent_s <= BUDGET_S
+    assert result.chosen is not None
+    assert result.chosen.standing.lost == ""
+    assert all(row.standing.lost for row in result.rows if row is not result.chosen)
+    assert all(row.limit and row.score for row in result.rows)
+    assert result.chosen in result.front or result.front
+    assert len(result.rows) + len(result.exclusions) == 2 * len(result.rows) + len(result.exclusions) - len(result.rows)
+
+
+def test_every_point_of_the_space_is_in_the_table_or_left_out_with_a_reason(tune, small: Space) -> None:
+    result = tune(SimulatedServer(cores=CORES), budget_s=300)
+    told = [*(row.standing.candidate for row in result.rows), *(each.candidate for each in result.exclusions)]
+    assert len(told) == len(set(told)) == small.points
+    assert all(each.reason for each in result.exclusions)
+
+
+def test_what_is_promised_was_measured_again_and_its_bound_is_within_the_target(tune, tiny: Space) -> None:
+    server = SimulatedServer(cores=CORES, noise=0.05)
+    promise = tune(server, within=tiny, budget_s=400).promise
+    assert promise.measured.latency.p99_at_most_s <= P99_S
+    again = [call for call in server.measured if isinstance(call[1], OpenLoop) and call[1].rate == promise.load.rate]
+    assert again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "budget_s"), [(0.02, BUDGET_S), (0.05, 2 * BUDGET_S)])
+def test_it_finds_the_best_in_19_of_20_seeds(tune, best_rate, space: Space, noise: float, budget_s: float) -> None:
+    find = partial(tune, within=space, budget_s=budget_s)
+    shares = [
+        share_of_best(find(SimulatedServer(cores=CORES, noise=noise), seed=seed, file=f"{seed}"), best_rate)
+        for seed in range(20)
+    ]
+    assert sum(share >= 0.95 for share in shares) >= 19, shares
+
+
+def test_a_machine_that_becomes_slower_halfway_changes_nothing(tune, best_rate) -> None:
+    server = SimulatedServer(cores=CORES, noise=0.02, speed=lambda now_s: 1.0 if now_s < 250 else 0.7)
+    result = tune(server, budget_s=900)
+    assert share_of_best(result, best_rate) >= 0.95
+    assert any("measured again" in note for note in result.notes)
+    assert result.readings[-1].level == pytest.approx(0.7, abs=0.05)
+    slow = SimulatedServer(cores=CORES, speed=lambda _: 0.7)
+    assert result.promise.load.rate <= true_rate(slow, result.candidate, P99_S) * 1.05, (
+        "promised on the machine as it is"
+    )
+
+
+def bad(candidate: Candidate) -> bool:
+    return candidate[ENGINE] == "openvino" and candidate[THREADS] == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("load", "did not load"), ("hang", "within 20 s"), ("crash", "died with")]
+)
+def test_candidates_that_fail_are_reasons(tune, tiny: Space, fault: str, reason: str) -> None:
+    server = SimulatedServer(cores=CORES, fault=lambda candidate: fault if bad(candidate) else "")
+    result = tune(server, within=tiny, budget_s=400)
+    assert not bad(result.candidate)
+    failed = [each for each in result.exclusions if bad(each.candidate) and reason in each.reason]
+    assert failed
+    assert not any(bad(row.standing.candidate) for row in result.rows)
+
+
+def test_the_default_that_fails_is_replaced_as_the_reference(tune, tiny: Space) -> None:
+    server = SimulatedServer(cores=CORES, fault=lambda candidate: "load" if candidate == tiny.default else "")
+    result = tune(server, within=tiny, budget_s=400)
+    assert result.candidate is not None
+    assert result.default is None
+    assert next(each.reason for each in result.exclusions if each.candidate == tiny.default).startswith("it did not")
+
+
+def test_nothing_at_all_that_works_is_told(tune) -> None:
+    result = tune(SimulatedServer(cores=CORES, fault=lambda _: "load"), budget_s=300)
+    assert result.candidate is None
+    assert result.closest is None
+    assert all(each.reason for each in result.exclusions)
+
+
+def test_outputs_beyond_the_policy_are_out_however_fast(tune) -> None:
+    result = tune(SimulatedServer(cores=CORES), budget_s=200)
+    assert result.candidate[PRECISION] != "int8"
+    reasons = {each.reason for each in result.exclusions if each.candidate[PRECISION] == "int8"}
+    assert "changes the outputs: int8: outputs differ by 0.3, allowed 0.02" in reasons
+
+
+def test_a_p99_below_a_run_of_the_model_names_what_comes_closest(tune) -> None:
+    """The bare sessions do not rule it out, but no server meets it."""
+    model = SimulatedModel(fixed_s=0.02)
+    result = tune(SimulatedServer(cores=CORES, model=model), target=Target(p99_s=0.0113), budget_s=500)
+    assert result.candidate is None
+    assert result.closest.standing.candidate[PRECISION] == "bf16"
+    assert result.closest.standing.candidate[ENGINE] == "openvino"
+    assert result.closest.limit.startswith(("the model: a run of one sample takes", "a run under load"))
+
+
+def test_a_p99_below_every_bare_session_needs_no_server(tune) -> None:
+    server = SimulatedServer(cores=CORES)
+    result = tune(server, target=Target(p99_s=0.001))
+    assert result.candidate is None
+    assert server.measured == []
+    assert {each.reason.partition(" takes")[0] for each in result.exclusions if "bare" in each.reason} == {
+        "its bare session alone"
+    }
+
+
+def test_of_configurations_that_are_alike_the_simplest_is_chosen(tune, space: Space) -> None:
+    """Under a light load the largest batch makes no difference."""
+    narrow = space.only([MAX_BATCH_SIZE]).fixed({QUEUE_DELAY_US: 0, THREADS: 1})
+    target = Target(p99_s=P99_S, rate=20.0, objective=Objective.LATENCY)
+    result = tune(SimulatedServer(cores=CORES, noise=0.05), target=target, within=narrow, budget_s=BUDGET_S)
+    assert result.candidate == narrow.default
+
+
+@pytest.mark.parametrize("objective", [Objective.MEMORY, Objective.COST, Objective.LATENCY])
+def test_at_a_given_rate_the_objective_decides(tune, objective: Objective) -> None:
+    target = Target(p99_s=P99_S, rate=60.0, objective=objective)
+    result = tune(SimulatedServer(cores=CORES, noise=0.02), target=target, budget_s=BUDGET_S)
+    assert result.promise.load == OpenLoop(60.0)
+    assert result.promise.measured.latency.p99_at_most_s <= P99_S
+    if objective is Objective.MEMORY:
+        assert result.candidate[INSTANCES] == 1
+    else:
+        assert (result.candidate[ENGINE], result.candidate[PRECISION]) == ("openvino", "bf16")
+
+
+def test_a_small_budget_is_kept_and_what_was_not_measured_is_told(tune) -> None:
+    server = SimulatedServer(cores=CORES)
+    result = tune(server, budget_s=250)
+    assert result.spent_s <= 1.2 * 250
+    assert any("budget" in each.reason for each in result.exclusions)
+
+
+class Killed(BaseException):
+    """In the place of kill -9: nothing is written after it."""
+
+
+class MortalServer(SimulatedServer):
+    """Is killed in the middle of its n-th measurement."""
+
+    deaths: int = 0
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured:
+        self.deaths -= 1
+        if self.deaths == 0:
+            raise Killed
+        return super().measure(candidate, load, seconds, seed)
+
+
+def test_killed_at_random_moments_it_comes_to_the_same_choice_and_measures_nothing_twice(
+    tune, tiny: Space, tmp_path: Path
+) -> None:
+    tune = partial(tune, within=tiny, budget_s=300)
+    generator, noise = random.Random(5), {"cores": CORES, "noise": 0.05}
+    undisturbed = tune(SimulatedServer(**noise), file="undisturbed")
+    calls = []
+    for _ in range(10):
+        server = MortalServer(**noise)
+        server.deaths = generator.randint(2, 7)
+        with pytest.raises(Killed):
+            tune(server)
+        calls += server.measured
+        journal = tmp_path / "journal"
+        torn = journal.read_bytes()[: -generator.randint(1, 40)]
+        if torn.rpartition(b"\n")[2].startswith(b'{"begun"'):  # kill -9 tears the line that is being written
+            journal.write_bytes(torn)
+    last = SimulatedServer(**noise)
+    result = tune(last)
+    calls += last.measured
+    assert calls
+    assert result.candidate == undisturbed.candidate
+    assert result.promise == undisturbed.promise
+    assert result.rows == undisturbed.rows
+    assert len(calls) == len(set(calls)), "measured twice"
+
+
+def test_a_finished_search_is_read_from_its_journal(tune, tiny: Space, tmp_path: Path) -> None:
+    tune = partial(tune, within=tiny, budget_s=300)
+    first = tune(SimulatedServer(cores=CORES))
+    size = (tmp_path / "journal").stat().st_size
+    server = SimulatedServer(cores=CORES)
+    assert tune(server) == first
+    assert server.measured == []
+    assert (tmp_path / "journal").stat().st_size == size
+    assert json.loads((tmp_path / "journal").read_text().splitlines()[0])["seed"] == 0

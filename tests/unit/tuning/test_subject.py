@@ -1,0 +1,45 @@
+"""A model as it is tuned: what serves it today."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from graphkiln.tuning.subject import read_subject, vanishing_cache
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.config_changes import NO_BATCHER
+
+
+def test_a_version_is_read_as_the_server_would(digits: Path) -> None:
+    with vanishing_cache() as cache:
+        subject = read_subject(digits / "1", cache)
+    assert (subject.name, subject.version, subject.folder) == ("digits", 1, digits)
+    assert subject.config.max_batch_size == 32
+    assert subject.queue_delay_us == 0
+    assert subject.single_group
+    assert not subject.schedules_sequences
+    assert subject.mixing == ""
+    assert [spec.name for spec in subject.signature.inputs] == ["INPUT_0"]
+    assert subject.deployment.plan.configs[0].engine == "onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("added", "delay"),
+    [
+        ("max_batch_size: 1", NO_BATCHER),
+        ("dynamic_batching { max_queue_delay_microseconds: 700 }", 700),
+    ],
+)
+def test_the_queue_delay_is_that_of_the_batcher(digits: Path, tmp_path: Path, added: str, delay: int) -> None:
+    model = tmp_path / "digits"
+    shutil.copytree(digits, model)
+    (model / "config.pbtxt").write_text(f'name: "digits" backend: "graphkiln" {added}\n')
+    with vanishing_cache() as cache:
+        assert read_subject(model / "1", cache).queue_delay_us == delay
+
+
+def test_a_version_that_is_not_there_is_refused(digits: Path) -> None:
+    with vanishing_cache() as cache, pytest.raises(RepositoryError):
+        read_subject(digits / "9", cache)

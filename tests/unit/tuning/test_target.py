@@ -1,0 +1,33 @@
+"""A target that no measurement can answer is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphkiln.tuning.target import Objective, Target
+from graphkiln_backend.graph.errors import InvalidInput
+
+
+def test_a_target_reads_as_a_line() -> None:
+    assert str(Target(p99_s=0.05)) == "p99 within 50 ms, best throughput"
+    assert (
+        str(Target(p99_s=0.05, rate=200, objective=Objective.MEMORY))
+        == "p99 within 50 ms at 200 requests per second, best memory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"p99_s": 0.0}, "p99 of 0 s"),
+        ({"p99_s": float("nan")}, "p99 of nan s"),
+        ({"p99_s": 1.0, "rate": -1.0}, "rate of -1"),
+        ({"p99_s": 1.0, "rate": 5.0}, "highest one is searched for"),
+        ({"p99_s": 1.0, "accuracy_floor": 1.5}, "floor of 1.5"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Target(**values)

@@ -1,0 +1,157 @@
+"""A whole run with trials that are made up: journal, resume, identity."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from digits_subject import changed, digits_subject
+from tuned import measured, tuning
+
+from graphkiln.tuning import tuner
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.model_space import ModelSpace
+from graphkiln.tuning.offered_load import Arriving
+from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Bare, LoadShape, Measured
+from graphkiln.tuning.tuner import Progress, Tuning, batch_sizes
+
+
+@pytest.fixture(scope="module")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+class FakeTrials:
+    """Every candidate is as good as its batch is small; Ctrl-C comes when it is told."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        self.open = False
+        self.interrupt_at = 1 << 30
+
+    def __enter__(self) -> Self:
+        self.open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open = False
+
+    def probe(self, _: Candidate) -> Bare:
+        assert self.open
+        return Bare(batch_s={1: 0.001, **dict.fromkeys(self.facts["batch_sizes"], 0.001)})
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured:
+        del load, seconds, seed
+        self.interrupt_at -= 1
+        if self.interrupt_at < 0:
+            raise KeyboardInterrupt
+        return measured(100, 0.001 * candidate.number("max_batch_size"))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeTrials]:
+    found: list[FakeTrials] = []
+
+    def make(**facts: Any) -> FakeTrials:
+        found.append(FakeTrials(**facts))
+        return found[-1]
+
+    monkeypatch.setattr(tuner, "LocalTrials", make)
+    return found
+
+
+def small(subject: Subject, folder: Path, **changes: Any) -> Tuning:
+    """Three candidates under a rate that is given."""
+    asked = tuning(subject, folder, target=Target(p99_s=0.05, rate=100.0, objective=Objective.LATENCY), **changes)
+    space = asked.spanned.space.only(["max_batch_size"])
+    axes = tuple(replace(axis, values=(32, 4, 2)) if axis.key == "max_batch_size" else axis for axis in space.axes)
+    return replace(asked, spanned=ModelSpace(space=replace(space, axes=axes)))
+
+
+def test_the_best_is_found_and_each_measurement_told(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
+    told: list[Progress] = []
+    result = small(subject, tmp_path).run(told.append)
+    assert result.candidate is not None
+    assert result.candidate["max_batch_size"] == 2
+    assert len(told) == result.measurements
+    assert [each.number for each in told] == list(range(1, len(told) + 1))
+    assert not made[0].open
+
+
+def test_the_same_command_measures_nothing_twice(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
+    first = small(subject, tmp_path).run(lambda _: None)
+    told: list[Progress] = []
+    second = small(subject, tmp_path).run(told.append)
+    assert told == []
+    assert second.candidate == first.candidate
+    assert len(made) == 2
+
+
+def test_ctrl_c_stops_the_server_and_the_same_command_goes_on(
+    subject: Subject, tmp_path: Path, made: list[FakeTrials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: list[Progress] = []
+    small(subject, tmp_path / "whole").run(whole.append)
+
+    monkeypatch.setattr(FakeTrials, "__init__", interrupted)
+    before: list[Progress] = []
+    with pytest.raises(KeyboardInterrupt):
+        small(subject, tmp_path).run(before.append)
+    assert not made[-1].open
+    monkeypatch.undo()
+    monkeypatch.setattr(tuner, "LocalTrials", FakeTrials)
+    after: list[Progress] = []
+    result = small(subject, tmp_path).run(after.append)
+    assert before
+    assert len(before) + len(after) == len(whole) == result.measurements
+
+
+def interrupted(self: FakeTrials, **facts: Any) -> None:
+    self.facts, self.open, self.interrupt_at = facts, False, 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: replace(t, target=Target(p99_s=0.06)),
+        lambda t: replace(t, subject=replace(t.subject, cores=1)),
+        lambda t: replace(t, subject=replace(t.subject, version=2)),
+        lambda t: replace(t, arriving=Arriving(burst=4)),
+        lambda t: replace(t, arriving=Arriving(trace=np.array([0.0, 1.0]))),
+        lambda t: replace(t, client={"url": "http://h:1"}),
+        lambda t: replace(t, questions=replace(t.questions, feeds=t.questions.feeds[:2])),
+        lambda t: replace(t, spanned=ModelSpace(space=t.spanned.space.only(["engine"]))),
+    ],
+)
+def test_another_search_has_another_journal(subject: Subject, tmp_path: Path, change: Any) -> None:
+    asked = tuning(subject, tmp_path)
+    assert change(asked).journal != asked.journal
+    assert change(asked).journal.parent == tmp_path
+
+
+def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(subject, tmp_path)
+    assert replace(asked, budget_s=9999).journal == asked.journal
+    assert json.loads(json.dumps(asked.identity())) == asked.identity()
+
+
+def test_requests_get_as_long_as_the_target_makes_sensible(
+    subject: Subject, tmp_path: Path, made: list[FakeTrials]
+) -> None:
+    for p99_s, timeout_s in ((0.001, 5.0), (0.5, 10.0), (50.0, 60.0)):
+        asked = small(subject, tmp_path / str(p99_s))
+        replace(asked, target=replace(asked.target, p99_s=p99_s)).run(lambda _: None)
+        assert made[-1].facts["loading"].timeout_s == timeout_s
+
+
+def test_bare_sessions_are_timed_with_every_largest_batch(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(subject, tmp_path)
+    assert batch_sizes(asked.spanned) == (1, 2, 4, 8, 16, 32, 64)
+    whole = tuning(changed(subject, max_batch_size=0), tmp_path)
+    assert batch_sizes(whole.spanned) == (1,)
