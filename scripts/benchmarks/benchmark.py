@@ -2,8 +2,13 @@
 
     scripts/benchmark serving      the served model beside the bare ONNX Runtime session, same threads
     scripts/benchmark overhead     what the backend adds inside the server
-    scripts/benchmark memory       whether memory grows with the number of requests
+    scripts/benchmark light        light models over HTTP and gRPC, beside Triton's C++ backend (--cpp-backend DIR)
+    scripts/benchmark memory       one and two instances beside a bare session, and the C++ backend (--cpp-backend DIR)
+    scripts/benchmark bench        what graphkiln bench measures, beside perf_analyzer where it is on PATH
+    scripts/benchmark growth       whether memory grows with the number of requests
     scripts/benchmark lowering     ResNet-101 in each precision, beside ONNX Runtime in fp32
+    scripts/benchmark precision    ten architectures in each precision, and what engine: auto makes of them; goes on
+                                   where it was interrupted (--only NAME: this one, again)
     scripts/benchmark load         loading what was lowered: the first time, and from the cache
     scripts/benchmark session      what a session adds to the runtime's own call, what the self-test costs
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
@@ -12,7 +17,10 @@
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
+    scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans
+    scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default
     scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
+    scripts/benchmark compare OLD NEW   what became slower between two results, or two folders of them
     scripts/benchmark report       writes docs/benchmarks.md and the README's tables again from what is kept
 
 All set-ups take turns, round after round, and the median round counts. The load generator shares the machine's cores
@@ -25,39 +33,65 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import reporting
+from bench_speed import benchmark_bench
 from client_speed import benchmark_client, benchmark_images
+from comparing import compare, format_changes
+from light_speed import benchmark_light
 from lowering_speed import benchmark_lowered_load, benchmark_lowering, benchmark_session
+from memory_use import benchmark_memory
 from peers_speed import benchmark_peers
+from precision_speed import benchmark_precision
 from rich.console import Console
 from rich.table import Table
-from server_speed import benchmark_loading, benchmark_memory, benchmark_overhead, benchmark_serving
+from score_speed import benchmark_score
+from server_speed import benchmark_growth, benchmark_loading, benchmark_overhead, benchmark_serving
 from start_speed import benchmark_start
 from story_speed import benchmark_story
+from tune_quality import benchmark_tune
 
 from graphkiln_backend.engines.cores import usable_cores
 
 _FILE_WIDTH = 160
 """Columns of a table that goes to a file."""
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "lowering": (benchmark_lowering, "threads = cores, ratio to ONNX Runtime in fp32 of the same batch"),
+    "precision": (
+        benchmark_precision,
+        "engine: auto beside each engine and precision by hand, batches of 8, random weights",
+    ),
     "load": (benchmark_lowered_load, "seconds to load, ratio of the first to the cached load"),
     "session": (benchmark_session, "one image a run, ratio of our session to the runtime's own call"),
     "serving": (benchmark_serving, "batch 1 a request, ratio to the bare session of the same threads"),
     "overhead": (benchmark_overhead, "what the backend adds to a bare run, inside the server"),
+    "light": (benchmark_light, "servers in turn, ratio to the last one of each set-up; CPU ms of a request"),
     "client": (benchmark_client, "infer, ratio to raw tritonclient at the same concurrency"),
     "images": (benchmark_images, "ratio: how often faster than the reference"),
-    "memory": (benchmark_memory, "memory of tritonserver and its stubs, ratio to the first row"),
+    "bench": (benchmark_bench, "median latency, ratio to what perf_analyzer measures"),
+    "memory": (benchmark_memory, "PSS of all processes, ratio to the C++ backend or else to a bare session"),
+    "growth": (benchmark_growth, "memory of tritonserver and its stubs, ratio to the first row"),
     "loading": (benchmark_loading, "from the command until every model is ready, ratio to Triton's completion"),
     "start": (
         benchmark_start,
         "from the command until ready, batches up to 8, ratio to bare sessions that answer twice",
     ),
     "story": (benchmark_story, "ResNet-101 from eager PyTorch to a served graph, each step proven"),
+    "score": (
+        benchmark_score,
+        "JPEG to top-5 of ResNet-50, ratio of a scorer to its parts alone, of whole runs to Ray Data",
+    ),
+    "tune": (benchmark_tune, "rate within p99 of 50 ms, ratio to the best of the same space"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
+
+ONLY = ("precision",)
+"""Benchmarks of which a part can be measured."""
+BESIDE_CPP = ("light", "memory")
+"""Benchmarks that also measure Triton's C++ backend, where it is given."""
 
 
 def main() -> None:
@@ -65,31 +99,74 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="scripts/benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all", "report"], help="what to measure")
+    parser.add_argument("benchmark", choices=[*BENCHMARKS, "all", "compare", "report"], help="what to measure")
+    parser.add_argument("results", nargs="*", type=Path, help="for compare: two JSON files, or two folders of them")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each measurement (default: 3)")
+    parser.add_argument(
+        "--cpp-backend",
+        type=Path,
+        metavar="DIR",
+        help="for light and memory: holds onnxruntime/libtriton_onnxruntime.so",
+    )
+    parser.add_argument("--only", default="", metavar="NAME", help="for precision: measure this architecture alone")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
     options = parser.parse_args()
-    for name in BENCHMARKS if options.benchmark == "all" else [options.benchmark]:
-        if name != "report":
-            _run(name, options)
+    if len(options.results) != (2 if options.benchmark == "compare" else 0):
+        parser.error("compare takes two results; nothing else takes any")
+    if options.benchmark == "compare":
+        sys.exit(_compare(*options.results, as_json=options.json))
+    failed = _run_all(options) if options.benchmark == "all" else []
+    if options.benchmark in BENCHMARKS:
+        _run(options.benchmark, options)
     if options.save or options.benchmark in ("all", "report"):
         reporting.write_tables()
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _run_all(options: argparse.Namespace) -> list[str]:
+    """Names of those that failed: what the others measured in hours is kept all the same."""
+    failed = []
+    for name in BENCHMARKS:
+        try:
+            _run(name, options)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is told, and the exit code is 1
+            print(f"{name}: {error}", file=sys.stderr)
+            failed.append(name)
+    return failed
+
+
+def _compare(old: Path, new: Path, *, as_json: bool) -> int:
+    """The exit code: 1 for a regression."""
+    changes = compare(old, new)
+    rows = format_changes(changes)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_table("ratios to a peer of the same run; noise from the rounds' spread", rows)
+    return int(any(change.is_regression for change in changes))
 
 
 def _run(name: str, options: argparse.Namespace) -> None:
     benchmark, title = BENCHMARKS[name]
-    rows = benchmark(options.rounds, options.seconds)
+    peers = [options.cpp_backend] if name in BESIDE_CPP else []
+    only = [options.only] if name in ONLY else []
+    rows = benchmark(options.rounds, options.seconds, *peers, *only)
     if options.save or options.benchmark == "all":
         command = f"scripts/benchmark {name} --rounds {options.rounds} --seconds {options.seconds:g}"
         reporting.save_result(name, title, command, rows)
     if options.json:
         print(json.dumps({"cores": usable_cores(), "load_average": os.getloadavg(), "rows": rows}, indent=2))
         return
-    table = Table(title=f"{usable_cores()} cores, {title}")
+    _print_table(f"{usable_cores()} cores, {title}", rows)
+
+
+def _print_table(title: str, rows: Sequence[Mapping[str, object]]) -> None:
+    table = Table(title=title)
     for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("model", "set-up", "phase") else "right")
+        table.add_column(column, justify="left" if column in ("row", "model", "set-up", "phase") else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console(width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)

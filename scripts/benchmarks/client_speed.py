@@ -36,7 +36,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGES = 1000
 
 
-def _mean_graph(path: Path, elements: int) -> None:
+def write_mean_graph(path: Path, elements: int) -> None:
     """A graph that costs next to nothing: the mean of a row."""
     node = helper.make_node("ReduceMean", ["X"], ["Y"], axes=[1], keepdims=1)
     declared = [
@@ -70,7 +70,7 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for elements in SIZES.values():
-            _mean_graph(folder / f"{elements}.onnx", elements)
+            write_mean_graph(folder / f"{elements}.onnx", elements)
             add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
         urls = stack.enter_context(start_server(folder / "store")).urls
         clients = {url: stack.enter_context(Client(url)) for url in urls}
@@ -103,6 +103,7 @@ def _compare(
             "set-up": name,
             "requests/s": round(summary.per_second, 1),
             "ratio": round(summary.per_second / base.per_second, 3),
+            "spread": summary.spread_beside(base),
             "p99 ms": round(summary.p99_ms, 2),
             "p99 ratio": round(summary.p99_ms / base.p99_ms, 2),
         }

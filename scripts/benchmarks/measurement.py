@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +25,16 @@ class SetUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What all rounds of a set-up came to: the median rate, and percentiles of all latencies."""
+    """What all rounds of a set-up came to: the median rate, percentiles of all latencies, and each round's rate."""
 
     per_second: float
     p50_ms: float
     p99_ms: float
+    rates: tuple[float, ...] = ()
+
+    def spread_beside(self, reference: Summary) -> float:
+        """How far the rounds' ratios to a reference were apart: see `Ratio`."""
+        return ratio_of(self.rates, reference.rates).spread if self.rates else 0.0
 
 
 def measure(set_ups: list[SetUp], rounds: int, seconds: float) -> dict[str, Summary]:
@@ -56,9 +61,30 @@ def measure(set_ups: list[SetUp], rounds: int, seconds: float) -> dict[str, Summ
             per_second=statistics.median(rates[name]),
             p50_ms=float(np.percentile(latencies_ms[name], 50)),
             p99_ms=float(np.percentile(latencies_ms[name], 99)),
+            rates=tuple(rates[name]),
         )
         for name in rates
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How often faster than a reference, of several rounds that took turns.
+
+    Attributes:
+        median: Of the rounds' ratios.
+        spread: Half of what lies between the smallest and the largest, as a part of the median; 0 for one round.
+    """
+
+    median: float
+    spread: float
+
+
+def ratio_of(values: Sequence[float], reference: Sequence[float]) -> Ratio:
+    """The ratio round by round, so that a machine that becomes slower meanwhile slows both sides of each."""
+    ratios = [value / base for value, base in zip(values, reference, strict=True)]
+    median = statistics.median(ratios)
+    return Ratio(median=round(median, 3), spread=round((max(ratios) - min(ratios)) / 2 / median, 3))
 
 
 def show_progress(text: str) -> None:

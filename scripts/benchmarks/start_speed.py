@@ -20,6 +20,7 @@ from measurement import show_progress
 from stores import DIGITS, add_model
 
 from graphkiln.story.server import LocalServer, start_server
+from graphkiln_backend.server.stubs import process_age_s
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.snapshot import read_snapshot
 
@@ -105,11 +106,11 @@ def _read(server: LocalServer, begun: float, ready: float) -> _Start:
     processes = supervisor.children(recursive=True)
     triton = next(process for process in processes if process.name() == "tritonserver")
     statuses = read_snapshot(Path(triton.environ()[RUN_FOLDER_VARIABLE])).statuses.values()
-    begun_of = {status.pid: psutil.Process(status.pid).create_time() for status in statuses}
+    triton_begun, begun_of = _begun(triton.pid), {status.pid: _begun(status.pid) for status in statuses}
     loaded = max(begun_of[status.pid] + (status.phases_ms["stub start"] + status.load_ms) / 1e3 for status in statuses)
     seconds = {
-        "process start": triton.create_time() - begun,
-        "Triton's core": min(begun_of.values()) - triton.create_time(),
+        "process start": triton_begun - begun,
+        "Triton's core": min(begun_of.values()) - triton_begun,
     }
     for status in statuses:
         for phase, milliseconds in status.phases_ms.items():
@@ -117,6 +118,15 @@ def _read(server: LocalServer, begun: float, ready: float) -> _Start:
     return _Start(
         {**seconds, "publication": ready - loaded, "ready": ready - begun}, _peak_mb([supervisor, *processes])
     )
+
+
+def _begun(pid: int) -> float:
+    """When a process was started, in seconds of `time.time`.
+
+    psutil's `create_time` is up to a second too early: it adds to the time of the boot, which Linux tells in whole
+    seconds (proc(5), `btime`).
+    """
+    return time.time() - process_age_s(pid)
 
 
 def _peak_mb(processes: Sequence[psutil.Process]) -> float:

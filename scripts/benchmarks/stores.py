@@ -7,19 +7,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.repository.config import config_text
+from graphkiln_backend.repository.config import BACKEND, config_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
 
 
-def add_model(store: Path, name: str, graph: Path, extra: str = "") -> None:
+def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND) -> None:
     """Adds a graph to a model store, with a complete configuration; `extra` is appended to it."""
     folder = store / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.onnx").symlink_to(graph)
     with _reference_signature(graph) as signature:
         text = config_text(name, signature, max_batch_size=8, preprocess=None, labels_file=None)
+    text = text.replace(f'backend: "{BACKEND}"', f'backend: "{backend}"')
     (store / name / "config.pbtxt").write_text(text + extra)
 
 

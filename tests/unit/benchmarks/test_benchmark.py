@@ -82,6 +82,43 @@ class TestCommand:
         run(monkeypatch, *words)
         assert kept == names
 
+    @pytest.mark.usefixtures("kept")
+    def test_all_goes_on_where_one_fails(
+        self, ran: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail(*_: object) -> list[dict[str, object]]:
+            sys.exit("no weights")
+
+        monkeypatch.setattr(benchmark, "BENCHMARKS", {"bad": (fail, "bad"), **benchmark.BENCHMARKS})
+        with pytest.raises(SystemExit, match="failed: bad"):
+            run(monkeypatch, "all")
+        assert [name for name, *_ in ran] == ["one", "two"]
+        assert "bad: no weights" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("words", [["compare"], ["compare", "a"], ["compare", "a", "b", "c"], ["one", "a"]])
+    @pytest.mark.usefixtures("ran")
+    def test_compare_takes_two_results(self, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, *words)
+        assert ended.value.code == 2
+
+    @pytest.mark.parametrize(("ratio", "code"), [(1.5, 0), (1.2, 1)])
+    def test_a_regression_costs_the_exit_code(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        ratio: float,
+        code: int,
+    ) -> None:
+        for name, value in (("old", 1.5), ("new", ratio)):
+            (tmp_path / f"{name}.json").write_text(json.dumps({"rows": [{"set-up": "x", "ratio": value}]}))
+        for extra in ([], ["--json"]):
+            with pytest.raises(SystemExit) as ended:
+                run(monkeypatch, "compare", str(tmp_path / "old.json"), str(tmp_path / "new.json"), *extra)
+            assert ended.value.code == code
+            assert ("REGRESSION" in capsys.readouterr().out) == bool(code)
+
     def test_an_unknown_benchmark_is_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -93,7 +130,7 @@ class TestCommand:
 
 def test_every_benchmark_is_described_in_the_help() -> None:
     described = re.findall(r"^    scripts/benchmark (\w+) ", str(benchmark.__doc__), re.M)
-    assert sorted(described) == sorted([*benchmark.BENCHMARKS, "all", "report"])
+    assert sorted(described) == sorted([*benchmark.BENCHMARKS, "all", "compare", "report"])
 
 
 def test_results_that_are_kept_are_of_known_benchmarks(repository: Path) -> None:
@@ -109,7 +146,8 @@ class TestServerSpeed:
             "served": Summary(per_second=90.04, p50_ms=11.116, p99_ms=12.0),
         }
         assert server_speed._ratios("m", summaries, "bare")[1] == {
-            "model": "m", "set-up": "served", "requests/s": 90.0, "ratio": 0.9, "p50 ms": 11.12, "p99 ms": 12.0,
+            "model": "m", "set-up": "served", "requests/s": 90.0, "ratio": 0.9, "spread": 0.0, "p50 ms": 11.12,
+            "p99 ms": 12.0,
         }  # fmt: skip
 
     def test_means_are_of_what_came_between_two_readings(self) -> None:
@@ -139,3 +177,16 @@ class TestStorySpeed:
     def test_progress_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         story_speed._print_progress(Progress(activity="static", figure="static: 3 images/s"))
         assert capsys.readouterr().err == "\r\033[Kstatic static: 3 images/s"
+
+
+@pytest.mark.parametrize("words", [[], ["--cpp-backend", "somewhere"]])
+def test_the_cpp_backend_is_handed_to_benchmarks_beside_it(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    found: list[object] = []
+
+    def fake(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+        found.extend((rounds, seconds, cpp_backend))
+        return [{"set-up": "x", "ratio": 1.0}]
+
+    monkeypatch.setitem(benchmark.BENCHMARKS, "light", (fake, "light"))
+    run(monkeypatch, "light", "--rounds", "1", *words)
+    assert found == [1, 3.0, Path("somewhere") if words else None]

@@ -1,0 +1,252 @@
+"""Light models: what the server adds to a request of few milliseconds, beside Triton's own C++ onnxruntime backend."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import psutil
+from cpp_server import check_backend, start_cpp_server
+from generators import Load, find_generator
+from inputs import exported_graph
+from measurement import Ratio, ratio_of, show_progress
+from stores import add_model
+
+from graphkiln.story.server import LocalServer, start_server
+from graphkiln.story.throughput import measure_throughput
+from graphkiln_backend.repository.config import DROP_IN_BACKEND
+
+OURS, CPP, BARE = "graphkiln", "C++ backend", "bare session"
+_STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A graph, and how it is served.
+
+    Attributes:
+        name: Of the served model.
+        architecture: Of torchvision.
+        instances: Of the model.
+        threads: Of each instance.
+        concurrencies: That it is measured at.
+        settings: Of ours alone; the C++ backend serves the graph in fp32 with ONNX Runtime.
+    """
+
+    name: str
+    architecture: str
+    instances: int
+    threads: int
+    concurrencies: tuple[int, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def title(self, protocol: str, concurrency: int) -> str:
+        """How a row names it."""
+        return f"{self.name}, {protocol}, {concurrency}"
+
+
+_BF16 = (("engine", "openvino"), ("precision", "bf16"))
+VARIANTS = (
+    Variant(name="mobilenet-1x2", architecture="mobilenet_v3_small", instances=1, threads=2, concurrencies=(1, 8)),
+    Variant(name="mobilenet-2x1", architecture="mobilenet_v3_small", instances=2, threads=1, concurrencies=(8,)),
+    Variant(
+        name="mobilenet-bf16-1x2", architecture="mobilenet_v3_small", instances=1, threads=2, concurrencies=(1, 8),
+        settings=_BF16,
+    ),
+    Variant(
+        name="mobilenet-bf16-2x1", architecture="mobilenet_v3_small", instances=2, threads=1, concurrencies=(8,),
+        settings=_BF16,
+    ),
+    Variant(name="resnet50-1x2", architecture="resnet50", instances=1, threads=2, concurrencies=(1, 4)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One measurement of one server.
+
+    Attributes:
+        load: What the generator saw.
+        server_us: Triton's own mean times of a request, by stage.
+        batch: Mean size of the batches.
+        cpu_ms: CPU time of all processes of the server, for each request.
+    """
+
+    load: Load
+    server_us: Mapping[str, float]
+    batch: float
+    cpu_ms: float
+
+
+Run = Callable[[], Sample]
+
+
+def benchmark_light(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+    """Each set-up over HTTP and gRPC; the servers take turns, and the load comes from the same generator.
+
+    Args:
+        rounds: That count; one before them does not.
+        seconds: Of each measurement.
+        cpp_backend: A backend directory with Triton's C++ onnxruntime backend; without it the ratios are to bare
+            sessions of as many threads and callers.
+    """
+    generator = find_generator()
+    rows: list[dict[str, object]] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {OURS: stack.enter_context(start_server(_store(folder / "ours", ours=True)))}
+        if cpp_backend:
+            backends, store = check_backend(cpp_backend), _store(folder / "cpp", ours=False)
+            servers[CPP] = stack.enter_context(start_cpp_server(backends, store))
+        for variant, protocol, concurrency in _cases():
+            title = variant.title(protocol, concurrency)
+            runs: dict[str, Run] = {}
+            for name, server in servers.items():
+                url = server.http_url if protocol == "HTTP" else server.grpc_url
+                load = partial(generator, url, variant.name, concurrency, seconds)
+                runs[name] = partial(_measure_server, server, variant.name, load)
+            if not cpp_backend:
+                runs[BARE] = _bare_run(variant, concurrency, seconds)
+            rows += rows_of(title, generator.name, _take_turns(title, runs, rounds))
+    return rows
+
+
+def _cases() -> Iterator[tuple[Variant, str, int]]:
+    for variant in VARIANTS:
+        for protocol in ("HTTP", "gRPC"):
+            for concurrency in variant.concurrencies:
+                yield variant, protocol, concurrency
+
+
+def _store(folder: Path, *, ours: bool) -> Path:
+    for variant in VARIANTS:
+        graph = exported_graph(variant.architecture)
+        instances = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n"
+        if ours:
+            add_model(folder, variant.name, graph, instances + _parameters("threads", variant))
+        else:
+            text = instances + _parameters("intra_op_thread_count", variant)
+            add_model(folder, variant.name, graph, text, backend=DROP_IN_BACKEND)
+    return folder
+
+
+def _parameters(threads_key: str, variant: Variant) -> str:
+    settings = [(threads_key, str(variant.threads))]
+    if threads_key == "threads":
+        settings += variant.settings
+    return "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in settings)
+
+
+def _take_turns(title: str, runs: Mapping[str, Run], rounds: int) -> dict[str, list[Sample]]:
+    samples: defaultdict[str, list[Sample]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            show_progress(f"{title}, round {number}/{rounds}: {name}")
+            sample = run()
+            if number:
+                samples[name].append(sample)
+    show_progress("")
+    return dict(samples)
+
+
+def _measure_server(server: LocalServer, model: str, generate: Callable[[], Load]) -> Sample:
+    before, cpu_s = read_statistics(server.http_url, model), _cpu_seconds(server.pid)
+    load = generate()
+    cpu_s = _cpu_seconds(server.pid) - cpu_s
+    return _sample(load, before, read_statistics(server.http_url, model), cpu_s)
+
+
+def _sample(load: Load, before: Mapping[str, int], after: Mapping[str, int], cpu_s: float) -> Sample:
+    grown = {name: value - before[name] for name, value in after.items()}
+    requests = max(grown["requests"], 1)
+    return Sample(
+        load=load,
+        server_us={stage: grown[stage] / requests / 1e3 for stage in _STAGES},
+        batch=grown["rows"] / max(grown["executions"], 1),
+        cpu_ms=cpu_s / requests * 1e3,
+    )
+
+
+def read_statistics(url: str, model: str) -> dict[str, int]:
+    """Nanoseconds by stage of all requests so far, and how many requests, rows and executions there were.
+
+    Source: Triton's statistics extension.
+    """
+    with urllib.request.urlopen(f"{url}/v2/models/{model}/stats", timeout=30) as response:
+        found = json.load(response)["model_stats"][0]
+    stages = {stage: found["inference_stats"][stage]["ns"] for stage in _STAGES}
+    return {
+        **stages,
+        "requests": found["inference_stats"]["success"]["count"],
+        "rows": found["inference_count"],
+        "executions": found["execution_count"],
+    }
+
+
+def _cpu_seconds(pid: int) -> float:
+    supervisor = psutil.Process(pid)
+    times = [process.cpu_times() for process in (supervisor, *supervisor.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))
+
+
+def _bare_run(variant: Variant, concurrency: int, seconds: float) -> Run:
+    """Sessions with as many threads, and as many callers as there are instances that requests would keep busy."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = variant.threads
+    graph = str(exported_graph(variant.architecture))
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    image = np.random.default_rng(0).normal(size=(1, 3, 224, 224)).astype(np.float32)
+    feeds = {session.get_inputs()[0].name: image}
+    callers = min(variant.instances, concurrency)
+
+    def run() -> Sample:
+        found = measure_throughput(lambda _: session.run(None, feeds), callers, (b"",), seconds)
+        p50, p99 = (float(value) for value in np.percentile(found.latencies_ms, (50, 99)))
+        load = Load(per_second=found.per_second, p50_ms=p50, p99_ms=p99)
+        return Sample(load=load, server_us={}, batch=1.0, cpu_ms=0.0)
+
+    return run
+
+
+def rows_of(title: str, generator: str, samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, object]]:
+    """A row for each server; ratios are to the last one, round by round."""
+    rates = {name: [sample.load.per_second for sample in found] for name, found in samples.items()}
+    reference = list(rates.values())[-1]
+    return [
+        _row(title, name, generator if found[0].server_us else "in process", found, ratio_of(rates[name], reference))
+        for name, found in samples.items()
+    ]
+
+
+def _row(title: str, name: str, generator: str, samples: Sequence[Sample], ratio: Ratio) -> dict[str, object]:
+    stages = {
+        f"{stage.removeprefix('compute_')} us": _median([sample.server_us.get(stage, 0.0) for sample in samples], 0)
+        for stage in _STAGES
+    }
+    return {
+        "model": title,
+        "set-up": name,
+        "requests/s": _median([sample.load.per_second for sample in samples], 1),
+        "ratio": ratio.median,
+        "spread": ratio.spread,
+        "p50 ms": _median([sample.load.p50_ms for sample in samples], 2),
+        "p99 ms": _median([sample.load.p99_ms for sample in samples], 2),
+        **stages,
+        "batch": _median([sample.batch for sample in samples], 2),
+        "CPU ms": _median([sample.cpu_ms for sample in samples], 2),
+        "load by": generator,
+    }
+
+
+def _median(values: Sequence[float], digits: int) -> float:
+    return round(statistics.median(values), digits)

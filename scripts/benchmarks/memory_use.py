@@ -1,0 +1,184 @@
+"""Memory of a served model with one and two instances, beside a bare session and Triton's C++ onnxruntime backend.
+
+What counts is PSS: pages that several processes share count for each by its part, so that all processes of a server can
+be added up. Peaks are the kernel's, of the process that had the largest: they fall into the load of the model.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+from cpp_server import check_backend, start_cpp_server
+from inputs import exported_graph
+from measurement import ratio_of, show_progress
+from stores import add_model
+
+from graphkiln.story.server import LocalServer, start_server
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
+from graphkiln_client import Client
+
+_ARCHITECTURES = ("mobilenet_v3_small", "resnet50")
+_INSTANCES = (1, 2)
+BARE, CPP = "bare session", "C++ backend"
+_IMAGE = (1, 3, 224, 224)
+_BF16 = "".join(
+    f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    for key, value in (("engine", "openvino"), ("precision", "bf16"))
+)
+_CALLERS, _REQUESTS = 4, 32
+"""So that each instance has computed."""
+_BARE_PROGRAM = """
+import sys
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+image = numpy.zeros((1, 3, 224, 224), numpy.float32)
+for _ in range(3):
+    session.run(None, {session.get_inputs()[0].name: image})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Memory of all processes of a set-up.
+
+    Attributes:
+        pss_mb: Of all together.
+        peak_mb: The largest that one of them ever had resident.
+    """
+
+    pss_mb: float
+    peak_mb: float
+
+
+Read = Callable[[], Reading]
+
+
+def benchmark_memory(rounds: int, _: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+    """Each set-up is started anew in each round; the lowered graphs come from a cache that a first start filled.
+
+    Args:
+        rounds: How often each is started.
+        _: Unused: nothing is measured by time.
+        cpp_backend: A backend directory with Triton's C++ onnxruntime backend; without it the ratios are to the bare
+            session.
+    """
+    backends = check_backend(cpp_backend) if cpp_backend else None
+    rows: list[dict[str, object]] = []
+    for architecture in _ARCHITECTURES:
+        graph = exported_graph(architecture)
+        with tempfile.TemporaryDirectory() as folder:
+            set_ups = _set_ups(Path(folder), architecture, graph, backends)
+            readings: defaultdict[str, list[Reading]] = defaultdict(list)
+            for number in range(rounds):
+                for name, read in set_ups.items():
+                    show_progress(f"{architecture}, round {number + 1}/{rounds}: {name}")
+                    readings[name].append(read())
+            show_progress("")
+            rows += rows_of(architecture, graph.stat().st_size / 2**20, readings)
+    return rows
+
+
+def _set_ups(folder: Path, model: str, graph: Path, backends: Path | None) -> dict[str, Read]:
+    set_ups: dict[str, Read] = {BARE: partial(_read_bare, graph)}
+    for count in _INSTANCES:
+        instances = f"\ninstance_group {{ count: {count} kind: KIND_CPU }}\n"
+        for server, settings in (("graphkiln", ""), ("graphkiln, OpenVINO bf16", _BF16)):
+            name = _title(server, count)
+            store = _store(folder / name, model, graph, instances + settings)
+            for title, is_first in ((f"{name}, first start", True), (name, False)):
+                start = partial(_start_ours, store, folder / f"{name} cache", is_first=is_first)
+                set_ups[title] = partial(_read_server, start, model)
+        if backends:
+            name = _title(CPP, count)
+            store = _store(folder / name, model, graph, instances, DROP_IN_BACKEND)
+            set_ups[name] = partial(_read_server, partial(start_cpp_server, backends, store), model)
+    return set_ups
+
+
+def _title(server: str, instances: int) -> str:
+    return f"{server}, {instances} instance{'s' if instances > 1 else ''}"
+
+
+def _store(folder: Path, model: str, graph: Path, extra: str, backend: str = BACKEND) -> Path:
+    store = folder / "store"
+    add_model(store, model, graph, extra, backend)
+    return store
+
+
+@contextmanager
+def _start_ours(store: Path, cache: Path, *, is_first: bool) -> Iterator[LocalServer]:
+    if is_first:
+        shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir(exist_ok=True)
+    with start_server(store, flags=("--cache", str(cache)), log=store.parent / "log") as server:
+        yield server
+
+
+def _read_server(start: Callable[[], AbstractContextManager[LocalServer]], model: str) -> Reading:
+    """A server that has computed with each of its instances."""
+    with start() as server, Client(server.http_url, timeout_s=120) as client, ThreadPoolExecutor(_CALLERS) as pool:
+        feeds = {"INPUT_0": np.zeros(_IMAGE, np.float32)}
+        list(pool.map(lambda _: client.model(model).infer(feeds), range(_REQUESTS)))
+        supervisor = psutil.Process(server.pid)
+        return read_memory([server.pid, *(child.pid for child in supervisor.children(recursive=True))])
+
+
+def _read_bare(graph: Path) -> Reading:
+    command = [sys.executable, "-c", _BARE_PROGRAM, str(graph)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        if process.stdout is None or not process.stdout.readline():
+            sys.exit(f"a bare session of {graph} does not start")
+        return read_memory([process.pid])
+
+
+def read_memory(pids: Sequence[int]) -> Reading:
+    """What the kernel says of some processes."""
+    pss_kb = [_kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") for pid in pids]
+    peaks_kb = [_kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:") for pid in pids]
+    return Reading(pss_mb=sum(pss_kb) / 1024, peak_mb=max(peaks_kb) / 1024)
+
+
+def _kilobytes(file: Path, key: str) -> int:
+    return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(key)), 0)
+
+
+def rows_of(model: str, weights_mb: float, readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, object]]:
+    """A row for each set-up; ratios are to the C++ backend with as many instances, else to the bare session."""
+    return [
+        _row(model, name, weights_mb, found, readings[_reference(name, readings)]) for name, found in readings.items()
+    ]
+
+
+def _reference(name: str, readings: Mapping[str, object]) -> str:
+    peer = next((_title(CPP, count) for count in _INSTANCES if _title("", count) in name), BARE)
+    return peer if peer in readings else BARE
+
+
+def _row(
+    model: str, name: str, weights_mb: float, found: Sequence[Reading], reference: Sequence[Reading]
+) -> dict[str, object]:
+    ratio = ratio_of([reading.pss_mb for reading in found], [reading.pss_mb for reading in reference])
+    return {
+        "model": model,
+        "set-up": name,
+        "PSS MB": round(statistics.median(reading.pss_mb for reading in found)),
+        "ratio": ratio.median,
+        "spread": ratio.spread,
+        "largest peak MB": round(statistics.median(reading.peak_mb for reading in found)),
+        "twice the weights MB": round(2 * weights_mb),
+    }

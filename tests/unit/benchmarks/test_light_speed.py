@@ -1,0 +1,115 @@
+"""Light models: how both servers are configured, what is read of them, and the rows."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import light_speed
+import pytest
+from generators import Load
+from light_speed import BARE, CPP, OURS, VARIANTS, Sample, read_statistics, rows_of
+from stores import DIGITS
+
+STAGES = {stage: {"ns": 3_000, "count": 2} for stage in ("queue", "compute_input", "compute_infer", "compute_output")}
+STATISTICS = {"model_stats": [{"inference_stats": {"success": {"count": 2}, **STAGES}, "inference_count": 5,
+                               "execution_count": 3}]}  # fmt: skip
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Answers with statistics."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/v2/models/m/stats"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(STATISTICS).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def sample(rate: float, queue_us: float = 10.0) -> Sample:
+    load = Load(per_second=rate, p50_ms=1e3 / rate, p99_ms=2e3 / rate)
+    stages = dict.fromkeys(("queue", "compute_input", "compute_infer", "compute_output"), queue_us)
+    return Sample(load=load, server_us=stages, batch=1.0, cpu_ms=3.0)
+
+
+def test_statistics_are_read(url: str) -> None:
+    found = read_statistics(url, "m")
+    assert found["queue"] == found["compute_output"] == 3_000
+    assert (found["requests"], found["rows"], found["executions"]) == (2, 5, 3)
+
+
+def test_a_sample_is_what_came_between_two_readings() -> None:
+    before = {**dict.fromkeys(light_speed._STAGES, 1_000_000), "requests": 10, "rows": 10, "executions": 10}
+    after = {**dict.fromkeys(light_speed._STAGES, 3_000_000), "requests": 20, "rows": 30, "executions": 15}
+    load = Load(per_second=1.0, p50_ms=1.0, p99_ms=1.0)
+    found = light_speed._sample(load, before, after, 0.5)
+    assert set(found.server_us.values()) == {200.0}
+    assert (found.batch, found.cpu_ms) == (4.0, 50.0)
+
+
+def test_ratios_are_of_each_round_to_the_last_server() -> None:
+    rows = rows_of("m, HTTP, 1", "g", {OURS: [sample(90), sample(50), sample(80)], CPP: [sample(100)] * 3})
+    assert [(row["set-up"], row["ratio"], row["spread"]) for row in rows] == [(OURS, 0.8, 0.25), (CPP, 1.0, 0.0)]
+    assert rows[0]["requests/s"] == 80
+    assert rows[0]["queue us"] == rows[0]["infer us"] == 10
+    assert rows[0]["load by"] == rows[1]["load by"] == "g"
+
+
+def test_a_bare_session_is_called_in_process() -> None:
+    bare = Sample(load=sample(100).load, server_us={}, batch=1.0, cpu_ms=0.0)
+    row = rows_of("m", "g", {OURS: [sample(90)], BARE: [bare]})[1]
+    assert (row["set-up"], row["load by"], row["queue us"]) == (BARE, "in process", 0)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_both_servers_get_the_same_models_instances_and_threads(
+    ours: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(light_speed, "exported_graph", lambda _: DIGITS / "1" / "model.onnx")
+    store = light_speed._store(tmp_path / "store", ours=ours)
+    assert sorted(folder.name for folder in store.iterdir()) == sorted(variant.name for variant in VARIANTS)
+    for variant in VARIANTS:
+        text = (store / variant.name / "config.pbtxt").read_text()
+        key = "threads" if ours else "intra_op_thread_count"
+        assert f'backend: "{"graphkiln" if ours else "onnxruntime"}"' in text
+        assert f"count: {variant.instances} " in text
+        assert f'key: "{key}" value {{ string_value: "{variant.threads}" }}' in text
+        assert ('string_value: "bf16"' in text) == (ours and "bf16" in variant.name)
+
+
+def test_all_set_ups_are_measured_over_both_protocols() -> None:
+    titles = [variant.title(protocol, concurrency) for variant, protocol, concurrency in light_speed._cases()]
+    assert len(titles) == len(set(titles)) == 16
+    assert "mobilenet-2x1, gRPC, 8" in titles
+
+
+def test_servers_take_turns_after_a_round_that_does_not_count() -> None:
+    calls: list[str] = []
+
+    def run(name: str) -> Sample:
+        calls.append(name)
+        return sample(len(calls))
+
+    found = light_speed._take_turns("m", {"a": lambda: run("a"), "b": lambda: run("b")}, 2)
+    assert calls == ["a", "b"] * 3
+    assert [one.load.per_second for one in found["a"]] == [3, 5]
+
+
+def test_cpu_seconds_are_of_a_process_and_its_children() -> None:
+    assert light_speed._cpu_seconds(os.getpid()) > 0
