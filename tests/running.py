@@ -6,28 +6,19 @@ import http.client
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from graphkiln.story.server import free_ports
+
 START_TIMEOUT_S = 240
 COMMAND = (sys.executable, "-m", "graphkiln.cli")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds; all are held together, so that none comes twice."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
 
 
 def run_command(

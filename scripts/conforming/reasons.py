@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_MADE_UP = r"refuses the samples|refuses every request|holds no finite number|the samples prove nothing"
 _KINDS = (
     (r"is an? (?:sequence|optional|map|sparse)", "Triton carries tensors only: a sequence, an optional value"),
     (
@@ -28,8 +29,8 @@ _KINDS = (
         "nothing to compare with: ONNX Runtime does not load the graph",
     ),
     (r"refuses every request that was made up", "nothing to compare: it refuses every request that was made up"),
-    (r"refuses the samples|refuses every request", "made-up samples make no sense to it: --samples are needed"),
-    (r"holds no finite number", "made-up samples give no number: --samples are needed"),
+    (r"refuses the samples|refuses every request", "the graph refuses its samples, its own as well"),
+    (r"holds no finite number|the samples prove nothing", "samples of its own give no number to compare"),
     (r"the outputs changed|does not run with", "the rewritten graph did not pass its proof"),
     (r"the pass '", "a pass does not take the graph"),
     (r"cannot be loaded", "ONNX Runtime does not load the graph"),
@@ -40,3 +41,8 @@ OTHER = "another reason"
 def kind_of(reason: str) -> str:
     """The kind of a reason: the first that fits."""
     return next((kind for pattern, kind in _KINDS if re.search(pattern, reason)), OTHER)
+
+
+def needs_samples(reason: str) -> bool:
+    """Whether a conversion was refused for the samples that were made up for it, as its user would be told."""
+    return re.search(_MADE_UP, reason) is not None

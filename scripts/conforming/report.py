@@ -43,10 +43,10 @@ def to_document(cases: Sequence[Case], outcomes: Mapping[str, Mapping[str, Outco
         cases: What was asked.
         outcomes: What came of them, by way and served name.
     """
+    versions = {name: version(name) for name in _LIBRARIES}
     return {
-        "versions": {name: version(name) for name in _LIBRARIES},
         "cases": dict(Counter(case.kind for case in cases)),
-        "ways": {way: _way(outcomes[way]) for way in WAYS if way in outcomes},
+        "ways": {way: {"versions": versions, **_way(outcomes[way])} for way in WAYS if way in outcomes},
     }
 
 
@@ -90,14 +90,14 @@ def to_page(document: Mapping[str, Any]) -> str:
     """The page."""
     total = sum(document["cases"].values())
     parts = ", ".join(f"{count} {kind}" for kind, count in document["cases"].items())
-    libraries = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
     lines = [
         "# ONNX's own test suite",
         "",
         "<!-- written by scripts/conformance from docs/conformance.json -->",
         "",
         f"The {total} cases of ONNX's backend test suite ({parts}), answers compared at the suite's own tolerance.",
-        f"With {libraries}. `scripts/conformance` asks them again.",
+        *_libraries(document["ways"]),
+        "`scripts/conformance` asks them again.",
         "",
         *_summary(document["ways"]),
         "",
@@ -105,6 +105,16 @@ def to_page(document: Mapping[str, Any]) -> str:
         *_tables(document["ways"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _libraries(ways: Mapping[str, Any]) -> Iterator[str]:
+    """What the ways were asked with, where that differs by way: each may be asked again by itself."""
+    asked: dict[str, list[str]] = {}
+    for way, each in ways.items():
+        libraries = ", ".join(f"{name} {number}" for name, number in each["versions"].items())
+        asked.setdefault(libraries, []).append(_NAMES[way].partition(",")[0])
+    for libraries, names in asked.items():
+        yield f"With {libraries}." if len(asked) == 1 else f"{'; '.join(names)}: with {libraries}."
 
 
 def _summary(ways: Mapping[str, Any]) -> Iterator[str]:
@@ -171,8 +181,10 @@ def _heading(verdict: str, reason: str) -> str:
 
 
 def write_report(document: Mapping[str, Any]) -> None:
-    """Keeps a run and writes its page."""
-    RESULTS.write_text(json.dumps(document, indent=0) + "\n")
+    """Keeps a run of every case and writes its page; ways that were not asked stay as an earlier run found them."""
+    ways = {**json.loads(RESULTS.read_text())["ways"], **document["ways"]}
+    kept = {**document, "ways": {way: ways[way] for way in WAYS if way in ways}}
+    RESULTS.write_text(json.dumps(kept, indent=0) + "\n")
     write_page()
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphkiln import scoring
     from graphkiln_backend.graph.errors import ClientError, GraphkilnError
     from graphkiln_backend.graph.manifest import Manifest
     from graphkiln_backend.graph.preprocess import Preprocess
@@ -33,6 +34,7 @@ __all__ = [
     "Recipe",
     "Signature",
     "convert",
+    "scoring",
     "verify",
 ]
 
@@ -52,6 +54,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a public name from its home."""
+    if name == "scoring":  # a room of this package, which importing binds to its name here
+        return import_module("graphkiln.scoring")
     if name not in _HOMES:
         raise AttributeError(f"module 'graphkiln' has no attribute '{name}'")
     value = getattr(import_module(_HOMES[name]), name)

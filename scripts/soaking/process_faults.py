@@ -7,6 +7,7 @@ import time
 
 import psutil
 
+from graphkiln_backend.server import processes
 from soaking.fault import Fault, Field, Over, at_once
 
 _ABRUPT_S = 0.5
@@ -88,10 +89,7 @@ class PauseSupervisor(Fault):
 
 def is_gone(process: psutil.Process) -> bool:
     """Whether a process has ended, collected by its parent or not."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return not process.is_running() or processes.is_gone(process.pid)
 
 
 def process_faults() -> list[Fault]:

@@ -8,16 +8,16 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
 import psutil
 
+from graphkiln.story.server import free_ports
 from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.lowering.parentage import end_with_parent
@@ -217,15 +217,6 @@ class Service:
         with self.log_path.open("rb") as log:
             log.seek(max(0, self.log_path.stat().st_size - size))
             return log.read().decode(errors="replace")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds; all are held together, so that none comes twice."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
 
 
 def role_of(process: psutil.Process) -> str:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.slow
 def test_at_the_start_a_bad_model_takes_no_other_with_it(start_server: StartServer, store: Path) -> None:
     zoo.add(store, "damaged", zoo.scale(("batch", 3)))
     (store / "damaged" / "1" / "model.onnx").write_bytes(b"PK")
@@ -187,3 +189,24 @@ def test_explicit_mode_a_failed_load_leaves_no_trace_and_a_crash_changes_nothing
     with Client(server.url, timeout_s=60) as client:
         client.load("swap")
     assert factor(server) == 4
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_loads_is_told_of_in_words(start_server: StartServer, store: Path) -> None:
+    """Triton says "Stub process is not healthy", and no more."""
+    zoo.add(store, "deadly", zoo.endless())
+    shutil.copytree(store / "good" / "1", store / "good" / "2.old")  # of which Triton would take the number
+    server = start_server("--model-store", store)
+
+    def kill_the_loading() -> bool:
+        for file in server.temporary.glob("graphkiln-*/instances/deadly*.loading"):
+            with suppress(OSError):
+                os.kill(int(file.name.split(".")[-2]), signal.SIGSEGV)
+        return "serving HTTP" in server.log
+
+    server.wait_until(kill_the_loading)
+    assert "the process that loaded it was killed by SIGSEGV while it did this" in " ".join(server.log.split())
+    with Client(server.url) as client:
+        (deadly,) = [model for model in client.models() if model.name == "deadly"]
+        assert "killed by SIGSEGV" in deadly.reason
+        assert client.model("good").infer({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[7.0] * 3]

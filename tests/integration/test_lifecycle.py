@@ -222,6 +222,7 @@ def test_unloading_gives_memory_and_disk_back(start_server: StartServer, tmp_pat
     assert held_mb() == pytest.approx((memory_mb, disk_mb), abs=8)
 
 
+@pytest.mark.slow
 def test_two_instances_hold_the_weights_once(start_server: StartServer, tmp_path: Path) -> None:
     """A model of 64 MB: two instances take at most 1.5 times the weights more than two tiny ones."""
     two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"

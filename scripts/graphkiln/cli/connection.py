@@ -63,16 +63,24 @@ class ConnectionOptions:
         """
         from graphkiln_client import Client
 
+        return Client(**self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the client.
+
+        Raises:
+            InvalidInput: A header or a file cannot be used.
+        """
         _check_tls(self)
-        return Client(
-            self.url,
-            timeout_s=self.timeout,
-            headers=_parse_headers(self.header or []),
-            ca_file=self.ca_file,
-            client_cert=self.client_cert,
-            client_key=self.client_key,
-            admin_key=read_key(self.admin_key_file) if self.admin_key_file else "",
-        )
+        return {
+            "url": self.url,
+            "timeout_s": self.timeout,
+            "headers": _parse_headers(self.header or []),
+            "ca_file": self.ca_file,
+            "client_cert": self.client_cert,
+            "client_key": self.client_key,
+            "admin_key": read_key(self.admin_key_file) if self.admin_key_file else "",
+        }
 
 
 DEFAULT_CONNECTION = ConnectionOptions()

@@ -40,7 +40,8 @@ def log_to_stderr() -> None:
     logger = logging.getLogger("graphkiln")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StderrHandler()]
-    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)  # it logs tracebacks of what it then does without
+    for library in ("onnx_ir", "onnxscript"):  # they log, one with tracebacks, what they then do without
+        logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 class _StderrHandler(logging.Handler):

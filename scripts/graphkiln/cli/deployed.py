@@ -68,23 +68,12 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     from graphkiln_backend.lowering.settings import parse_override
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.repository.overlay import complete_config
+    from graphkiln_backend.server.installed_names import installed_backend_names
 
     folder = version_folder(path).absolute()
     graph_folder = partial(convert_if_needed, cache=artifacts)
-    completed = complete_config(folder.parent, _backend_names(), graph_folder)
+    completed = complete_config(folder.parent, installed_backend_names(), graph_folder)
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
     resources = Resources(device=config.device, cores=usable_cores(), probe=probe)
     overrides = [parse_override(text) for text in settings or []]
     return Deployment.read(graph_folder(folder), config, resources, overrides)
-
-
-def _backend_names() -> frozenset[str]:
-    """The names under which `serve` installs our backend here; all of its names where no Triton is installed."""
-    from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.installation import find_installation
-    from graphkiln_backend.server.run_folder import BACKEND_NAMES, backend_names
-
-    try:
-        return backend_names([find_installation().backends], replace_onnxruntime=False)
-    except ServerSetupError:
-        return BACKEND_NAMES

@@ -69,6 +69,8 @@ def _show_result(proven: ProvenSession) -> None:
     for line in (*proven.fallbacks, *proven.slower):
         typer.echo(f"rejected: {line}")
     typer.echo(f"serves: {proven.config}")
+    if proven.basis:
+        typer.echo(f"because: {proven.config.reason}")
     typer.echo(f"ran: {proven.placement or 'not known: the graph has no golden samples and does not run on zeros'}")
     typer.echo(f"self-test: {proven.self_test.verdict if proven.self_test else 'none'}")
     for note in proven.notes:

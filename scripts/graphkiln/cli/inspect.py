@@ -49,8 +49,9 @@ def _bare_graph(path: Path) -> ModelVersion | None:
     """
     from graphkiln_backend.repository.onnx_file import read_signature
     from graphkiln_backend.repository.version import ModelVersion
+    from graphkiln_backend.repository.version_folders import is_version
 
-    if not path.is_file() or path.absolute().parent.name.isdecimal():
+    if not path.is_file() or is_version(path.absolute().parent.name):
         return None
     read_signature(path)  # whatever it is, no other library is to open it first
     return ModelVersion(graph_path=path, manifest=None, golden=None)

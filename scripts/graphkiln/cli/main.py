@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -24,9 +23,12 @@ from graphkiln.cli.load import load, unload
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
 from graphkiln.cli.recipe_options import RecipeCommand
+from graphkiln.cli.score import score
 from graphkiln.cli.serve import serve
 from graphkiln.cli.story import story
+from graphkiln.cli.tune import tune
 from graphkiln.cli.verify import verify
+from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import GraphkilnError
 
 
@@ -42,7 +44,7 @@ class _VerbGroup(TyperGroup):
 
 def _show_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"graphkiln {metadata.version('graphkiln')}")
+        typer.echo(f"graphkiln {version_of('graphkiln')}")
         raise typer.Exit
 
 
@@ -80,7 +82,9 @@ app.command()(unload)
 app.command()(health)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(doctor)
 app.command()(bench)
+app.command()(score)
 app.command()(story)
+app.command()(tune)
 
 
 def main() -> None:

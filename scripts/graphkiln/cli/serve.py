@@ -118,6 +118,11 @@ def serve(
     Every other flag goes to tritonserver untouched, for example --http-port=9000,
     --model-control-mode=poll or --log-verbose=1.
     """
+    from graphkiln_backend.server.installation import find_installation
+
+    installation = find_installation()
+    installation.ask_flags()
+
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
     from graphkiln_backend.repository.remote_address import parse_store
@@ -127,14 +132,12 @@ def serve(
     from graphkiln_backend.server.faults import TimeLimits
     from graphkiln_backend.server.file_limit import raise_file_limit
     from graphkiln_backend.server.flags import TritonFlags
-    from graphkiln_backend.server.installation import find_installation
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
     from graphkiln_backend.server.remote_stores import copy_stores
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
-    installation = find_installation()
     flags = TritonFlags.parse(context.args, installation.flags, host)
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     with open_stores([store for store in named if isinstance(store, Path)]) as folders:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Literal:
     value: Any
 
 
-Given = Mapping[str, AnyArray | Literal]
+Given: TypeAlias = "Mapping[str, AnyArray | Literal]"
 
 
 def parse_inputs(texts: Sequence[str]) -> Given:

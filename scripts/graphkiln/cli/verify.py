@@ -64,7 +64,8 @@ def version_folder(path: Path) -> Path:
         RepositoryError: There is none.
     """
     from graphkiln_backend.repository.version import newest_version
+    from graphkiln_backend.repository.version_folders import is_version
 
-    if path.is_file() and path.absolute().parent.name.isdecimal():
+    if path.is_file() and is_version(path.absolute().parent.name):
         path = path.absolute().parent
-    return path if path.is_dir() and path.name.isdecimal() else newest_version(path)
+    return path if path.is_dir() and is_version(path.name) else newest_version(path)

@@ -95,8 +95,9 @@ def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], 
 
 def versions_of(model: Path) -> list[Path]:
     """The version folders of a model, the oldest first."""
-    folders = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal()]
-    return sorted(folders, key=lambda path: int(path.name))
+    from graphkiln_backend.repository.version_folders import version_folders
+
+    return list(version_folders(model.iterdir()).values())
 
 
 def find_version(version: Path, *, compare_hashes: bool) -> Finding:

@@ -43,10 +43,11 @@ def is_one_model(listing: Collection[str]) -> bool:
         listing: Paths below the address.
     """
     from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
+    from graphkiln_backend.repository.version_folders import is_version
 
     folders = {path.partition("/")[0] for path in listing if "/" in path}
     own = {CONFIG_FILE, GRAPH_FILE} & set(listing)
-    return bool(own) or (bool(folders) and all(folder.isdecimal() for folder in folders))
+    return bool(own) or (bool(folders) and all(map(is_version, folders)))
 
 
 def _find_model(address: RemoteAddress) -> Iterator[Finding]:

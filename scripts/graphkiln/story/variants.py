@@ -104,7 +104,7 @@ def initial_variants(platform: Platform) -> tuple[Variant, ...]:
 def final_variants(precision: Precision) -> tuple[Variant, ...]:
     """Step 4 with all optimizations, and step 5, in the lowest precision that was proven."""
     saved = {"precision": precision} if precision is Precision.INT8 else {}
-    settings = ("engine=auto",) if precision is Precision.INT8 else ("engine=auto", f"precision={precision}")
+    settings = _settings(precision)
     return (
         Variant(
             key="compiled",
@@ -130,6 +130,13 @@ def final_variants(precision: Precision) -> tuple[Variant, ...]:
     )
 
 
+def _settings(precision: Precision) -> tuple[str, ...]:
+    """Has a graph computed in a precision, be it slower: to `engine=auto` on a CPU a precision is but an offer."""
+    if precision is Precision.INT8:
+        return ("engine=auto",)
+    return (f"engine={'openvino' if precision is Precision.BF16 else 'auto'}", f"precision={precision}")
+
+
 def _switches(platform: Platform) -> tuple[Variant, ...]:
     """Each optimization of step 4 by itself."""
     gpu, mixed = platform.device.is_gpu, platform.mixed_precision
@@ -148,9 +155,7 @@ def _switches(platform: Platform) -> tuple[Variant, ...]:
             settings=("engine=openvino",),
             unavailable="OpenVINO runs on CPUs" if gpu else "",
         ),
-        _switch(
-            "mixed", f"mixed ({mixed})", BASE_GRAPH, settings=("engine=auto", f"precision={mixed}"), precision=mixed
-        ),
+        _switch("mixed", f"mixed ({mixed})", BASE_GRAPH, settings=_settings(mixed), precision=mixed),
         *(
             _switch(key, f"{key} fusion", GraphSpec(name=f"{key}-fused", options=_skip_all_but(fusion), fusion=fusion))
             for key, fusion in _FUSIONS.items()

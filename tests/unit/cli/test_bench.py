@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from commands import FakeClient, FakeModel, RunVerb
 from PIL import Image
 
 from graphkiln.cli import bench as verb
-from graphkiln_backend.graph.errors import InvalidInput, ServerError
-from graphkiln_client import load_generator
+from graphkiln_backend.graph.errors import ServerError
+from graphkiln_client import load_processes
 from graphkiln_client.load_generator import Measurement
+from graphkiln_client.load_job import Feeds, Load, Target
 
 LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
 
@@ -26,7 +28,7 @@ LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
 def measurement(**fields: Any) -> Measurement:
     usual = {
         "seconds": 2.0, "answered": 200, "unsent": 0, "errors": {}, "per_second": 100.0,
-        "per_second_range": (98.0, 103.0), "latency_ms": LATENCIES, "client_cores": 0.25,
+        "per_second_range": (98.0, 103.0), "latency_ms": LATENCIES, "client_cores": 0.25, "processes": 3,
     }  # fmt: skip
     return Measurement(**{**usual, **fields})
 
@@ -45,34 +47,26 @@ sys.stdin.read()
 
 
 class Loads:
-    """Stands in for both loops: sends one request, and notes how it was called."""
+    """Stands in for the load generator, and notes how it was called."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, float, float, float]] = []
+        self.calls: list[Load] = []
+        self.targets: list[Target] = []
+        self.samples: list[list[Feeds]] = []
         self.results = [measurement()]
 
-    def loop(self, kind: str) -> Callable[..., Measurement]:
-        def run(
-            send: Callable[[], object],
-            load: float,
-            seconds: float,
-            *,
-            warmup_s: float,
-            at_start: Callable[[], None],
-        ) -> Measurement:
-            self.calls.append((kind, load, seconds, warmup_s))
-            at_start()
-            send()
-            return self.results[min(len(self.calls), len(self.results)) - 1]
-
-        return run
+    def __call__(self, target: Target, samples: list[Feeds], load: Load, at_start: Callable[[], None]) -> Measurement:
+        self.calls.append(load)
+        self.targets.append(target)
+        self.samples.append(samples)
+        at_start()
+        return self.results[min(len(self.calls), len(self.results)) - 1]
 
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     fake = Loads()
-    for kind in ("closed_loop", "open_loop"):
-        monkeypatch.setattr(load_generator, kind, fake.loop(kind))
+    monkeypatch.setattr(load_processes, "measure_load", fake)
     return fake
 
 
@@ -80,18 +74,23 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 class TestLoads:
     def test_one_caller_for_ten_seconds_by_default(self, run: RunVerb, loads: Loads) -> None:
         assert run("bench", "--model", "m").code == 0
-        assert loads.calls == [("closed_loop", 1, 10.0, 1.0)]
+        assert loads.calls == [Load(callers=1, seconds=10.0, warmup_s=1.0)]
 
     def test_one_run_for_each_concurrency(self, run: RunVerb, loads: Loads) -> None:
         run("bench", "--model", "m", "--concurrency", "1,4,16", "--duration", "2", "--warmup", "0")
-        assert [load for _, load, *_ in loads.calls] == [1, 4, 16]
-        assert {call[2:] for call in loads.calls} == {(2.0, 0.0)}
+        assert loads.calls == [Load(callers=callers, seconds=2.0, warmup_s=0.0) for callers in (1, 4, 16)]
 
     def test_a_rate_is_an_open_loop(self, run: RunVerb, loads: Loads) -> None:
         out = run("bench", "--model", "m", "--rate", "12.5").out
-        assert loads.calls[0][:2] == ("open_loop", 12.5)
+        assert loads.calls[0].arrivals is not None
+        assert len(loads.calls[0].arrivals) == pytest.approx(12.5 * 11, rel=0.3)
         assert "12.5/s" in out
-        assert "rate" in out
+
+    def test_the_connection_is_that_of_the_command(self, run: RunVerb, loads: Loads) -> None:
+        run("bench", "--model", "m", "--version", "2", "--url", "grpc://triton.test:8001", "--header", "A: b")
+        (target,) = loads.targets
+        assert (target.model, target.version) == ("m", "2")
+        assert (target.client["url"], target.client["headers"]) == ("grpc://triton.test:8001", {"A": "b"})
 
     @pytest.mark.parametrize("text", ["", "0", "1,0", "two", "1,,2", "-4", "1.5"])
     def test_a_concurrency_that_is_none(self, run: RunVerb, loads: Loads, text: str) -> None:
@@ -172,12 +171,25 @@ class TestInputs:
         assert loads.calls == []
         assert client.open == 0
 
-    def test_shared_memory_is_for_the_load(self, run: RunVerb, client: FakeClient) -> None:
+    def test_shared_memory_is_for_the_load(self, run: RunVerb, client: FakeClient, loads: Loads) -> None:
         run("bench", "--model", "m")
-        assert client.shared == 0
         run("bench", "--model", "m", "--shared-memory")
-        assert client.shared == 1
+        assert [target.shared_memory for target in loads.targets] == [False, True]
         assert client.open == 0
+
+    def test_samples_go_to_the_load(self, run: RunVerb, client: FakeClient, loads: Loads, tmp_path: Path) -> None:
+        np.savez(tmp_path / "s.npz", X=np.arange(12, dtype=np.float32).reshape(3, 2, 2))
+        assert run("bench", "--model", "m", "--samples", tmp_path / "s.npz").code == 0
+        assert [feeds["X"].tolist() for feeds in loads.samples[0]] == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]],
+                                                                      [[[8, 9], [10, 11]]]]  # fmt: skip
+        assert len(client.fake_model.fed) == 1  # the first one is tried before the load
+
+    def test_samples_and_an_input_contradict_each_other(self, run: RunVerb, client: FakeClient, loads: Loads) -> None:
+        finished = run("bench", "--model", "m", "--samples", "x.npz", "--input", "random")
+        assert finished.code == 2
+        assert "--samples and --input" in finished.err
+        assert loads.calls == []
+        assert client.connected == []
 
 
 class TestTables:
@@ -186,7 +198,9 @@ class TestTables:
 
     @pytest.mark.usefixtures("client", "loads")
     def test_client_and_server_of_the_same_time(self, run: RunVerb) -> None:
-        client, server = self.cells(run("bench", "--model", "m").out)
+        out = run("bench", "--model", "m").out
+        client, server = self.cells(out)
+        assert "sent by graphkiln in 3 processes, which took up to" in " ".join(out.split())
         assert client == ["1", "100.0 ± 2.5", "1.50", "2.00", "3.25", "4.00", "0.25"]
         assert server == ["1", "10", "20", "300", "40", "5.0", "-"]  # means of one request, and the batch
 
@@ -219,7 +233,7 @@ class TestTables:
                 unsent=12345,
             )
         ]
-        out = run("bench", "--model", "m", "--concurrency", "128").out
+        out = run("bench", "--model", "m", "--rate", "123456.7", "--burst", "128").out
         assert max(map(len, out.splitlines())) <= 80
 
     @pytest.mark.usefixtures("client")
@@ -230,6 +244,9 @@ class TestTables:
         assert finished.code == 1
         assert first["load"] == "1"
         assert first["client"]["latency_ms"] == LATENCIES
+        assert first["generator"]["name"] == "graphkiln"
+        assert (first["generator"]["processes"], first["generator"]["cores"]) == (3, 0.25)
+        assert first["generator"]["share_of_machine"] == pytest.approx(0.25 / len(os.sched_getaffinity(0)))
         assert first["server_us"] == {"queue": 10.0, "input": 20.0, "infer": 300.0, "output": 40.0}
         assert first["batch"] == 5.0
         assert first["server_cores"] is None
@@ -267,9 +284,3 @@ class TestServerSide:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         assert verb._local_cpu_seconds(f"http://localhost:{port}") is None
-
-
-def test_numbers_of_callers() -> None:
-    assert verb._parse_concurrency("1,4, 16") == [1, 4, 16]
-    with pytest.raises(InvalidInput):
-        verb._parse_concurrency("1;4")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -40,3 +42,21 @@ def test_other_verbs_end_as_programs_do(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught == [signal.SIGTERM]
+
+
+def test_ctrl_c_while_the_verbs_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("graphkiln.cli.main")
+    module.__getattr__ = lambda _: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "graphkiln.cli.main", module)
+    monkeypatch.setattr(sys, "argv", ["graphkiln", "convert"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
+def test_a_name_of_a_file_that_is_not_ascii_where_python_reads_it_as_ascii(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "graphkiln.cli", "inspect", str(tmp_path / "mödel")]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "mödel" in ended.stderr.decode()

@@ -33,6 +33,18 @@ def test_records_are_lines_like_any_other(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr() == ("", "graphkiln: built m/1 in 2.0 s\ngraphkiln: 100%\n")
 
 
+@pytest.mark.parametrize("name", ["onnx_ir.passes", "onnxscript.version_converter", "onnxscript.optimizer"])
+def test_libraries_that_log_what_they_do_without_are_silent(name: str) -> None:
+    said = f"""if True:
+        import logging
+        from graphkiln.cli.console import log_to_stderr
+        log_to_stderr()
+        logging.getLogger({name!r}).warning("version conversion is not supported")
+    """
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+
+
 def test_what_is_for_developers_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr()
     logging.getLogger("graphkiln.cache").debug("looked")

@@ -90,6 +90,16 @@ class TestResult:
         assert any(re.fullmatch(r"ran: \d+ nodes on CPUExecutionProvider; products: 5 in fp32", line) for line in lines)
         assert any(re.fullmatch(r"self-test: fp32 on onnxruntime: .* - PASS", line) for line in lines)
 
+    def test_auto_says_what_a_lower_precision_brings_here(self, model: Path) -> None:
+        """Digits are small: whatever serves, what was measured is told."""
+        result = explain(model, "--set", "engine=auto", "--set", "precision=bf16")
+        assert result.exit_code == 0, result.exception
+        assert re.search(r"^because: requested by --set, .*; the fastest here, ", result.stdout, re.MULTILINE) or (
+            re.search(r"^because: fp32 must be slower for bf16 to serve, .*; the fastest", result.stdout, re.MULTILINE)
+        )
+        measured = "bf16 was measured " in result.stdout
+        assert measured or "this CPU has no instructions for bf16" in result.stdout
+
     def test_a_fallback_is_told_with_the_reason(self, model: Path) -> None:
         result = explain(model, "--set", "engine=tensorrt", "--set", "fallback=onnxruntime")
         assert "rejected: tensorrt on cpu: tensorrt serves gpu:N, not cpu" in result.stdout

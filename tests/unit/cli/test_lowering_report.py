@@ -9,6 +9,7 @@ from graphkiln.cli.lowering_report import plan_document, session_document, setti
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.measurement import Basis
 from graphkiln_backend.lowering.plan import LoweringPlan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.settings import Settings
@@ -41,3 +42,25 @@ def test_a_session() -> None:
 def test_one_that_could_not_be_run_has_no_placement() -> None:
     proven = ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None)
     assert session_document(proven)["placement"] is None
+
+
+def test_what_a_choice_was_based_on() -> None:
+    basis = Basis(
+        chosen="a",
+        rates={"a": 2.0, "b": 1.0},
+        batch=8,
+        machine="a CPU",
+        measured_at="2026-01-01T00:00:00+00:00",
+        remembered=True,
+    )
+    proven = ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None, basis=basis)
+    assert json.loads(json.dumps(session_document(proven)))["choice"] == {
+        "chosen": "a",
+        "rates": {"a": 2.0, "b": 1.0},
+        "batch": 8,
+        "machine": "a CPU",
+        "measured_at": "2026-01-01T00:00:00+00:00",
+        "remembered": True,
+    }
+    alone = ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None)
+    assert session_document(alone)["choice"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -15,7 +16,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerE
 
 VERBS = (
     "serve", "convert", "verify", "inspect", "explain", "lower", "classify", "infer", "models", "load", "unload",
-    "health", "doctor", "bench", "story", "cache",
+    "health", "doctor", "bench", "score", "story", "tune", "cache",
 )  # fmt: skip
 
 
@@ -120,6 +121,19 @@ class TestErrors:
     def test_what_packages_log_is_shown(self, run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(command, "app", lambda **_: logging.getLogger("graphkiln.cache").info("built"))
         assert run("lower").err == "graphkiln: built\n"
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("debug", "debug")])
+def test_grpc_logs_nothing_unless_it_is_asked_to(
+    run: RunVerb, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+) -> None:
+    seen: list[str | None] = []
+    monkeypatch.setenv("GRPC_VERBOSITY", given or "removed at once")
+    if given is None:
+        monkeypatch.delenv("GRPC_VERBOSITY")
+    monkeypatch.setattr(command, "app", lambda **_: seen.append(os.environ.get("GRPC_VERBOSITY")))
+    run("models")
+    assert seen == [kept]
 
 
 def test_python_m_is_the_same_command() -> None:

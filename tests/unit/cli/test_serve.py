@@ -48,7 +48,7 @@ class FakeSupervisor:
 def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSupervisor:
     """What the server would be run by, beside an installation whose flags are known."""
     installation = Installation(binary=tmp_path, backends=tmp_path, caches=tmp_path, stub=tmp_path, libraries=())
-    vars(installation)["flags"] = FLAGS
+    vars(installation).update(flags=FLAGS, _help=None)
     monkeypatch.setattr(finding, "find_installation", lambda: installation)
     fake = FakeSupervisor()
     monkeypatch.setattr(supervising, "Supervisor", fake)

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
 import pytest
 
+from graphkiln_backend.server.processes import is_gone
 from soaking import guard
 from soaking.guard import known_runs, regions_of, remove_outside
 
@@ -35,7 +35,7 @@ with Guard(folder):
 
 
 def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return not is_gone(pid)
 
 
 @pytest.mark.parametrize("end", [None, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -109,6 +109,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(module.subprocess, "Popen", scene.start)
     monkeypatch.setattr(module, "Client", scene.client)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
     return scene
 
 
@@ -124,6 +125,12 @@ class TestStart:
             assert server.http_url == f"http://127.0.0.1:{ports['http']}"
             assert server.urls == (server.http_url, f"grpc://127.0.0.1:{ports['grpc']}")
             assert server.pid == 4242
+            assert server.metrics_url == f"http://127.0.0.1:{ports['metrics']}/metrics"
+
+    def test_it_ends_when_its_starter_is_killed(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+        with start_server(Path("one")):
+            assert scene.processes[0].command[:4] == ["setpriv", "--pdeathsig", "TERM", sys.executable]
 
     def test_ctrl_c_does_not_reach_the_server(self, scene: Scene) -> None:
         with start_server(Path("store")):
@@ -134,6 +141,12 @@ class TestStart:
         scene.states = [ConnectionFailed("not yet"), ConnectionFailed("not yet"), LOADING, READY]
         with start_server(Path("store")):
             assert scene.states == [READY]
+
+    def test_one_that_is_never_ready_is_given_up_and_stopped(self, scene: Scene) -> None:
+        scene.states = [LOADING]
+        with pytest.raises(MeasurementError, match="not ready in time"), start_server(Path("store"), deadline_s=0.01):
+            pass
+        assert scene.processes[0].events == ["terminate"]
 
     def test_its_output_goes_into_a_log(self, scene: Scene, tmp_path: Path) -> None:
         scene.output = "serving\n"

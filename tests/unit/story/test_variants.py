@@ -55,7 +55,7 @@ def test_what_decides_about_the_precision_can_be_executed(platform: Platform) ->
     ("precision", "settings", "saved"),
     [
         (Precision.INT8, ("engine=auto",), {"precision": Precision.INT8}),
-        (Precision.BF16, ("engine=auto", "precision=bf16"), {}),
+        (Precision.BF16, ("engine=openvino", "precision=bf16"), {}),
         (Precision.FP32, ("engine=auto", "precision=fp32"), {}),
     ],
 )
