@@ -82,8 +82,11 @@ class Drain(Closeable):
         self._counted_at = time.monotonic()
 
     def close(self) -> None:
-        """Gives everything back that `run` took."""
+        """Gives everything back that `run` took, and waits a moment until all are answered who had reached the port."""
         self._resources.close()
+        deadline = min(time.monotonic() + _LINGER_S, self._deadline + _GOAWAY_S)
+        while self._listener and self._listener.busy and time.monotonic() < deadline and self._signals.count < 2:
+            self._signals.wait([], _POLL_S)
 
     def run(self, *, live: bool) -> int:
         """Drains, and ends the server.
@@ -195,9 +198,6 @@ class Drain(Closeable):
                     self._listener.adopt(held.release())
                 held.close()
         _say_goodbye(calls if self._flags.values.get("grpc-use-ssl", "false") == "false" else [])
-        deadline = min(time.monotonic() + _LINGER_S, self._deadline + _GOAWAY_S)
-        while self._listener and self._listener.busy and time.monotonic() < deadline and self._signals.count < 2:
-            self._signals.wait([], _POLL_S)
         _log.info("stopped")
         return 0
 

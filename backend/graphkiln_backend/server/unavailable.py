@@ -3,16 +3,21 @@
 It shares the port with tritonserver (SO_REUSEPORT). A filter in the kernel gives each new connection to the second of
 the sockets that share it, or to the only one: while the server stops, that is this listener; when the next server
 opens its port, that is the server, at once.
+
+Closing a socket that listens resets connections that the kernel has accepted meanwhile. So another filter first drops
+what would open one: its client's kernel tries again a second later, and finds the server or a closed port.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import select
 import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,11 +31,22 @@ STOPPING = "the server is stopping"
 _RETRY_AFTER_S = 1
 _LINGER_S = 1.0
 """How long a client may take to close its end; closing a connection with unread bytes would reset it."""
-_SO_ATTACH_REUSEPORT_CBPF = 51  # Source: socket(7)
+_HANDSHAKE_S = 0.05
+"""How long the last part of a handshake that has begun may take."""
+_SO_ATTACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 51  # Source: socket(7)
 _FILTER = struct.Struct("=HBBI")
 _PROGRAM = struct.Struct("@HP")
-_RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K of linux/bpf_common.h
+_LOAD_BYTE, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x54, 0x15, 0x06  # with constants. Source: linux/bpf_common.h
+_TCP_FLAGS_AT, _SYN, _ACK = 13, 0x02, 0x10  # Source: RFC 9293, 3.1
 _SECOND = 1
+_GIVE_TO_SECOND = [(_RETURN, 0, 0, _SECOND)]
+_DROP_OPENING = [
+    (_LOAD_BYTE, 0, 0, _TCP_FLAGS_AT),
+    (_AND, 0, 0, _SYN | _ACK),
+    (_JUMP_IF_EQUAL, 0, 1, _SYN),
+    (_RETURN, 0, 0, 0),
+    (_RETURN, 0, 0, 0xFFFFFFFF),
+]
 
 
 class UnavailableListener(Closeable):
@@ -48,7 +64,7 @@ class UnavailableListener(Closeable):
         listener = _Listener6 if ":" in address.host else _Listener
         self._listener = listener((address.host, address.port), _Handler)
         self._listener.body = json.dumps({"error": reason}).encode()
-        _prefer_second(self._listener.socket)
+        _attach(self._listener.socket, _SO_ATTACH_REUSEPORT_CBPF, _GIVE_TO_SECOND)
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.05,), name="graphkiln-unavailable")
         self._thread.start()
 
@@ -66,10 +82,12 @@ class UnavailableListener(Closeable):
         """Stops listening; connections that were accepted, and those that the kernel has accepted, are answered."""
         self._listener.shutdown()
         self._thread.join()
-        self._listener.socket.setblocking(False)
+        listener = self._listener.socket
+        _attach(listener, _SO_ATTACH_FILTER, _DROP_OPENING)
+        deadline = time.monotonic() + _LINGER_S  # where the filter is not allowed, more may come for ever
         with suppress(OSError):
-            while True:
-                self.adopt(self._listener.socket.accept()[0])
+            while time.monotonic() < deadline and select.select([listener], [], [], _HANDSHAKE_S)[0]:
+                self.adopt(listener.accept()[0])
         self._listener.server_close()
 
 
@@ -135,10 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing: a health check every second would fill the log."""
 
 
-def _prefer_second(listener: socket.socket) -> None:
-    """Gives new connections to the second of the sockets that share a port, where there are two."""
-    program = ctypes.create_string_buffer(_FILTER.pack(_RETURN_CONSTANT, 0, 0, _SECOND), _FILTER.size)
-    with suppress(OSError):  # without it the kernel spreads them over both
-        listener.setsockopt(
-            socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(1, ctypes.addressof(program)).ljust(16, b"\0")
-        )
+def _attach(listener: socket.socket, option: int, instructions: Sequence[tuple[int, int, int, int]]) -> None:
+    """Runs a program in the kernel for a socket; where that is not allowed, all goes on without it."""
+    packed = b"".join(_FILTER.pack(*instruction) for instruction in instructions)
+    program = ctypes.create_string_buffer(packed, len(packed))
+    with suppress(OSError):
+        address = _PROGRAM.pack(len(instructions), ctypes.addressof(program))
+        listener.setsockopt(socket.SOL_SOCKET, option, address.ljust(16, b"\0"))

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,27 @@ def test_ipv6() -> None:
     address = http_address("::1")
     with UnavailableListener(address):
         assert request(address)[0].status == 503
+
+
+def test_who_reaches_it_while_it_closes_is_answered_or_refused_and_never_reset() -> None:
+    address = http_address()
+    outcomes: list[int | type[Exception]] = []
+
+    def keep_asking() -> None:
+        with suppress(OSError):
+            while True:
+                try:
+                    outcomes.append(request(address)[0].status)
+                except OSError as error:
+                    outcomes.append(type(error))
+                    raise
+
+    for _ in range(3):
+        asking = [threading.Thread(target=keep_asking) for _ in range(16)]
+        with UnavailableListener(address):
+            for thread in asking:
+                thread.start()
+            time.sleep(0.1)
+        for thread in asking:
+            thread.join(10)
+    assert set(outcomes) == {503, ConnectionRefusedError}
