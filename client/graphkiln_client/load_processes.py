@@ -6,7 +6,6 @@ than it took. Callers are spread over processes, each with few threads; requests
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_client.load_generator import Measurement, Recording
 from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
@@ -67,11 +67,6 @@ def record_load(
 def process_count(callers: int) -> int:
     """As many as there are callers, but no more than keep the cores busy."""
     return min(callers, _PROCESSES_PER_CORE * usable_cores(), _MOST_PROCESSES)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def share(samples: Sequence[Feeds], index: int, processes: int) -> Sequence[Feeds]:

@@ -53,7 +53,7 @@ from start_speed import benchmark_start
 from story_speed import benchmark_story
 from tune_quality import benchmark_tune
 
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 
 _FILE_WIDTH = 160
 """Columns of a table that goes to a file."""

@@ -15,10 +15,10 @@ from measurement import SetUp, measure
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
 from graphkiln_backend.engines.registry import load_engine, probe
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision

@@ -22,8 +22,8 @@ from precision_models import ARCHITECTURES, Graphs, prepare
 
 from graphkiln.story.facts import machine_facts
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import open_reference, probe
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError

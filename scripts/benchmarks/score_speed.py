@@ -23,7 +23,7 @@ from score_runs import Reading, RunReport
 from score_verify import VerifyTimes, measure_verify
 from stores import DIGITS
 
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.request import DEFAULT_ROWS_PER_UNIT
 
 _PROGRAM = Path(__file__).resolve().parent / "score_runs.py"

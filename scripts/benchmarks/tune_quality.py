@@ -37,7 +37,7 @@ from graphkiln.tuning.standing import Standing
 from graphkiln.tuning.subject import read_subject, vanishing_cache
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Trials
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 
 _SIMULATED = Target(p99_s=0.05)
 _SIMULATED_BUDGET_S, _SEEDS = 1200.0, 4

@@ -108,7 +108,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def unit_test_of(path: Path) -> Path:
-    """`backend/graphkiln_backend/engines/cores.py` -> `tests/unit/engines/test_cores.py`, and the like."""
+    """`backend/graphkiln_backend/graph/cores.py` -> `tests/unit/graph/test_cores.py`, and the like."""
     root, _, *folders, name = path.relative_to(REPOSITORY).parts
     together = TESTED_TOGETHER.get("/".join(path.relative_to(REPOSITORY / root).parts))
     if together:

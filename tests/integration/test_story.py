@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ import psutil
 import pytest
 import story_model
 import torch
+from browsing import CHROMIUM, browse
 from PIL import Image
 from running import COMMAND, run_command
 from safetensors.torch import save_file
@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SOURCE = f"python:{Path(story_model.__file__)}:net"
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 Tell = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -144,8 +143,11 @@ class TestWholeStory:
     def test_the_report_in_a_browser(self, whole: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
         """Shown as an image that is not empty; nothing is wider than the window, no text leaves its chart."""
         report = whole[1].read_text()
-        shown = browse(report, tmp_path, width)
+        shown = browse(
+            report, tmp_path, width, {"bars": "#factors rect", "dots": "#latencies .dot", "rows": "#speed tr"}
+        )
         measured = [step for step in whole[0]["steps"] if step["per_second"] is not None]
+        assert shown.pop("smallest") > 0
         assert shown == {
             "overflow": 0,
             "outside": [],
@@ -164,48 +166,6 @@ class TestWholeStory:
         assert "<link" not in report
         assert "graphkiln convert" in report
         assert whole[0]["facts"]["machine"] in report.replace("&#39;", "'")
-
-
-_HARNESS = """<!DOCTYPE html><meta charset="utf-8">
-<style>body { margin: 0 } iframe { border: 0; width: %dpx; height: 3000px }</style>
-<iframe id="page"></iframe><script>
-const frame = document.getElementById("page");
-frame.onload = () => {
-  const inside = frame.contentDocument, outside = [];
-  for (const svg of inside.querySelectorAll("svg"))
-    for (const text of svg.querySelectorAll("text")) {
-      const box = text.getBBox(), view = svg.viewBox.baseVal;
-      if (box.x < -1 || box.x + box.width > view.width + 1 || box.y + box.height > view.height + 1)
-        outside.push(text.textContent);
-    }
-  const count = (what) => inside.querySelectorAll(what).length;
-  const found = {
-    overflow: Math.max(0, inside.documentElement.scrollWidth - frame.clientWidth), outside,
-    bars: count("#factors rect"), dots: count("#latencies .dot"), rows: count("#speed tr"), title: inside.title };
-  const note = document.createElement("pre");
-  note.id = "found"; note.textContent = JSON.stringify(found); document.body.append(note);
-};
-frame.srcdoc = %s;
-</script>"""
-
-
-def browse(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """Opens a page in a headless browser, in a frame of that width; says what is there and leaves an image."""
-    safe = json.dumps(page).replace("</", "<\\/")
-    (folder / "harness.html").write_text(_HARNESS % (width, safe))
-    (folder / "page.html").write_text(page)
-    assert CHROMIUM
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--virtual-time-budget=3000", f"--window-size={max(width, 500)},2400"]
-    shot = [*command, f"--screenshot={folder / 'shot.png'}", (folder / "page.html").as_uri()]
-    subprocess.run(shot, check=True, capture_output=True, timeout=120)
-    told = subprocess.run(
-        [*command, "--dump-dom", (folder / "harness.html").as_uri()], check=True, capture_output=True, text=True,
-        timeout=120,
-    ).stdout  # fmt: skip
-    found = told.rpartition('<pre id="found">')[2].partition("</pre>")[0]
-    answer: dict[str, Any] = json.loads(found.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
-    return answer
 
 
 class TestInterruption:

@@ -12,8 +12,8 @@ import pytest
 import zoo
 from google.protobuf import json_format
 
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from browsing import CHROMIUM, browse
 from running import COMMAND, StartServer
 
 from graphkiln.tuning.application import apply
@@ -26,7 +26,6 @@ from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FEW = ("--only", "spin")
 """Two candidates: few sessions, few servers."""
 
@@ -122,7 +121,7 @@ class TestFound:
         self, found: tuple[dict[str, Any], str], tmp_path: Path, width: int
     ) -> None:
         document, page = found
-        shown = browse(page, tmp_path, width)
+        shown = browse(page, tmp_path, width, {"marks": "#front .mark", "rows": "#rows tr"})
         assert shown["overflow"] == 0
         assert shown["outside"] == []
         assert shown["marks"] == len([row for row in document["rows"] if row["best"] and row["best"]["p99_ms"]])
@@ -226,43 +225,3 @@ def tune_beside(folder: Path, *words: object) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [*COMMAND, "tune", *map(str, words)], env=environment_, capture_output=True, text=True, timeout=400, check=False
     )
-
-
-_HARNESS = """<!DOCTYPE html><meta charset="utf-8">
-<style>body { margin: 0 } iframe { border: 0; width: %dpx; height: 3000px }</style>
-<iframe id="page"></iframe><script>
-const frame = document.getElementById("page");
-frame.onload = () => {
-  const inside = frame.contentDocument, outside = [];
-  let smallest = 99;
-  for (const svg of inside.querySelectorAll("svg"))
-    for (const text of svg.querySelectorAll("text")) {
-      const box = text.getBBox(), view = svg.viewBox.baseVal;
-      smallest = Math.min(smallest, 14 * svg.getBoundingClientRect().width / view.width);
-      if (box.x < -1 || box.x + box.width > view.width + 1 || box.y < -1 || box.y + box.height > view.height + 1)
-        outside.push(text.textContent);
-    }
-  const count = (what) => inside.querySelectorAll(what).length;
-  const found = { overflow: Math.max(0, inside.documentElement.scrollWidth - frame.clientWidth), outside, smallest,
-                  marks: count("#front .mark"), rows: count("#rows tr") };
-  const note = document.createElement("pre");
-  note.id = "found"; note.textContent = JSON.stringify(found); document.body.append(note);
-};
-frame.srcdoc = %s;
-</script>"""
-
-
-def browse(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """Opens a page in a headless browser, in a frame of that width, and says what is there."""
-    safe = json.dumps(page).replace("</", "<\\/")
-    (folder / "harness.html").write_text(_HARNESS % (width, safe))
-    assert CHROMIUM
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--virtual-time-budget=3000", f"--window-size={max(width, 500)},2400"]
-    told = subprocess.run(
-        [*command, "--dump-dom", (folder / "harness.html").as_uri()], check=True, capture_output=True, text=True,
-        timeout=120,
-    ).stdout  # fmt: skip
-    text = re.sub(r"&(amp|lt|gt);", lambda match: {"amp": "&", "lt": "<", "gt": ">"}[match[1]], told)
-    answer: dict[str, Any] = json.loads(text.rpartition('<pre id="found">')[2].partition("</pre>")[0])
-    return answer

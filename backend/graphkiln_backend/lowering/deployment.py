@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.custom_operators import find_libraries
+from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.selection import select_session
@@ -68,6 +71,35 @@ class Deployment:
             saved=saved,
             warmup_batch_sizes=sizes,
         )
+
+    @classmethod
+    def here(
+        cls,
+        version: Path,
+        config: ModelConfig,
+        cache: ArtifactCache,
+        overrides: Sequence[Override] = (),
+        *,
+        cores: int | None = None,
+        works_beside: bool = False,
+    ) -> Deployment:
+        """Reads a version of a store and plans it for this machine.
+
+        Args:
+            version: The version folder; what another framework saved there is converted.
+            config: The model's configuration, completed from the graph.
+            cache: Keeps what is converted.
+            overrides: What the command line requests.
+            cores: That may be used; all of them by default.
+            works_beside: Whether the process computes something else on its cores, too.
+
+        Raises:
+            GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
+        """
+        resources = Resources(
+            device=config.device, cores=cores or usable_cores(), probe=probe, works_beside=works_beside
+        )
+        return cls.read(convert_if_needed(version, cache), config, resources, overrides)
 
     def build(self, cache: ArtifactCache) -> ProvenSession:
         """Builds, proves and warms up the session that will serve.

@@ -14,7 +14,7 @@ from functools import cache
 import ray
 from ray.exceptions import RayError
 
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.errors import ScoringError
 
 _OBJECT_STORE_BYTES = 100 * 2**20

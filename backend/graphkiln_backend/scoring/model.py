@@ -10,7 +10,6 @@ from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.manifest import sha256_of
@@ -19,7 +18,6 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.artifacts import Artifacts, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
@@ -168,8 +166,7 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
     _check_independent(completed, folder)
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
     config = replace(config, instance_groups=(InstanceGroup(count=1, device=config.device),))
-    resources = Resources(device=config.device, cores=cores, probe=probe, works_beside=True)
-    deployment = Deployment.read(graph_folder(folder), config, resources, request.overrides)
+    deployment = Deployment.here(folder, config, cache, request.overrides, cores=cores, works_beside=True)
     if deployment.version.graph_path.is_relative_to(folder):
         check_published(completed, folder.parent, int(folder.name), deployment.version)
     contract = complete_contract(deployment.version, completed, folder.parent)

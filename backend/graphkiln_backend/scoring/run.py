@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.destinations.base import Destination, Lease
 from graphkiln_backend.scoring.driver import drive

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts

@@ -19,14 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.deployment import Deployment
-from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
-from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.model_config import ModelConfig
@@ -125,10 +121,8 @@ def _outcome(candidate: Candidate) -> tuple[str, str]:
 
 def _build(candidate: Candidate) -> str:
     config = ModelConfig.read(candidate.config, has_gpu=bool(gpus()))
-    resources = Resources(device=config.device, cores=usable_cores(), probe=probe)
     with candidate.cache.open(candidate.temporary / "artifacts") as cache:
-        graph = convert_if_needed(candidate.folder, cache)
-        deployment = Deployment.read(graph, config, resources, candidate.overrides)
+        deployment = Deployment.here(candidate.folder, config, cache, candidate.overrides)
         number = int(candidate.folder.name)
         check_published(read_config(candidate.config), candidate.folder.parent, number, deployment.version)
         proven = deployment.build(cache)

@@ -22,9 +22,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import PARAMETER
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError

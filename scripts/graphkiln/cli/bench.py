@@ -186,7 +186,7 @@ class _ServerWatch:
 
 
 def _describe_generator(measured: Measurement) -> _Generator:
-    from graphkiln_client.load_processes import usable_cores
+    from graphkiln_backend.graph.cores import usable_cores
 
     share = measured.client_cores / usable_cores()
     return _Generator(

@@ -59,12 +59,9 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
     """
     from graphkiln.cli.verify import version_folder
-    from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.engines.hardware import gpus
-    from graphkiln_backend.engines.registry import probe
     from graphkiln_backend.lowering.deployment import Deployment
     from graphkiln_backend.lowering.importing import convert_if_needed
-    from graphkiln_backend.lowering.plan import Resources
     from graphkiln_backend.lowering.settings import parse_override
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.repository.overlay import complete_config
@@ -74,6 +71,4 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     graph_folder = partial(convert_if_needed, cache=artifacts)
     completed = complete_config(folder.parent, installed_backend_names(), graph_folder)
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
-    resources = Resources(device=config.device, cores=usable_cores(), probe=probe)
-    overrides = [parse_override(text) for text in settings or []]
-    return Deployment.read(graph_folder(folder), config, resources, overrides)
+    return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])

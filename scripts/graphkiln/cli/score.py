@@ -161,10 +161,10 @@ def _verify(destination: str, source: str, format_: str, ledger: str) -> None:
 def _estimate(request: ScoreRequest, within: str, price: float | None, *, as_json: bool) -> None:
     from graphkiln.cli.score_estimate import print_estimate
     from graphkiln.scoring.estimation import estimate_request, size
-    from graphkiln.scoring.sizing import parse_duration
     from graphkiln_backend.graph.decoding import encode
+    from graphkiln_backend.graph.durations import parse_duration
 
-    within_s = parse_duration(within) if within else None
+    within_s = parse_duration(within, "--within", "90m, 6h or 2d") if within else None
     estimate = estimate_request(request, lambda text: None if as_json else say(text))
     sizing = size(estimate, within_s, price) if within_s else None
     if as_json:

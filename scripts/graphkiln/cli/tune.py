@@ -125,7 +125,8 @@ def _check_libraries() -> None:
 
 def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:
     from graphkiln.tuning import target as types
-    from graphkiln.tuning.quantities import parse_duration, parse_rate, parse_share
+    from graphkiln.tuning.quantities import parse_rate, parse_share
+    from graphkiln_backend.graph.durations import parse_duration
 
     chosen = objective or (Objective.LATENCY if rate else Objective.THROUGHPUT)
     return types.Target(
@@ -148,9 +149,10 @@ def _plan(
 ) -> Tuning:
     from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
     from graphkiln.tuning.offered_load import Arriving
-    from graphkiln.tuning.quantities import parse_duration, parse_fixed
+    from graphkiln.tuning.quantities import parse_fixed
     from graphkiln.tuning.questions import check_floor, read_questions
     from graphkiln.tuning.tuner import Tuning
+    from graphkiln_backend.graph.durations import parse_duration
 
     budget_s = parse_duration(budget, "--budget")
     subject = _read_subject(model)

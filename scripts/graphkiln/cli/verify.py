@@ -31,7 +31,7 @@ def verify(
 
     Exit code 1 when its outputs are no longer those of the source model.
     """
-    from graphkiln_backend.engines.cores import usable_cores
+    from graphkiln_backend.graph.cores import usable_cores
     from graphkiln_backend.graph.decoding import encode
     from graphkiln_backend.graph.precision import SAVED, Precision
     from graphkiln_backend.repository.version import read_version

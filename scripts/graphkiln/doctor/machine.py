@@ -24,7 +24,7 @@ _OLDEST_TIME_S = 1_704_067_200
 
 def check_processor(_: Request) -> Iterator[Finding]:
     """The processor."""
-    from graphkiln_backend.engines.cores import usable_cores
+    from graphkiln_backend.graph.cores import usable_cores
 
     yield find_processor(_CPUINFO.read_text(), usable_cores(), os.cpu_count() or 1)
 

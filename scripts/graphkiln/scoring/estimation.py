@@ -224,8 +224,8 @@ def _keep(kept: list[Unit], unit: Unit) -> list[Unit]:
 
 def _plan_workers(request: ScoreRequest) -> Workers:
     """As the driver places them."""
-    from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.engines.hardware import gpus
+    from graphkiln_backend.graph.cores import usable_cores
     from graphkiln_backend.scoring.cluster import connect
     from graphkiln_backend.scoring.nodes import Node, living_nodes, room_of
 

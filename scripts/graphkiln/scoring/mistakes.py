@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.repository.remote_address import is_remote
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.model import read_model

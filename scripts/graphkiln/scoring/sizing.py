@@ -10,12 +10,9 @@ or the network to it, is exhausted; what that bears must be known for this figur
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from graphkiln_backend.scoring.errors import ScoringError
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +61,3 @@ def size_fleet(
     seconds = start_s + rows / (rate * machines)
     cost = None if price_per_hour is None else machines * seconds / 3600 * price_per_hour
     return Sizing(machines=machines, workers=machines * workers_per_machine, seconds=seconds, cost=cost)
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a text such as `90m`, `6h` or `2d`.
-
-    Raises:
-        ScoringError: It is none.
-    """
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text.strip())
-    if not found or not float(found[1]):
-        raise ScoringError(f"'{text[:40]}' is no time", hint="write 90m, 6h or 2d")
-    return float(found[1]) * _UNITS_S[found[2]]

@@ -1,4 +1,4 @@
-"""Durations, rates and shares as people write them, and values of `--fix`."""
+"""Rates and shares as people write them, and values of `--fix`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,8 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.spelling import did_you_mean
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
-
-
-def parse_duration(text: str, option: str) -> float:
-    """Reads `50ms`, `2.5s` or `20m` as seconds.
-
-    Raises:
-        InvalidInput: It is no time, or not above 0.
-    """
-    return _parse(text, option, _SECONDS, "a time such as 50ms, 2.5s or 20m")
 
 
 def parse_rate(text: str, option: str) -> float:

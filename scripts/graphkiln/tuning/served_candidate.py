@@ -14,7 +14,7 @@ from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.server_watch import CpuTime, Placed, ServerWatch
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_client import Client
 from graphkiln_client.load_generator import Recording
 from graphkiln_client.load_job import Load, Target

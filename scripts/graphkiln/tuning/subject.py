@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.config_changes import NO_BATCHER, has_one_group
 from graphkiln_backend.repository.model_config import ModelConfig
@@ -76,15 +74,13 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
     version = version.absolute()
     completed = complete_for(version, cache)
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
-    cores = usable_cores()
-    resources = Resources(device=config.device, cores=cores, probe=probe)
-    deployment = Deployment.read(convert_if_needed(version, cache), config, resources)
+    deployment = Deployment.here(version, config, cache)
     return Subject(
         folder=version.parent,
         version=int(version.name),
         config=config,
         deployment=deployment,
-        cores=cores,
+        cores=usable_cores(),
         single_group=has_one_group(completed),
         schedules_sequences=completed.HasField("sequence_batching"),
         queue_delay_us=_queue_delay(completed),

@@ -11,9 +11,10 @@ import zoo
 
 from graphkiln.cli.deployed import open_artifact_cache, read_deployment
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines import cores, hardware
+from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
+from graphkiln_backend.lowering import deployment
 from graphkiln_backend.server import installation
 
 GPU = hardware.Gpu(name="NVIDIA H200", compute_capability="9.0", driver="570.0")
@@ -22,7 +23,7 @@ GPU = hardware.Gpu(name="NVIDIA H200", compute_capability="9.0", driver="570.0")
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores and no GPU."""
-    monkeypatch.setattr(cores, "usable_cores", lambda: 4)
+    monkeypatch.setattr(deployment, "usable_cores", lambda: 4)
     monkeypatch.setattr(hardware, "gpus", tuple)
 
 

@@ -114,7 +114,7 @@ def test_progress_off(run: RunVerb) -> None:
         ((*GIVEN, "--scores", "--top-k", "3"), "--top-k and --scores both say what is written"),
         ((*GIVEN, "--within", "6h"), "--within asks for an estimate (give --dry-run, too)"),
         ((*GIVEN, "--dry-run", "--price", "1.2"), "--price needs the time"),
-        ((*GIVEN, "--dry-run", "--within", "6"), "'6' is no time"),
+        ((*GIVEN, "--dry-run", "--within", "6"), "--within 6: expected a time such as 90m, 6h or 2d"),
         (("photos", "--verify", "out"), "--verify out needs no source"),
         (("--verify", "nowhere"), "nowhere"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln.scoring.sizing import parse_duration, size_fleet
+from graphkiln.scoring.sizing import size_fleet
 from graphkiln_backend.scoring.errors import ScoringError
 
 
@@ -31,14 +31,3 @@ def test_little_takes_one_machine() -> None:
 def test_a_deadline_before_a_worker_is_ready() -> None:
     with pytest.raises(ScoringError, match="needs 90 s to be ready"):
         size_fleet(10, rows_per_s=10, workers_per_machine=2, start_s=90, within_s=60)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("6h", 21600), ("1.5d", 129600)])
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "6", "h", "-1h", "0m", "6 h", "1e3s"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ScoringError, match="write 90m, 6h or 2d"):
-        parse_duration(text)

@@ -43,8 +43,8 @@ class SessionWorkload:
 @contextmanager
 def open_session(graph: Path, device: Device) -> Iterator[Session]:
     """Builds a session with the default settings: ONNX Runtime in fp32, all cores."""
-    from graphkiln_backend.engines.cores import usable_cores
     from graphkiln_backend.engines.registry import load_engine, probe
+    from graphkiln_backend.graph.cores import usable_cores
     from graphkiln_backend.lowering.plan import Resources, plan
     from graphkiln_backend.lowering.settings import Settings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.engines import cores
+from graphkiln_backend.graph import cores
 
 
 class TestCores:
