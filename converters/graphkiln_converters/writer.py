@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.labels import check_count, labels_text
+from graphkiln_backend.graph.labels import labels_text
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -29,6 +30,7 @@ from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Task, check_task
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.config import config_text
 from graphkiln_backend.repository.version import (
@@ -56,6 +58,7 @@ class SourceInfo:
         preprocess: How an image becomes the input, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
         ranking: What clients are told of a graph that ranks its classes itself, or None.
+        task: What the graph answers about an image, or None.
     """
 
     description: str
@@ -65,6 +68,7 @@ class SourceInfo:
     preprocess: Preprocess | None
     labels: Sequence[str]
     ranking: Ranking | None = None
+    task: Task | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,9 +214,10 @@ def _config_text(name: str, version: NewVersion) -> str:
         name,
         version.signature,
         max_batch_size=version.max_batch_size if version.signature.batchable else 0,
-        preprocess=version.source.preprocess,
         labels_file=None,
-        ranking=version.source.ranking,
+        contract=Contract(
+            preprocess=version.source.preprocess, ranking=version.source.ranking, task=version.source.task
+        ),
     )
 
 
@@ -250,6 +255,7 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
         conversion=version.conversion,
         weights={path.name: sha256_of(folder / path.name) for path in beside},
         ranking=version.source.ranking,
+        task=version.source.task,
     )
     manifest.write(folder / MANIFEST_FILE)
     return manifest
@@ -259,13 +265,14 @@ def _write_labels(path: Path, version: NewVersion) -> Labels | None:
     """Writes the labels file of a version that has labels.
 
     Raises:
-        ConversionError: A label is not one line, or they are not one for each class.
+        ConversionError: A label is not one line, or they are not one for each class; or the graph lacks what its task
+            needs.
     """
     labels = version.source.labels
-    if not labels:
-        return None
     try:
-        check_count(labels, version.signature, "the source")
+        check_task(version.source.task, labels, version.signature, "the source")
+        if not labels:
+            return None
         path.write_text(labels_text(labels), encoding="utf-8")
     except ManifestError as error:
         raise ConversionError(error.message, hint=error.hint) from error

@@ -19,7 +19,7 @@ def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str
     folder.mkdir(parents=True)
     (folder / "model.onnx").symlink_to(graph)
     with _reference_signature(graph) as signature:
-        text = config_text(name, signature, max_batch_size=8, preprocess=None, labels_file=None)
+        text = config_text(name, signature, max_batch_size=8, labels_file=None)
     text = text.replace(f'backend: "{BACKEND}"', f'backend: "{backend}"')
     (store / name / "config.pbtxt").write_text(text + extra)
 

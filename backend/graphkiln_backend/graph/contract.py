@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from graphkiln_backend.graph.decoding import decode_json, encode_json
+from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode_json, encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Task
 
 PARAMETER = "contracts"
 """The key of config.pbtxt's `parameters` under which the contracts are published, as JSON."""
@@ -34,14 +35,16 @@ class Contract:
     Attributes:
         preprocess: How an image becomes the first input.
         labels: Class names by index.
-        output: The output whose classes the labels name; empty without labels.
+        output: The output whose classes the labels name; empty without labels, and where the task says it.
         ranking: The outputs of an embedded top-k, which hold labels of their own.
+        task: What the version answers about an image; None is a classification, or whatever its outputs are.
     """
 
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
     output: str = ""
     ranking: Ranking | None = None
+    task: Task | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @property
     def says_something(self) -> bool:

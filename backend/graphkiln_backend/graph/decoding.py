@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
+OMIT_DEFAULT = {"omit_default": True}
+"""Metadata of a field that is not written while it has its default: what is new in a document that older readers read,
+and whose digest they compute, must not be in it where it says nothing."""
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
@@ -50,7 +54,7 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
     arguments = {}
     for name, field in fields.items():
         if name in value:
-            arguments[name] = _decode_any(hints[name], value[name], _join(path, name))
+            arguments[name] = decode_value(hints[name], value[name], _join(path, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ManifestError(f"missing key '{_join(path, name)}'")
     return cls(**arguments)
@@ -59,7 +63,8 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
 def encode(value: Any) -> Any:
     """Turns a dataclass (nested to any depth) into plain JSON data; `decode` is its inverse."""
     if dataclasses.is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        written = [field for field in dataclasses.fields(value) if not _is_omitted(field, value)]
+        return {field.name: encode(getattr(value, field.name)) for field in written}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, tuple | list):
@@ -81,11 +86,23 @@ def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
     Raises:
         ManifestError: Not JSON, or not such an object; the message names the bad key.
     """
+    return decode(cls, parse_json(text, what=what), path=path)
+
+
+def parse_json(text: str, *, what: str) -> Any:
+    """The data of JSON text.
+
+    Args:
+        text: The JSON.
+        what: The document in words, for the error.
+
+    Raises:
+        ManifestError: Not JSON.
+    """
     try:
-        document = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{what} is not JSON: {error}") from error
-    return decode(cls, document, path=path)
 
 
 def encode_json(value: Any) -> str:
@@ -93,7 +110,17 @@ def encode_json(value: Any) -> str:
     return json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False)
 
 
-def _decode_any(hint: Any, value: object, path: str) -> Any:
+def decode_value(hint: Any, value: object, path: str) -> Any:
+    """Builds a value of any type that a field may have, such as a union of dataclasses.
+
+    Args:
+        hint: The type.
+        value: The JSON value.
+        path: As for `decode`.
+
+    Raises:
+        ManifestError: As for `decode`.
+    """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(typing.get_args(hint), value, path)
@@ -107,7 +134,7 @@ def _decode_any(hint: Any, value: object, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise _wrong(path, "an object", value)
         item_hint = typing.get_args(hint)[1]
-        return {str(key): _decode_any(item_hint, item, _join(path, key)) for key, item in value.items()}
+        return {str(key): decode_value(item_hint, item, _join(path, key)) for key, item in value.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return decode(hint, value, path=path)
     return _decode_scalar(hint, value, path)
@@ -117,12 +144,35 @@ def _decode_union(options: tuple[Any, ...], value: object, path: str) -> Any:
     if value is None and type(None) in options:
         return None
     candidates = [option for option in options if option is not type(None)]
+    if kinds := _kinds(candidates):
+        return _decode_kind(kinds, value, path)
     for option in candidates[:-1]:
         try:
-            return _decode_any(option, value, path)
+            return decode_value(option, value, path)
         except ManifestError:
             continue
-    return _decode_any(candidates[-1], value, path)
+    return decode_value(candidates[-1], value, path)
+
+
+def _kinds(options: Sequence[Any]) -> dict[str, type[Any]]:
+    """The dataclasses of a union by the value of their field `kind`; none where one has no such field."""
+    if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
+        return {}
+    kinds = {typing.get_args(typing.get_type_hints(option).get("kind")): option for option in options}
+    return {} if () in kinds else {kind[0]: option for kind, option in kinds.items()}
+
+
+def _decode_kind(kinds: Mapping[str, type[Any]], value: object, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise _wrong(path, "an object", value)
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise _wrong(_join(path, "kind"), f"one of {', '.join(map(repr, kinds))}", kind)
+    return decode(kinds[kind], value, path=path)
+
+
+def _is_omitted(field: dataclasses.Field[Any], value: Any) -> bool:
+    return bool(field.metadata.get("omit_default")) and getattr(value, field.name) == field.default
 
 
 def _decode_tuple(items: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
@@ -133,7 +183,7 @@ def _decode_tuple(items: tuple[Any, ...], value: object, path: str) -> tuple[Any
     if len(items) != len(value):
         raise _wrong(path, f"a list of {len(items)}", value)
     return tuple(
-        _decode_any(item, element, f"{path}[{index}]")
+        decode_value(item, element, f"{path}[{index}]")
         for index, (item, element) in enumerate(zip(items, value, strict=True))
     )
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode, encode
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.files import TEXT_LIMIT, open_regular, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Task
 
 FORMAT_VERSION = 2
 """What is written. Format 1 had no hash of labels and none of its own, and is still read."""
@@ -139,6 +140,7 @@ class Manifest:
         conversion: How `graphkiln convert` made the graph, or None where something else did.
         weights: SHA-256 of each file of weights beside the graph, by file name.
         ranking: The outputs of an embedded top-k, or None.
+        task: What the graph answers about an image; None is a classification, or whatever its outputs are.
         digest: SHA-256 of all other values as they stand in the file, hexadecimal; empty in format 1, and until it is
             written.
     """
@@ -155,6 +157,7 @@ class Manifest:
     conversion: Conversion | None = None
     weights: dict[str, str] = field(default_factory=dict)
     ranking: Ranking | None = None
+    task: Task | None = field(default=None, metadata=OMIT_DEFAULT)
     digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

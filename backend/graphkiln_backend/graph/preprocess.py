@@ -6,10 +6,10 @@ need Pillow and live in `graphkiln_backend.images`; geometry and normalization a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from graphkiln_backend.graph.decoding import decode_json, encode_json
+from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode_json, encode_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.lazy_module import LazyModule
@@ -28,11 +28,60 @@ Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Letterbox:
+    """Fits a whole image into a fixed size, its aspect ratio kept, and fills the rest.
+
+    Attributes:
+        size: `(height, width)` in pixels.
+        padding: What fills the rest: a gray value from 0 to 255; or None for zeros in the normalized sample, as
+            torchvision's and transformers' detectors pad.
+        position: Where the image lies; of an odd number of rows or columns to fill, the smaller part comes first.
+        rounding: Of the size that the image is resized to: to the `nearest` pixel, or `down`.
+        enlarge: Whether a smaller image is enlarged.
+
+    Source: Ultralytics `LetterBox` (the defaults); `torchvision.models.detection.transform` (`top-left`, `down`, None).
+    """
+
+    size: tuple[int, int]
+    padding: int | None = 114
+    position: Literal["center", "top-left"] = "center"
+    rounding: Literal["nearest", "down"] = "nearest"
+    enlarge: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.size) < 1:
+            raise ManifestError("preprocess.letterbox.size must be at least 1 pixel")
+        if self.padding is not None and not 0 <= self.padding <= 255:
+            raise ManifestError(f"preprocess.letterbox.padding must be from 0 to 255, got {self.padding}")
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Size `(height, width)` in pixels that an image of that size is resized to."""
+        scale = min(self.size[0] / height, self.size[1] / width)
+        if scale > 1 and not self.enlarge:
+            return height, width
+        sizes = [(height, self.size[0]), (width, self.size[1])]
+        tight = [limit / size == scale for size, limit in sizes]
+        rounded = [round(size * scale) if self.rounding == "nearest" else int(size * scale) for size, _ in sizes]
+        fitted = [
+            limit if is_tight else min(max(size, 1), limit)
+            for size, (_, limit), is_tight in zip(rounded, sizes, tight, strict=True)
+        ]
+        return fitted[0], fitted[1]
+
+    def box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """The whole of it `(left, top, right, bottom)`, as a resized image of that size sees it: 0 or less at first."""
+        top, left = ((limit - size) // 2 for size, limit in zip((height, width), self.size, strict=True))
+        if self.position == "top-left":
+            top = left = 0
+        return -left, -top, self.size[1] - left, self.size[0] - top
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocess:
     """From a decoded image to one sample of an input tensor.
 
-    The steps, in order: convert to `color`; resize; center-crop; for float dtypes scale to 0..1, subtract `mean`
-    and divide by `std`, per channel; arrange as `layout`.
+    The steps, in order: convert to `color`; resize; center-crop, or letterbox in place of both; for float dtypes scale
+    to 0..1, subtract `mean` and divide by `std`, per channel; arrange as `layout`.
 
     Attributes:
         resize: Length of the shorter side in pixels (aspect ratio kept), or exact `(height, width)`, or None.
@@ -45,6 +94,7 @@ class Preprocess:
         color: Channels and their order.
         layout: Order of the dimensions of one sample (without the batch).
         dtype: Element type of the tensor. UINT8 takes raw pixels: no scaling, no mean, no std.
+        letterbox: Resizes and pads in place of `resize` and `crop`; or None.
 
     Source: `torchvision.transforms` Resize, CenterCrop, ToTensor and Normalize on PIL images.
     """
@@ -58,12 +108,13 @@ class Preprocess:
     color: Literal["RGB", "BGR", "L"] = "RGB"
     layout: Literal["CHW", "HWC"] = "CHW"
     dtype: DType = DType.FP32
+    letterbox: Letterbox | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
-        for field in ("mean", "std"):
-            values = getattr(self, field)
+        for key in ("mean", "std"):
+            values = getattr(self, key)
             if values and len(values) != self.channels:
-                raise ManifestError(f"preprocess.{field} must have {self.channels} values, got {len(values)}")
+                raise ManifestError(f"preprocess.{key} must have {self.channels} values, got {len(values)}")
         if any(value == 0 for value in self.std):
             raise ManifestError("preprocess.std must not hold a zero")
         if self.dtype not in (DType.UINT8, DType.FP16, DType.FP32):
@@ -73,6 +124,8 @@ class Preprocess:
         sides = (self.resize,) if isinstance(self.resize, int) else self.resize or ()
         if any(side < 1 for side in (*sides, *(self.crop or ()))):
             raise ManifestError("preprocess.resize and preprocess.crop must be at least 1 pixel")
+        if self.letterbox and (self.resize is not None or self.crop is not None):
+            raise ManifestError("preprocess.letterbox resizes and pads itself: leave out resize and crop")
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:
@@ -97,6 +150,8 @@ class Preprocess:
 
         Source: `torchvision.transforms.functional._compute_resized_output_size` (the longer side is truncated).
         """
+        if self.letterbox:
+            return self.letterbox.resized(height, width)
         if self.resize is None:
             return height, width
         if isinstance(self.resize, tuple):
@@ -106,11 +161,15 @@ class Preprocess:
         return int(self.resize * height / width), self.resize
 
     def cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Center-crop box `(left, top, right, bottom)` in pixels; negative or outside where padding is needed.
+        """Box `(left, top, right, bottom)` in pixels that becomes the sample; outside the image is padding.
+
+        It is the center crop, or the whole letterbox.
 
         Source: `torchvision.transforms.functional.center_crop` (rounds half to even; pads before it crops);
         `transformers.image_transforms.center_crop` (rounds down in both cases).
         """
+        if self.letterbox:
+            return self.letterbox.box(height, width)
         if self.crop is None:
             return 0, 0, width, height
         crop_height, crop_width = self.crop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,6 +94,21 @@ def _upright(image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A sample, and the size of the image that it was made from.
+
+    Attributes:
+        sample: Of the spec's layout and dtype, without the batch.
+        height: Of the upright image, in pixels.
+        width: Likewise.
+    """
+
+    sample: AnyArray
+    height: int
+    width: int
+
+
 def load_sample(image: ImageLike, spec: Preprocess) -> AnyArray:
     """Turns an image into one sample (no batch dimension) of the spec's layout and dtype.
 
@@ -103,16 +119,46 @@ def load_sample(image: ImageLike, spec: Preprocess) -> AnyArray:
     Raises:
         InvalidInput: The image cannot be read.
     """
+    return prepare(image, spec).sample
+
+
+def prepare(image: ImageLike, spec: Preprocess) -> Prepared:
+    """Turns an image into one sample, and keeps the size that answers about it are brought back to.
+
+    Raises:
+        InvalidInput: The image cannot be read.
+    """
     decoded = _convert(open_image(image), spec.color)
+    original = decoded.size
     height, width = spec.resized(decoded.height, decoded.width)
     if height * width > _MOST_PIXELS:  # an image of one row can be resized to any width
         raise InvalidInput(f"{describe(image)} is too long and narrow: it would be resized to {width}x{height}")
     if (height, width) != (decoded.height, decoded.width):
         decoded = decoded.resize((width, height), _FILTERS[spec.interpolation])
-    box = spec.cropped(height, width)
-    if box != (0, 0, width, height):
-        decoded = decoded.crop(box)
-    pixels = np.asarray(decoded, dtype=np.uint8).reshape(decoded.height, decoded.width, spec.channels)
+    return Prepared(_place(decoded, spec), original[1], original[0])
+
+
+def _place(image: Image.Image, spec: Preprocess) -> AnyArray:
+    """Crops or pads a resized image, and normalizes it."""
+    box = spec.cropped(image.height, image.width)
+    if box == (0, 0, *image.size):
+        return _normalize(image, spec)
+    if spec.letterbox is None:
+        return _normalize(image.crop(box), spec)
+    left, top, right, bottom = box
+    if spec.letterbox.padding is not None:
+        canvas = Image.new(image.mode, (right - left, bottom - top), (spec.letterbox.padding,) * spec.channels)
+        canvas.paste(image, (-left, -top))
+        return _normalize(canvas, spec)
+    inner = _normalize(image, spec)
+    axes = (1, 2) if spec.layout == "CHW" else (0, 1)
+    widths = [(0, 0)] * 3
+    widths[axes[0]], widths[axes[1]] = (-top, bottom - image.height), (-left, right - image.width)
+    return np.pad(inner, widths)
+
+
+def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
+    pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, spec.channels)
     return spec.normalize(pixels[..., ::-1] if spec.color == "BGR" else pixels)
 
 

@@ -17,6 +17,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.task import PARAMETER as TASK
 from graphkiln_backend.repository.sequence_tensors import TEXT_ID_PARAMETER
 
 LAYOUTS = ("nchw", "nhwc")
@@ -42,7 +43,7 @@ TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKI
 """Read by Triton's Python backend itself."""
 UNREAD_KEYS = ("execute_delay_ms",)
 """Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
-PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TEXT_ID_PARAMETER)
+PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER)
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
 """What changes nothing where a person writes it."""
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)

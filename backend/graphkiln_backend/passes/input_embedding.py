@@ -30,7 +30,10 @@ class EmbedPreprocess:
     summary: str = "raw image bytes in; cast, normalize and layout inside"
 
     def requires(self, model: onnx_ir.Model) -> str:
-        """One input, of rank 4 and floating-point."""
+        """One input, of rank 4 and floating-point; and no padding that pixels cannot hold."""
+        letterbox = self.preprocess.letterbox
+        if letterbox and letterbox.padding is None and self.preprocess.mean:
+            return "the letterbox pads with zeros after the normalization, which are no pixels"
         value = model.graph.inputs[0]
         fits = len(model.graph.inputs) == 1 and value.shape is not None and len(value.shape) == 4
         return "" if fits and value.dtype == onnx_ir.DataType.FLOAT else "the input is no FP32 image"

@@ -10,13 +10,14 @@ from typing import Any, Literal, TypeAlias
 
 from google.protobuf import json_format, text_format
 
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import PARAMETER as TASK
 from graphkiln_backend.repository.batch_tensors import check_batch_tensors, read_batch_tensors
 from graphkiln_backend.repository.protobuf import pb
 from graphkiln_backend.repository.sequence_tensors import (
@@ -85,9 +86,8 @@ def config_text(
     signature: Signature,
     *,
     max_batch_size: int,
-    preprocess: Preprocess | None,
     labels_file: str | None,
-    ranking: Ranking | None = None,
+    contract: Contract | None = None,
 ) -> str:
     """The config.pbtxt of a saved graph.
 
@@ -95,9 +95,8 @@ def config_text(
         name: Model name.
         signature: Inputs and outputs; each with a varying first dimension when `max_batch_size` is above 0.
         max_batch_size: Largest batch that Triton may form; 0 for a graph that cannot be batched.
-        preprocess: Published for clients.
         labels_file: File in the model's folder with one label per line, for the first output.
-        ranking: Published for clients, of a graph that ranks its classes itself.
+        contract: Whose preprocessing, ranking and task are published for clients.
 
     Returns:
         The text, complete: nothing is left to Triton's own completion.
@@ -109,10 +108,10 @@ def config_text(
     complete(config, signature, labels_file=labels_file)
     if max_batch_size > 0:
         _add_warmup(config)
-    if preprocess:
-        config.parameters[PREPROCESS].string_value = preprocess.to_json()
-    if ranking:
-        config.parameters[RANKING].string_value = ranking.to_json()
+    said = contract or Contract()
+    for key, value in ((PREPROCESS, said.preprocess), (RANKING, said.ranking), (TASK, said.task)):
+        if value:
+            config.parameters[key].string_value = encode_json(value)
     return text_format.MessageToString(config)
 
 

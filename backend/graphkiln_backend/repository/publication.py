@@ -1,9 +1,9 @@
 """What a server publishes of its versions' contracts, in the one configuration that a model has.
 
 The manifests decide. `contracts` holds what each version says, by its number. What can be said of a whole model only
-(`preprocess`, `ranking`, the labels of Triton's classification extension) is said where all versions that are served
-agree, and left out where they do not. What config.pbtxt says of these itself holds for models whose versions say
-nothing: bare graphs.
+(`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is said where all versions that are
+served agree, and left out where they do not. What config.pbtxt says of these itself holds for models whose versions
+say nothing: bare graphs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from graphkiln_backend.graph.contract import PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.task import Task, is_classification, read_task
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.version import (
     ModelVersion,
@@ -41,14 +44,6 @@ _UNPUBLISHED_HINT = (
     "graphkiln serve publishes what each version says with --model-control-mode=none (its default) or poll; where it "
     "does not, correct config.pbtxt, or convert the version under another --name"
 )
-
-
-class _Json(Protocol):
-    """A value that is published as JSON."""
-
-    def to_json(self) -> str:
-        """One line of it."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +84,7 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
     live = [version for version in versions if version.number in numbers]
     _publish_value(config, PREPROCESS, versions, live, _preprocess_of)
     _publish_value(config, RANKING, versions, live, _ranking_of)
+    _publish_value(config, TASK, versions, live, _task_of)
     _publish_labels(config, versions, live)
 
 
@@ -123,12 +119,16 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
 
 
 def labels_file_of(version: Path) -> str | None:
-    """The labels file of a version, relative to the model's folder: its own, or else the model's; None for none.
+    """The labels file that names the classes of an output: of a version, relative to the model's folder.
+
+    It is the version's own, or else the model's; None for none, and for a task that is no classification.
 
     Raises:
         ManifestError: The manifest cannot be read.
     """
     manifest = read_manifest(version)
+    if manifest and not is_classification(manifest.task):
+        return None
     path = find_labels(version, manifest) if manifest else None
     return find_labels_file(version.parent) if path is None else str(path.relative_to(version.parent))
 
@@ -163,7 +163,7 @@ def _publish_value(
     key: str,
     versions: Sequence[_Version],
     served: Sequence[_Version],
-    say: Callable[[Contract], _Json | None],
+    say: Callable[[Contract], object],
 ) -> None:
     """Says for the model what all versions that are served say, or nothing; untouched where no version says it."""
     if not any(say(version.contract) for version in versions):
@@ -171,7 +171,7 @@ def _publish_value(
     before = config.parameters.pop(key).string_value if key in config.parameters else ""
     common = _common([say(version.contract) for version in served])
     if common is not None:
-        config.parameters[key].string_value = common.to_json()
+        config.parameters[key].string_value = encode_json(common)
     if before and not any(before == _text(say(version.contract)) for version in versions):
         _log.warning(
             "config.pbtxt of %s gives a %s that no version has: what the manifests say is published", config.name, key
@@ -202,6 +202,10 @@ def _ranking_of(contract: Contract) -> Ranking | None:
     return contract.ranking
 
 
+def _task_of(contract: Contract) -> Task | None:
+    return contract.task
+
+
 def _labels_of(contract: Contract) -> tuple[str, ...]:
     return contract.labels
 
@@ -211,8 +215,8 @@ def _common(values: Sequence[T]) -> T | None:
     return values[0] if values and all(value == values[0] for value in values) else None
 
 
-def _text(value: _Json | None) -> str:
-    return "" if value is None else value.to_json()
+def _text(value: object) -> str:
+    return "" if value is None else encode_json(value)
 
 
 def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> Iterator[_Statement]:
@@ -224,6 +228,9 @@ def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> It
     if RANKING in parameters:
         ranking = parameters[RANKING]
         yield _Statement("a ranking", lambda: Ranking.from_json(ranking), _ranking_of)
+    if TASK in parameters:
+        task = parameters[TASK]
+        yield _Statement("a task", lambda: read_task(task), _task_of)
     for output in config.output:
         if output.label_filename and output.name == (contract.output or config.output[0].name):
             path = model / output.label_filename

@@ -10,11 +10,12 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_bytes
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.labels import check_count, read_labels
+from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.task import check_task, is_classification
 from graphkiln_backend.repository.graph_facts import known_sha256
 from graphkiln_backend.repository.importers import find_foreign_graph
 from graphkiln_backend.repository.onnx_file import read_signature
@@ -208,12 +209,13 @@ def _contract_of(folder: Path, manifest: Manifest) -> Contract:
         if isinstance(manifest.labels, Labels):
             _check_hash(path, manifest.labels.sha256, TEXT_LIMIT)
         labels = read_labels(_check_exists(path))
-        check_count(labels, manifest.signature, path)
+    check_task(manifest.task, labels, manifest.signature, path)
     return Contract(
         preprocess=manifest.preprocess,
         labels=labels,
-        output=manifest.signature.outputs[0].name if labels else "",
+        output=manifest.signature.outputs[0].name if labels and is_classification(manifest.task) else "",
         ranking=manifest.ranking,
+        task=manifest.task,
     )
 
 

@@ -13,6 +13,8 @@ from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.task import Task, is_classification, read_task
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.version import ModelVersion
 
@@ -30,7 +32,8 @@ def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Pa
     """
     said = version.contract
     labels, output = said.labels, said.output
-    if not labels:
+    task = said.task or _task(config)
+    if not labels and is_classification(task):
         output = config.output[0].name if config.output else ""
         labels = _labels_of(config, output, model)
     return Contract(
@@ -38,6 +41,7 @@ def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Pa
         labels=labels,
         output=output if labels else "",
         ranking=said.ranking or _ranking(config),
+        task=task,
     )
 
 
@@ -47,6 +51,10 @@ def _preprocess(config: ModelConfigProto) -> Preprocess | None:
 
 def _ranking(config: ModelConfigProto) -> Ranking | None:
     return Ranking.from_json(config.parameters[RANKING].string_value) if RANKING in config.parameters else None
+
+
+def _task(config: ModelConfigProto) -> Task | None:
+    return read_task(config.parameters[TASK].string_value) if TASK in config.parameters else None
 
 
 def _labels_of(config: ModelConfigProto, output: str, model: Path) -> tuple[str, ...]:

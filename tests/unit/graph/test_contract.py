@@ -8,6 +8,7 @@ from graphkiln_backend.graph.contract import Contract, ContractChanged, Contract
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Embedding
 
 CONTRACT = Contract(preprocess=Preprocess(resize=8), labels=("größe", "b"), output="y")
 OTHERS = [
@@ -16,6 +17,7 @@ OTHERS = [
     Contract(preprocess=Preprocess(resize=8), labels=("b", "größe"), output="y"),
     Contract(preprocess=Preprocess(resize=8), labels=("größe", "b"), output="z"),
     Contract(preprocess=Preprocess(resize=8), ranking=Ranking(scores="y", indices="i")),
+    Contract(preprocess=Preprocess(resize=8), task=Embedding(vectors="y")),
 ]
 
 
@@ -28,6 +30,18 @@ def test_a_digest_tells_one_from_every_other() -> None:
 def test_the_digest_is_the_same_everywhere() -> None:
     """Server and client compute it on their own."""
     assert Contract().digest == "0896e9bf548656ca"
+
+
+def test_what_older_clients_read_is_as_they_know_it() -> None:
+    """They refuse unknown keys, and compute the digest of what they read."""
+    assert "task" not in Contracts.of({"1": CONTRACT}).to_json()
+    assert CONTRACT.digest == "145fb6e87cd0c4a3"
+
+
+def test_a_task_is_read_as_it_was_published() -> None:
+    contracts = Contracts.of({"1": OTHERS[-1]})
+    found = Contracts.from_json(contracts.to_json()).find("1")
+    assert found == OTHERS[-1]
 
 
 def test_the_empty_one_says_nothing() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,56 @@ def test_an_empty_spec_is_the_default_one() -> None:
         ('{"layout": "NCHW"}', "'preprocess.layout' must be one of 'CHW', 'HWC'"),
         ('{"crop_rounding": "up"}', "'preprocess.crop_rounding' must be one of 'half-even', 'down'"),
         ('{"resize": [0, 4]}', "must be at least 1 pixel"),
+        ('{"letterbox": {}}', "missing key 'preprocess.letterbox.size'"),
+        ('{"letterbox": {"size": [0, 4]}}', "preprocess.letterbox.size must be at least 1 pixel"),
+        ('{"letterbox": {"size": [4, 4], "padding": 256}}', "preprocess.letterbox.padding must be from 0 to 255"),
+        ('{"letterbox": {"size": [4, 4]}, "resize": 4}', "leave out resize and crop"),
+        ('{"letterbox": {"size": [4, 4], "position": "left"}}', "'preprocess.letterbox.position' must be one of"),
     ],
 )
 def test_a_bad_key_is_named(text: str, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         Preprocess.from_json(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("letterbox", "image", "resized", "box"),
+    [
+        (Letterbox(size=(640, 640)), (480, 640), (480, 640), (0, -80, 640, 560)),
+        (Letterbox(size=(640, 640)), (1281, 8000), (102, 640), (0, -269, 640, 371)),  # 102.48 rounds down
+        (Letterbox(size=(640, 640), rounding="down"), (1290, 8000), (103, 640), (0, -268, 640, 372)),
+        (Letterbox(size=(640, 640)), (1295, 8000), (104, 640), (0, -268, 640, 372)),
+        (Letterbox(size=(64, 32), position="top-left"), (10, 10), (32, 32), (0, 0, 32, 64)),
+        (Letterbox(size=(64, 32), enlarge=False), (10, 11), (10, 11), (-10, -27, 22, 37)),
+        (Letterbox(size=(64, 64)), (1, 8000), (1, 64), (0, -31, 64, 33)),
+        (Letterbox(size=(64, 64), rounding="down"), (8000, 1), (64, 1), (-31, 0, 33, 64)),
+        (Letterbox(size=(64, 64)), (1, 1), (64, 64), (0, 0, 64, 64)),
+    ],
+)
+def test_a_letterbox_holds_the_whole_image(letterbox: Letterbox, image: Any, resized: Any, box: Any) -> None:
+    spec = Preprocess(letterbox=letterbox)
+    assert spec.resized(*image) == resized
+    assert spec.cropped(*resized) == box
+
+
+@given(
+    size=st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    image=st.tuples(st.integers(1, 9000), st.integers(1, 9000)),
+    rounding=st.sampled_from(["nearest", "down"]),
+    position=st.sampled_from(["center", "top-left"]),
+)
+def test_a_letterbox_is_as_large_as_it_says(size: Any, image: Any, rounding: Any, position: Any) -> None:
+    letterbox = Letterbox(size=size, rounding=rounding, position=position)
+    resized = letterbox.resized(*image)
+    left, top, right, bottom = letterbox.box(*resized)
+    assert (bottom - top, right - left) == size
+    assert left <= 0 <= resized[1] <= right
+    assert top <= 0 <= resized[0] <= bottom
+    assert resized[0] == size[0] or resized[1] == size[1]
+
+
+def test_a_spec_without_a_letterbox_is_written_as_before() -> None:
+    assert "letterbox" not in Preprocess().to_json()
+    spec = Preprocess(letterbox=Letterbox(size=(4, 5), padding=None))
+    assert Preprocess.from_json(spec.to_json()) == spec

@@ -17,8 +17,8 @@ from PIL import Image
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.decoding import describe, load_sample, open_image
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.images.decoding import describe, load_sample, open_image, prepare
 from graphkiln_backend.images.formats import FORMATS
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
@@ -291,3 +291,30 @@ class TestWhatIsNotDecoded:
             content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
         with contextlib.suppress(InvalidInput):
             load_sample(bytes(content[: data.draw(st.integers(0, len(content)))]), RAW)
+
+
+class TestLetterbox:
+    SPEC = Preprocess(letterbox=Letterbox(size=(6, 8), padding=114), layout="HWC", dtype=DType.UINT8)
+
+    def test_the_image_lies_in_the_middle_of_gray(self) -> None:
+        sample = load_sample(np.full((3, 3, 3), 200, np.uint8), self.SPEC)
+        assert sample.shape == (6, 8, 3)
+        assert (sample[:, 1:7] == 200).all()
+        assert (sample[:, :1] == 114).all()
+        assert (sample[:, 7:] == 114).all()
+
+    @pytest.mark.parametrize("color", ["RGB", "BGR", "L"])
+    @pytest.mark.parametrize("layout", ["CHW", "HWC"])
+    def test_zeros_after_the_normalization(self, color: Any, layout: Any) -> None:
+        channels = 1 if color == "L" else 3
+        letterbox = Letterbox(size=(6, 8), padding=None, position="top-left")
+        spec = Preprocess(letterbox=letterbox, color=color, layout=layout, mean=(0.5,) * channels)
+        sample = load_sample(np.full((6, 3, 3), 255, np.uint8), spec)
+        sample = sample if layout == "HWC" else sample.transpose(1, 2, 0)
+        assert sample.shape == (6, 8, channels)
+        assert (sample[:, :3] == 0.5).all()
+        assert (sample[:, 3:] == 0).all()
+
+    def test_the_size_of_the_image_is_kept(self) -> None:
+        prepared = prepare(np.zeros((5, 9, 3), np.uint8), self.SPEC)
+        assert (prepared.height, prepared.width) == (5, 9)

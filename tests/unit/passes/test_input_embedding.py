@@ -10,7 +10,7 @@ from graphs import compute, draw, graph, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 
@@ -86,6 +86,13 @@ def test_a_spec_of_the_last_axis_needs_no_transpose() -> None:
 def test_what_is_no_fp32_image(text: str) -> None:
     (report,) = run_passes(graph(text), [EmbedPreprocess(Preprocess())]).reports
     assert (report.ran, report.note) == (False, "the input is no FP32 image")
+
+
+@pytest.mark.parametrize(("mean", "ran"), [((0.5, 0.5, 0.5), False), ((), True)])
+def test_zeros_after_the_normalization_are_no_pixels(mean: tuple[float, ...], ran: bool) -> None:
+    spec = Preprocess(mean=mean, letterbox=Letterbox(size=(4, 4), padding=None))
+    (report,) = run_passes(graph(CHW), [EmbedPreprocess(spec)]).reports
+    assert report.ran == ran
 
 
 def test_it_is_not_embedded_twice() -> None:

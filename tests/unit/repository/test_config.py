@@ -11,12 +11,15 @@ from google.protobuf import text_format
 from odd_files import ODD
 from tritonclient.grpc import model_config_pb2 as pb
 
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
+from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.repository.config import (
     DEFAULT_MAX_BATCH_SIZE,
     complete,
@@ -363,25 +366,31 @@ class TestText:
     def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
         manifest = Manifest.read(digits / "1" / "manifest.json")
         text = config_text(
-            "digits", manifest.signature, max_batch_size=32, preprocess=manifest.preprocess, labels_file=None
+            "digits",
+            manifest.signature,
+            max_batch_size=32,
+            labels_file=None,
+            contract=Contract(preprocess=manifest.preprocess),
         )
         assert (digits / "config.pbtxt").read_text() == text
 
     def test_nothing_is_left_for_triton_to_complete(self) -> None:
-        text = config_text("m", ROWS, max_batch_size=8, preprocess=None, labels_file=None)
+        text = config_text("m", ROWS, max_batch_size=8, labels_file=None)
         config = text_format.Parse(text, pb.ModelConfig())
         assert (config.name, config.backend, config.max_batch_size) == ("m", "graphkiln", 8)
         assert completed(text, ROWS) == config
 
-    def test_publishes_preprocessing_and_ranking(self) -> None:
+    def test_publishes_preprocessing_ranking_and_task(self) -> None:
         preprocess = Preprocess(resize=(8, 8), crop=None)
         ranking = Ranking(scores="y", indices="z")
-        text = config_text("m", ROWS, max_batch_size=8, preprocess=preprocess, labels_file=None, ranking=ranking)
+        task = Embedding(vectors="y")
+        contract = Contract(preprocess=preprocess, ranking=ranking, task=task)
+        text = config_text("m", ROWS, max_batch_size=8, labels_file=None, contract=contract)
         published = text_format.Parse(text, pb.ModelConfig()).parameters
         values = {parameter.string_value for parameter in published.values()}
-        assert values == {preprocess.to_json(), ranking.to_json()}
+        assert values == {preprocess.to_json(), ranking.to_json(), encode_json(task)}
         assert not text_format.Parse(
-            config_text("m", ROWS, max_batch_size=8, preprocess=None, labels_file=None), pb.ModelConfig()
+            config_text("m", ROWS, max_batch_size=8, labels_file=None), pb.ModelConfig()
         ).parameters
 
     @pytest.mark.parametrize(
@@ -391,7 +400,7 @@ class TestText:
     def test_triton_warms_itself_where_the_size_of_a_sample_is_known(
         self, graph: Signature, largest: int, warmed: bool
     ) -> None:
-        text = config_text("m", graph, max_batch_size=largest, preprocess=None, labels_file=None)
+        text = config_text("m", graph, max_batch_size=largest, labels_file=None)
         samples = text_format.Parse(text, pb.ModelConfig()).model_warmup
         assert bool(samples) == warmed
         for sample in samples:
@@ -402,11 +411,9 @@ class TestText:
     def test_triton_makes_up_no_text(self) -> None:
         """An empty text is none that every graph takes: a label that a classifier knows, a number in a parser."""
         text = signature(spec("x", "batch", 3, dtype=DType.BYTES))
-        config = text_format.Parse(
-            config_text("m", text, max_batch_size=8, preprocess=None, labels_file=None), pb.ModelConfig()
-        )
+        config = text_format.Parse(config_text("m", text, max_batch_size=8, labels_file=None), pb.ModelConfig())
         assert not config.model_warmup
 
     def test_a_graph_that_cannot_be_batched_is_refused(self) -> None:
         with pytest.raises(RepositoryError, match="no batch dimension"):
-            config_text("m", SCALAR, max_batch_size=8, preprocess=None, labels_file=None)
+            config_text("m", SCALAR, max_batch_size=8, labels_file=None)

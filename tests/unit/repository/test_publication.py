@@ -13,10 +13,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.contract import Contract, Contracts
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Embedding, task_text
 from graphkiln_backend.repository.publication import check_published, labels_file_of, publish
 from graphkiln_backend.repository.version import read_version
 
@@ -133,6 +134,26 @@ class TestPublish:
         assert "preprocess" not in message.parameters
         assert [output.label_filename for output in message.output] == ["", "z.txt"]
         assert contracts_of(message).find("2") == Contract()
+
+    def test_a_task_whose_labels_name_no_scores_of_an_output(self, model: Path, add: Any) -> None:
+        task = Embedding(vectors="OUTPUT_0")
+        contract = add(1, task=task)
+        message = published(model)
+        assert message.parameters["task"].string_value == task_text(task)
+        assert contracts_of(message).find("1") == contract
+        assert (contract.labels, contract.output, message.output[0].label_filename) == (DIGITS, "", "")
+        assert labels_file_of(model / "1") is None
+        check(message, model, 1)
+
+    def test_a_task_that_a_configuration_gives_falsely(self, model: Path, add: Any) -> None:
+        add(1, task=Embedding(vectors="OUTPUT_0"))
+        message = config('parameters { key: "task" value { string_value: "{\\"kind\\": \\"classification\\"}" } }')
+        with pytest.raises(RepositoryError, match="a task that version 1 does not have"):
+            check(message, model, 1)
+
+    def test_a_task_that_its_graph_does_not_compute(self, add: Any) -> None:
+        with pytest.raises(ManifestError, match=r"'task\.vectors' names the output 'v'"):
+            add(1, task=Embedding(vectors="v"))
 
     def test_a_ranking(self, model: Path, add: Any) -> None:
         ranking = Ranking(scores="OUTPUT_0", indices="i", labels=DIGITS)
