@@ -11,7 +11,6 @@ import pytest
 import saved_graphs
 from PIL import Image
 
-from graphkiln.scoring.mistakes import check_model
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -20,6 +19,7 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.scoring.model import read_model
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.run_model import read_run_model
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def unpack_model(folder: Path) -> Path:
     return model
 
 
-def test_looking_for_mistakes_converts_what_the_run_takes(tmp_path: Path) -> None:
+def test_the_driver_converts_what_the_run_takes(tmp_path: Path) -> None:
     request = ScoreRequest(
         source="in",
         model=unpack_model(tmp_path),
@@ -57,7 +57,7 @@ def test_looking_for_mistakes_converts_what_the_run_takes(tmp_path: Path) -> Non
         backends=frozenset({"graphkiln", "oneflow"}),
         cache=tmp_path / "cache",
     )
-    check_model(request)
+    read_run_model(request, tmp_path)
     with CacheSettings(folder=request.cache).checked().open(tmp_path / "vanishing") as cache:
         kept = [entry.entry.kind for entry in cache.entries()]
         read_model(request, cache, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,12 +15,13 @@ ERRORS = "_errors.parquet"
 _SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("unit", pa.string()), pa.field("reason", pa.string())])
 
 
-def collect_errors(destination: Destination, unit_ids: Iterable[str]) -> int:
+def collect_errors(destination: Destination, unit_ids: Iterable[str], stay: Callable[[], None] = lambda: None) -> int:
     """Writes the note `_errors.parquet` (id, unit, reason); it is derived from the results, and written anew each time.
 
     Args:
         destination: Where the results are.
         unit_ids: Units that have a result; memory holds the rows of one.
+        stay: Called for each: what must be done for the run to stay the only one.
 
     Returns:
         How many rows it has.
@@ -33,6 +34,7 @@ def collect_errors(destination: Destination, unit_ids: Iterable[str]) -> int:
         path = Path(folder) / ERRORS
         with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
             for one in destination.describe(unit_ids):
+                stay()
                 if one.errors:
                     table = _errors_of(destination, one.unit_id)
                     writer.write_table(table)

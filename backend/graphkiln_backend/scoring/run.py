@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.destinations.base import Destination, Lease
 from graphkiln_backend.scoring.driver import drive
+from graphkiln_backend.scoring.errors import ClaimLost
 from graphkiln_backend.scoring.events import Report, RunFinished, RunPlanned, Summary
 from graphkiln_backend.scoring.fleet import RayFleet
-from graphkiln_backend.scoring.model import read_model
-from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
 from graphkiln_backend.scoring.plan import PlanTotals, read_plan, replace_units, write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.resume import Standing, account, read_standing, settle_stale
+from graphkiln_backend.scoring.run_model import RunModel, read_run_model
 from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.sources.base import Source
 from graphkiln_backend.scoring.stopping import interruptible
@@ -28,43 +27,61 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 
 PLAN = "_plan.parquet"
 
+Conclude = Callable[[Destination, Lease, BaseException | None], None]
+"""Writes what a run leaves beside its results, while the destination is still its own; renews the lease meanwhile.
+Given the error that ends the run, or None where every row is accounted for."""
 
-def score(request: ScoreRequest, report: Report = lambda _: None) -> Summary:
+
+def score(request: ScoreRequest, report: Report = lambda _: None, conclude: Conclude = lambda *_: None) -> Summary:
     """Scores a data set. It returns only when every row of the input is accounted for in the destination.
 
     Args:
         request: What to score, with what, and where the answers go.
         report: Told what happens.
+        conclude: Called once, when the destination was claimed and unless another run took it over.
 
     Raises:
         RunInterrupted: Ctrl-C or SIGTERM, in the main thread.
-        GraphkilnError: The run cannot be finished; the same request goes on.
+        GraphkilnError: The run cannot be finished; the same request goes on. A mistake in the model is told before the
+            destination is touched.
     """
     run_id = secrets.token_hex(4)
     with interruptible(), tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
+        model = read_run_model(request, Path(folder))
         destination = open_destination(request)
         destination.prepare()
         lease = destination.claim(run_id)
         try:
-            planning = _Planning(request=request, destination=destination, lease=lease, run_id=run_id, report=report)
-            summary = planning.plan(Path(folder)).finish()
+            planning = _Planning(model=model, destination=destination, lease=lease, run_id=run_id, report=report)
+            with _concluded(destination, lease, conclude):
+                summary = planning.plan(Path(folder)).finish()
         finally:
             lease.release()
     report(RunFinished(summary=summary))
     return summary
 
 
+@contextmanager
+def _concluded(destination: Destination, lease: Lease, conclude: Conclude) -> Iterator[None]:
+    try:
+        yield
+    except ClaimLost:  # what stands beside the results is another run's now
+        raise
+    except BaseException as error:
+        conclude(destination, lease, error)
+        raise
+    conclude(destination, lease, None)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
     """A run that is planned."""
 
-    request: ScoreRequest
+    model: RunModel
     destination: Destination
     source: Source
     lease: Lease
     plan: Path
-    configuration: str
-    on_gpu: bool
     totals: PlanTotals
     standing: Standing
     report: Report
@@ -85,10 +102,11 @@ class _Run:
         return summary
 
     def _score(self, schedule: Schedule) -> None:
+        model = self.model
         with (
-            connect(self.request.address),
+            connect(model.request.address),
             interruptible(),  # once more: Ray has put its own handler of SIGTERM in the place of ours
-            RayFleet(self.request, self.configuration, on_gpu=self.on_gpu, tell=self.report) as fleet,
+            RayFleet(model.request, model.configuration, on_gpu=model.on_gpu, tell=self.report) as fleet,
         ):
             drive(schedule, fleet, self.lease.renew)
 
@@ -96,26 +114,23 @@ class _Run:
         return (unit for unit in read_plan(self.plan) if unit.id not in self.standing.committed)
 
     def _replan(self, unit: Unit) -> Iterable[Unit]:
-        return (found.unit(self.configuration) for found in self.source.replan(unit))
+        return (found.unit(self.model.configuration) for found in self.source.replan(unit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Planning:
     """A run whose destination is claimed."""
 
-    request: ScoreRequest
+    model: RunModel
     destination: Destination
     lease: Lease
     run_id: str
     report: Report
 
     def plan(self, folder: Path) -> _Run:
-        """Reads the model, lists the source, and sees what is done already."""
-        request, destination, plan = self.request, self.destination, folder / PLAN
-        with CacheSettings(folder=request.cache).checked().open(folder / "cache") as cache:
-            local = with_local_model(request, folder)
-            model = read_model(local, cache, usable_cores())
-            configuration = model.configuration(request)
+        """Lists the source, and sees what is done already."""
+        request, configuration = self.model.request, self.model.configuration
+        destination, plan = self.destination, folder / PLAN
         source = open_source(request)
         totals = write_plan(plan, _held(source.ranges(request.rows_per_unit), self.lease), configuration)
         standing = read_standing(destination, plan)
@@ -123,13 +138,11 @@ class _Planning:
         destination.write_note(PLAN, plan)
         self._tell(configuration, totals, standing)
         return _Run(
-            request=replace(request, version=local.version),
+            model=self.model,
             destination=destination,
             source=source,
             lease=self.lease,
             plan=plan,
-            configuration=configuration,
-            on_gpu=model.wants_gpu,
             totals=totals,
             standing=standing,
             report=self.report,

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from itertools import islice
 from pathlib import Path
 
-from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.graph.cores import usable_cores
-from graphkiln_backend.repository.remote_address import is_remote
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.model import read_model
-from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import ID_DIGITS
@@ -59,23 +53,6 @@ def check_source(request: ScoreRequest) -> None:
             f"there are no images in {request.source}",
             hint="a folder or pattern of images, a .txt listing, .parquet, .tar, or a postgresql:// query",
         )
-
-
-def check_model(request: ScoreRequest) -> None:
-    """Checks that the model can be scored with, as far as that is known without fetching or building anything.
-
-    Raises:
-        GraphkilnError: There is no such version, it does not say how an image becomes its input, or it has no output of
-            a name that is given.
-    """
-    if is_remote(str(request.model)):
-        return
-    with tempfile.TemporaryDirectory(prefix="graphkiln-cache-") as name:
-        folder = Path(name)
-        # The run's own cache: a graph of another framework is converted here, and found there by the run.
-        with CacheSettings(folder=request.cache).checked().open(folder) as cache:
-            local = with_local_model(request, folder)
-            read_model(local, cache, usable_cores()).encoder(local)
 
 
 def _check_foreign(folder: Path) -> None:

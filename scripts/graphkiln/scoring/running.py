@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from graphkiln.scoring.record import RunRecord
     from graphkiln.scoring.run_progress import Progress
     from graphkiln.scoring.run_state import RunState
+    from graphkiln_backend.scoring.destinations.base import Destination, Lease
     from graphkiln_backend.scoring.request import ScoreRequest
     from graphkiln_backend.scoring.verify import Verification
 
@@ -92,7 +93,7 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
         GraphkilnError: As of `score`.
     """
     from graphkiln.scoring.metrics import RunMetrics
-    from graphkiln.scoring.mistakes import check_model, check_places, check_source
+    from graphkiln.scoring.mistakes import check_places, check_source
     from graphkiln.scoring.run_state import RunState
     from graphkiln_backend.scoring.events import Event
     from graphkiln_backend.scoring.model_fetch import with_version
@@ -101,7 +102,6 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
     check_places(request)
     check_source(request)
     request = with_version(request)
-    check_model(request)
     state, metrics = RunState(), RunMetrics()
 
     def report(event: Event) -> None:
@@ -110,44 +110,81 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
         if observe:
             observe(progress)
 
-    begun = datetime.now(UTC)
-    try:
-        run(request, report)
-        collect(request, is_new=bool(state.units))
-    except BaseException as error:
-        _keep(request, state, begun, error)
-        raise
-    return _keep(request, state, begun)
+    conclusion = _Conclusion(request, state)
+    run(request, report, conclusion.write)
+    return conclusion.record
 
 
-def collect(request: ScoreRequest, *, is_new: bool) -> None:
+class _Conclusion:
+    """What a run leaves beside its results: the rows with an error, and its record."""
+
+    def __init__(self, request: ScoreRequest, state: RunState) -> None:
+        self._request, self._state, self._begun = request, state, datetime.now(UTC)
+        self.record: RunRecord
+
+    def write(self, destination: Destination, lease: Lease, error: BaseException | None) -> None:
+        """Writes both; of a run that failed the record alone, and nothing where it planned nothing.
+
+        Raises:
+            ScoringError: One of them cannot be written. It is added to what the run failed for, where it did.
+        """
+        if error is None:
+            try:
+                collect(destination, lease, is_new=bool(self._state.units))
+            except BaseException as failure:
+                self._record(destination, failure)
+                raise
+        self._record(destination, error)
+
+    def _record(self, destination: Destination, error: BaseException | None) -> None:
+        from graphkiln.scoring import record as records
+        from graphkiln_backend.graph.errors import GraphkilnError
+
+        self.record = describe_run(self._request, self._state, self._begun, error)
+        if self._state.plan is None:
+            return
+        try:
+            records.write_record(self.record, destination)
+        except (GraphkilnError, OSError) as failure:
+            if error is None:
+                raise
+            error.add_note(f"nor could {records.NOTE} be written: {failure}")
+
+
+def collect(destination: Destination, lease: Lease, *, is_new: bool) -> None:
     """Writes `_errors.parquet` where a run committed anything, or where the last one did not come to it.
 
     Args:
-        request: The run.
+        destination: Where the results are.
+        lease: Renewed meanwhile.
         is_new: Whether the run committed anything.
 
     Raises:
         ScoringError: A result cannot be read, or the note cannot be written.
     """
     from graphkiln_backend.scoring.collected_errors import ERRORS, collect_errors
-    from graphkiln_backend.scoring.opening import open_destination
 
-    destination = open_destination(request)
     if is_new or destination.read_note(ERRORS) is None:
-        collect_errors(destination, destination.committed_ids())
+        collect_errors(destination, destination.committed_ids(), lease.renew)
 
 
-def _keep(request: ScoreRequest, state: RunState, begun: datetime, error: BaseException | None = None) -> RunRecord:
-    """Writes the record; a run that failed before anything was planned has none."""
+def describe_run(
+    request: ScoreRequest, state: RunState, begun: datetime, error: BaseException | None = None
+) -> RunRecord:
+    """The record of a run that ends now.
+
+    Args:
+        request: The run.
+        state: What happened.
+        begun: When it was.
+        error: What ends it; None where every row is accounted for.
+    """
     from graphkiln.scoring import record as records
-    from graphkiln_backend.graph.errors import GraphkilnError
     from graphkiln_backend.scoring.errors import RunInterrupted
-    from graphkiln_backend.scoring.opening import open_destination
 
     interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)
     outcome = "finished" if error is None else "interrupted" if interrupted else "failed"
-    record = records.RunRecord(
+    return records.RunRecord(
         outcome=outcome,
         reason=records.redact(str(error)) if outcome == "failed" else "",
         begun=begun.isoformat(timespec="seconds"),
@@ -160,11 +197,3 @@ def _keep(request: ScoreRequest, state: RunState, begun: datetime, error: BaseEx
         quarantined=tuple(state.quarantined),
         problems=tuple(state.problems),
     )
-    if state.plan:
-        try:
-            records.write_record(record, open_destination(request))
-        except (GraphkilnError, OSError) as failure:
-            if error is None:
-                raise
-            error.add_note(f"nor could {records.NOTE} be written: {failure}")
-    return record

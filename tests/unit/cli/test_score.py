@@ -14,8 +14,10 @@ from graphkiln.scoring import extra
 from graphkiln_backend.scoring import run as backend_run
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Report
+from graphkiln_backend.scoring.opening import open_destination
 from graphkiln_backend.scoring.plan import write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.run import Conclude
 from graphkiln_backend.scoring.units import InputRange
 
 
@@ -26,14 +28,15 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScoreReque
     (tmp_path / "photos" / "a.png").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("graphkiln.scoring.metrics.ray_registry", lambda: None)
-    monkeypatch.setattr("graphkiln.scoring.mistakes.check_model", lambda _: None)
     requested: list[ScoreRequest] = []
 
-    def play(request: ScoreRequest, report: Report) -> None:
+    def play(request: ScoreRequest, report: Report, conclude: Conclude) -> None:
         requested.append(request)
         Path(request.destination).mkdir(exist_ok=True)
         for event in RUN:
             report(event)
+        destination = open_destination(request)
+        conclude(destination, destination.claim("played"), None)
 
     monkeypatch.setattr(backend_run, "score", play)
     return requested
@@ -130,7 +133,7 @@ def test_mistakes(run: RunVerb, requests: list[ScoreRequest], words: tuple[str, 
 
 @pytest.mark.usefixtures("requests")
 def test_a_run_that_cannot_be_finished(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: ScoreRequest, report: Report) -> None:
+    def fail(_: ScoreRequest, report: Report, __: Conclude) -> None:
         report(RUN[0])
         raise ScoringError("no worker works", hint="look at node-1")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from graphkiln.scoring.mistakes import check_model, check_places, check_source
-from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln.scoring.mistakes import check_places, check_source
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import InputRange
@@ -95,23 +93,3 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,price\na.png,3\n")
     with pytest.raises(ScoringError, match="no column 'prise'"):
         check_source(replace(request(tmp_path / "list.csv", "/out"), image_column="path", keep_columns=("prise",)))
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "store" / "digits" / "1").mkdir(parents=True)
-    with pytest.raises(GraphkilnError, match="did you mean"):
-        check_model(ScoreRequest(source="a", destination="b", model=str(tmp_path / "store" / "digts")))
-
-
-def test_a_model_that_takes_no_images(digits: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(digits, tmp_path / "digits")
-    check_model(replace(request("a", "b"), model=str(model), backends=frozenset({"graphkiln"})))
-    for path in model.rglob("*.*"):
-        if path.suffix != ".onnx":
-            path.unlink()
-    with pytest.raises(GraphkilnError, match="does not say how an image becomes its input"):
-        check_model(replace(request("a", "b"), model=str(model), backends=frozenset({"graphkiln"})))
-
-
-def test_a_remote_one_is_looked_at_when_it_is_fetched() -> None:
-    check_model(ScoreRequest(source="a", destination="b", model="s3://bucket/store/nothing"))

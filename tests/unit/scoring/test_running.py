@@ -17,7 +17,9 @@ from graphkiln.scoring.run_progress import Progress
 from graphkiln_backend.scoring import run as backend_run
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
 from graphkiln_backend.scoring.events import Event, Report
+from graphkiln_backend.scoring.opening import open_destination
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.run import Conclude
 
 Play = Callable[..., list[ScoreRequest]]
 
@@ -29,16 +31,19 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     (tmp_path / "photos" / "a.png").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("graphkiln.scoring.metrics.ray_registry", lambda: None)
-    monkeypatch.setattr("graphkiln.scoring.mistakes.check_model", lambda _: None)
 
     def prepare(events: tuple[Event, ...] = RUN, error: BaseException | None = None) -> list[ScoreRequest]:
         requests: list[ScoreRequest] = []
 
-        def run(request: ScoreRequest, report: Report) -> None:
+        def run(request: ScoreRequest, report: Report, conclude: Conclude) -> None:
             requests.append(request)
             Path(request.destination).mkdir(exist_ok=True)
             for event in events:
                 report(event)
+            destination = open_destination(request)
+            lease = destination.claim("played")
+            conclude(destination, lease, error)
+            lease.release()
             if error:
                 raise error
 
@@ -126,3 +131,13 @@ def test_errors_are_collected_by_a_run_that_did_something_or_where_the_last_one_
     collected.unlink()
     score("photos", model="store/m:1", out="out")
     assert collected.is_file()
+
+
+def test_errors_that_cannot_be_collected_are_what_the_run_failed_for(play: Play, tmp_path: Path) -> None:
+    play()
+    (tmp_path / "out" / "_errors.parquet").mkdir(parents=True)
+    with pytest.raises(ScoringError, match="_errors"):
+        score("photos", model="store/m:1", out="out")
+    note = read_note(tmp_path)
+    assert note["outcome"] == "failed"
+    assert "_errors.parquet" in note["reason"]

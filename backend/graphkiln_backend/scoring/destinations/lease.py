@@ -70,10 +70,14 @@ class StoreLease:
             self._renewed = time.monotonic()
 
     def release(self) -> None:
-        """Marks the claim as over."""
-        if not self._claim.released:
-            self._claim = replace(self._claim, released=True)
+        """Marks the claim as over. Where that fails it ends by itself: a run is what it came to without it."""
+        if self._claim.released:
+            return
+        self._claim = replace(self._claim, released=True)
+        try:
             self._store.replace(_name(self._number), self._claim.encode())
+        except StoreError as error:
+            _log.warning("the claim on the destination could not be given back; it ends by itself: %s", error)
 
     def _check(self) -> None:
         if (newest := max(_numbers(self._store), default=self._number)) > self._number:

@@ -160,3 +160,19 @@ def test_who_stood_still_while_the_count_went_on_gives_way(store: Aged, monkeypa
     with pytest.raises(DestinationBusy, match="run third"):
         claim(store, "late")
     assert claims(store) == ["_claim.00000003.json"]
+
+
+def test_a_claim_that_cannot_be_given_back_does_not_fail_the_run(
+    store: Aged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = claim(store, "first")
+
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(store, "replace", refuse)
+        held.release()
+    assert "could not be given back; it ends by itself: the disk is full" in caplog.text
+    with pytest.raises(DestinationBusy):
+        claim(store, "second")

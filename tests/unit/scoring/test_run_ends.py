@@ -1,0 +1,91 @@
+"""How a run ends: what it leaves beside its results is written while the destination is its own. No Ray is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scoring_runs import make_request
+
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.scoring import run
+from graphkiln_backend.scoring.destinations.base import Destination, Lease
+from graphkiln_backend.scoring.destinations.lease import StoreLease
+from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, ScoringError
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.units import InputRange
+
+
+class Nothing:
+    """A source without a row: there is nothing to be scored."""
+
+    def ranges(self, _: int) -> Iterator[InputRange]:
+        return iter(())
+
+
+class Unlistable:
+    """A source that fails."""
+
+    def ranges(self, _: int) -> Iterator[InputRange]:
+        raise ScoringError("a folder cannot be listed")
+
+
+@pytest.fixture
+def request_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScoreRequest:
+    monkeypatch.setattr(run, "open_source", lambda _: Nothing())
+    return make_request(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_second_driver_finds_it_claimed_until_the_first_has_written_all(request_of_nothing: ScoreRequest) -> None:
+    concluded: list[BaseException | None] = []
+
+    def conclude(destination: Destination, lease: Lease, error: BaseException | None) -> None:
+        lease.renew()
+        with pytest.raises(DestinationBusy):
+            run.score(request_of_nothing)
+        destination.write_note("_run.json", b"first")
+        concluded.append(error)
+
+    run.score(request_of_nothing, conclude=conclude)
+    assert concluded == [None]
+    run.score(request_of_nothing)
+
+
+def test_a_run_that_fails_concludes_too_before_another_may_begin(
+    request_of_nothing: ScoreRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "open_source", lambda _: Unlistable())
+    concluded: list[str] = []
+
+    def conclude(destination: Destination, _: Lease, error: BaseException | None) -> None:
+        with pytest.raises(DestinationBusy):
+            destination.claim("another")
+        concluded.append(str(error))
+
+    with pytest.raises(ScoringError, match="cannot be listed"):
+        run.score(request_of_nothing, conclude=conclude)
+    assert concluded == ["a folder cannot be listed"]
+
+
+def test_one_whose_destination_was_taken_over_writes_nothing_there(
+    request_of_nothing: ScoreRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def renew(_: StoreLease) -> None:
+        raise ClaimLost("another run took over")
+
+    monkeypatch.setattr(StoreLease, "renew", renew)
+    concluded: list[object] = []
+    with pytest.raises(ClaimLost):
+        run.score(request_of_nothing, conclude=lambda *given: concluded.append(given))
+    assert concluded == []
+
+
+def test_a_mistake_in_the_model_is_told_before_the_destination_is_touched(request_of_nothing: ScoreRequest) -> None:
+    request = replace(request_of_nothing, model=Path(str(request_of_nothing.model) + "s"))
+    concluded: list[object] = []
+    with pytest.raises(GraphkilnError, match="did you mean"):
+        run.score(request, conclude=lambda *given: concluded.append(given))
+    assert not Path(request.destination).exists()
+    assert concluded == []
