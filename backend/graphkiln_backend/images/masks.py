@@ -1,0 +1,110 @@
+"""Masks: from what a model returns to pixels of the image, and run lengths as COCO counts them.
+
+A mask is kept as small as it came and computed when it is looked at: three hundred masks of a large image would fill
+the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.images.frame import Coordinates, Frame
+from graphkiln_backend.images.sampling import sample_bilinear
+
+Pixels = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mask:
+    """Which pixels of an image belong to a thing.
+
+    Attributes:
+        probabilities: `[mask_height, mask_width]`, from 0 to 1.
+        frame: Of the image.
+        box: What the probabilities cover, x1, y1, x2, y2 in pixels of the image; None for the model's whole input.
+    """
+
+    probabilities: AnyArray
+    frame: Frame
+    box: tuple[float, float, float, float] | None = None
+
+    def pixels(self, threshold: float = 0.5) -> Pixels:
+        """The mask at the size of the image, `[height, width]`: where the probability is above the threshold."""
+        if self.box is not None:
+            return _paste(self.probabilities, self.box, self.frame, threshold)
+        probabilities = self.probabilities.astype(np.float32)[np.newaxis]
+        sampled = sample_bilinear(probabilities, *_on_grid(probabilities, self.frame))[0]
+        return np.asarray(sampled > threshold)
+
+    def rle(self, threshold: float = 0.5) -> dict[str, Any]:
+        """The mask as COCO's uncompressed run lengths: `size` is `[height, width]`, `counts` a list."""
+        return encode_rle(self.pixels(threshold))
+
+
+def encode_rle(pixels: Pixels) -> dict[str, Any]:
+    """Run lengths of a mask, column after column, the first of them of zeros.
+
+    Args:
+        pixels: `[height, width]`.
+
+    Source: COCO's `maskApi.c` (`rleEncode`), uncompressed counts.
+    """
+    flat = np.asarray(pixels, bool).ravel(order="F")
+    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    counts = np.diff(np.concatenate(([0], edges, [flat.size]))).tolist() if flat.size else []
+    return {"size": list(pixels.shape), "counts": [0, *counts] if flat.size and flat[0] else counts}
+
+
+def decode_rle(rle: dict[str, Any]) -> Pixels:
+    """The mask `[height, width]` of run lengths; `encode_rle` is its inverse.
+
+    Raises:
+        ValueError: The counts are not those of such a mask.
+    """
+    height, width = rle["size"]
+    counts: Sequence[int] = rle["counts"]
+    values = np.arange(len(counts)) % 2 == 1
+    return np.repeat(values, counts).reshape(height, width, order="F")
+
+
+def _on_grid(grid: AnyArray, frame: Frame) -> tuple[Coordinates, Coordinates]:
+    """Rows and columns of the image, in cells of a grid `[n, rows, columns]` that covers the model's input."""
+    return (
+        frame.rows() * (grid.shape[1] / frame.input_height),
+        frame.columns() * (grid.shape[2] / frame.input_width),
+    )
+
+
+def _paste(probabilities: AnyArray, box: Sequence[float], frame: Frame, threshold: float) -> Pixels:
+    """A mask of a box, resized to it.
+
+    Source: `torchvision.models.detection.roi_heads.paste_masks_in_image`: a border of one cell, whole pixels.
+    """
+    padded = np.pad(probabilities.astype(np.float32), 1)
+    left, top, right, bottom = _expanded(box, probabilities.shape)
+    width, height = max(right - left + 1, 1), max(bottom - top + 1, 1)
+    x1, y1 = max(left, 0), max(top, 0)
+    x2, y2 = min(right + 1, frame.width), min(bottom + 1, frame.height)
+    pixels = np.zeros((frame.height, frame.width), bool)
+    if x1 < x2 and y1 < y2:
+        rows = (np.arange(y1, y2) - top + 0.5) * (padded.shape[0] / height)
+        columns = (np.arange(x1, x2) - left + 0.5) * (padded.shape[1] / width)
+        pixels[y1:y2, x1:x2] = sample_bilinear(padded[np.newaxis], rows, columns)[0] > threshold
+    return pixels
+
+
+def _expanded(box: Sequence[float], shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """A box with the border of its padded mask, in whole pixels."""
+    ends = []
+    for low, high, size in ((box[0], box[2], shape[1]), (box[1], box[3], shape[0])):
+        first, last = np.float32(low), np.float32(high)
+        half = (last - first) * np.float32(0.5) * np.float32((size + 2) / size)
+        center = (last + first) * np.float32(0.5)
+        ends.append((int(center - half), int(center + half)))
+    return ends[0][0], ends[1][0], ends[0][1], ends[1][1]
