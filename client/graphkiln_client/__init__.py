@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphkiln_backend.images.answers import Box, Detection, SegmentedImage
+    from graphkiln_backend.images.masks import Mask
     from graphkiln_client.async_client import AsyncClient
     from graphkiln_client.async_model import AsyncModel
     from graphkiln_client.client import Client
@@ -20,20 +22,26 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncModel",
+    "Box",
     "Classification",
     "Client",
+    "Detection",
     "Health",
+    "Mask",
     "Model",
     "Result",
+    "SegmentedImage",
     "ServedModel",
 ]
 
 _HOMES = {
-    "AsyncClient": "async_client",
-    "AsyncModel": "async_model",
-    "Client": "client",
-    "Model": "model",
-    **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), "results"),
+    "AsyncClient": f"{__name__}.async_client",
+    "AsyncModel": f"{__name__}.async_model",
+    "Client": f"{__name__}.client",
+    "Mask": "graphkiln_backend.images.masks",
+    "Model": f"{__name__}.model",
+    **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), f"{__name__}.results"),
+    **dict.fromkeys(("Box", "Detection", "SegmentedImage"), "graphkiln_backend.images.answers"),
 }
 
 
@@ -41,7 +49,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
-from graphkiln_client.classification import OnError, Progress, ResultReporter, split_batches
+from graphkiln_client.classification import (
+    ManyOptions,
+    OnError,
+    Progress,
+    ResultReporter,
+    check_sizes,
+    only,
+    split_batches,
+)
 from graphkiln_client.classifier import Classifier
 from graphkiln_client.connection import Connection
+from graphkiln_client.image_requests import ImageRequests
+from graphkiln_client.image_tasks import Detections, ImageTasks, Vector
 from graphkiln_client.inference import Inference, new_request_id
 from graphkiln_client.model_info import ModelInfo
 from graphkiln_client.ordered_map import map_in_tasks
 from graphkiln_client.results import Result
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import PLAIN, InferResponse
+
+T = TypeVar("T")
 
 
 class AsyncModel:
@@ -40,9 +53,11 @@ class AsyncModel:
         self.version = version
         self._info = ModelInfo(connection, name, version)
         self._inference = Inference(connection, self._info, regions)
-        self._classifier = Classifier(
-            connection, self._info, self._inference, preprocess=preprocess, labels=labels, fetch_urls=fetch_urls
+        self._requests = ImageRequests(
+            connection, self._info, self._inference, preprocess=preprocess, fetch_urls=fetch_urls
         )
+        self._classifier = Classifier(self._requests, labels=labels)
+        self._tasks = ImageTasks(self._requests, labels=labels)
 
     async def metadata(self) -> dict[str, Any]:
         """The model's KServe v2 metadata: names, datatypes and shapes (-1 where they may vary).
@@ -67,7 +82,7 @@ class AsyncModel:
             InvalidInput: The model publishes none.
             ProtocolError: What it publishes is not a spec.
         """
-        return await self._classifier.preprocess()
+        return await self._requests.preprocess()
 
     async def statistics(self) -> dict[str, Any]:
         """The statistics of this version, or of the preferred one (Triton's statistics extension).
@@ -122,10 +137,7 @@ class AsyncModel:
             InvalidInput: The image cannot be read, or the model is not an image classifier.
             ClientError: The request failed.
         """
-        (result,) = await self.classify_batch([image], top_k=top_k, softmax=softmax, outputs=outputs)
-        if isinstance(result, ClientError):
-            raise result
-        return result
+        return only(await self.classify_batch([image], top_k=top_k, softmax=softmax, outputs=outputs))
 
     async def classify_many(
         self,
@@ -167,8 +179,7 @@ class AsyncModel:
         Raises:
             InvalidInput: A number is less than 1, or the model is not an image classifier.
         """
-        if batch_size < 1 or concurrency < 1:
-            raise InvalidInput(f"batch_size and concurrency must be at least 1, got {batch_size} and {concurrency}")
+        check_sizes(batch_size, concurrency)
         return split_batches(images, min(batch_size, await self._classifier.max_batch_size(outputs)))
 
     async def classify_batch(
@@ -180,3 +191,100 @@ class AsyncModel:
             InvalidInput: The model is not an image classifier, or `top_k` is less than 1.
         """
         return await self._classifier.classify(images, top_k=top_k, softmax=softmax, outputs=outputs)
+
+    async def detect(self, image: ImageLike, *, score_threshold: float | None = None) -> Detections:
+        """Finds things in an image.
+
+        Args:
+            image: As for `classify`.
+            score_threshold: The least score of a detection; None for the model's own.
+
+        Returns:
+            What was found, the best first, in pixels of the image.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no detector.
+            ClientError: The request failed.
+        """
+        return only(await self.detect_batch([image], score_threshold=score_threshold))
+
+    async def segment(self, image: ImageLike) -> SegmentedImage:
+        """Finds the class of every pixel of an image.
+
+        Args:
+            image: As for `classify`.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no segmenter.
+            ClientError: The request failed.
+        """
+        return only(await self.segment_batch([image]))
+
+    async def embed(self, image: ImageLike) -> Vector:
+        """The vector of an image, float32 `[features]`.
+
+        Args:
+            image: As for `classify`.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model gives no vectors.
+            ClientError: The request failed.
+        """
+        return only(await self.embed_batch([image]))
+
+    async def detect_batch(
+        self, images: Sequence[ImageLike], *, score_threshold: float | None = None
+    ) -> list[Detections | ClientError]:
+        """As `detect`, in as few requests as the images' shapes allow; an image that fails has its error there."""
+        return await self._tasks.detect(images, score_threshold)
+
+    async def segment_batch(self, images: Sequence[ImageLike]) -> list[SegmentedImage | ClientError]:
+        """As `segment`, likewise."""
+        return await self._tasks.segment(images)
+
+    async def embed_batch(self, images: Sequence[ImageLike]) -> list[Vector | ClientError]:
+        """As `embed`, likewise."""
+        return await self._tasks.embed(images)
+
+    def detect_many(
+        self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
+    ) -> AsyncIterator[Detections | ClientError]:
+        """As `detect`, several batches at a time; options and order as for `classify_many`."""
+        return self._many(functools.partial(self.detect_batch, score_threshold=score_threshold), images, options)
+
+    def segment_many(
+        self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
+    ) -> AsyncIterator[SegmentedImage | ClientError]:
+        """As `segment`, likewise."""
+        return self._many(self.segment_batch, images, options)
+
+    def embed_many(
+        self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
+    ) -> AsyncIterator[Vector | ClientError]:
+        """As `embed`, likewise."""
+        return self._many(self.embed_batch, images, options)
+
+    async def _many(
+        self,
+        answer: Callable[[list[ImageLike]], Coroutine[Any, Any, list[T | ClientError]]],
+        images: Iterable[ImageLike],
+        options: ManyOptions,
+    ) -> AsyncIterator[T | ClientError]:
+        batch_size, concurrency = options.get("batch_size", 16), options.get("concurrency", 8)
+        batches = await self.task_batches(images, batch_size, concurrency)
+        reporter = ResultReporter(options.get("on_error", "raise"), options.get("progress"))
+        async with aclosing(map_in_tasks(answer, batches, concurrency)) as results_by_batch:
+            async for results in results_by_batch:
+                for result in results:
+                    yield reporter.report(result)
+
+    async def task_batches(
+        self, images: Iterable[ImageLike], batch_size: int, concurrency: int
+    ) -> Iterable[list[ImageLike]]:
+        """As `batches`, for the other tasks.
+
+        Raises:
+            InvalidInput: A number is less than 1, or the model takes no images.
+        """
+        check_sizes(batch_size, concurrency)
+        return split_batches(images, min(batch_size, await self._tasks.max_batch_size()))

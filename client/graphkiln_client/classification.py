@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypedDict, TypeVar
 
 import numpy as np
 
 from graphkiln_backend.graph import topk
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ClientError, ProtocolError
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
 from graphkiln_backend.images.decoding import ImageLike
-from graphkiln_client.results import Classification, Result, classifications
+from graphkiln_client.results import Classification, classifications
 from graphkiln_client.transports.base import InferResponse
 
+T = TypeVar("T")
 OnError = Literal["raise", "return"]
 Progress = Callable[[int], None]
 
 
+class ManyOptions(TypedDict, total=False):
+    """How many images are asked about at once, as for `classify_many`."""
+
+    batch_size: int
+    concurrency: int
+    on_error: OnError
+    progress: Progress | None
+
+
 class ResultReporter:
-    """Hands results to the caller of `classify_many`: errors raised or returned, progress reported.
+    """Hands results to the caller of `classify_many` and its like: errors raised or returned, progress reported.
 
     Args:
         on_error: Whether an error is raised or returned.
@@ -31,7 +41,7 @@ class ResultReporter:
         self._progress = progress
         self._done = 0
 
-    def report(self, result: Result | ClientError) -> Result | ClientError:
+    def report(self, result: T | ClientError) -> T | ClientError:
         """Counts a result and returns it.
 
         Raises:
@@ -55,6 +65,28 @@ def split_batches(images: Iterable[ImageLike], size: int) -> Iterable[list[Image
             batch = []
     if batch:
         yield batch
+
+
+def only(results: Sequence[T | ClientError]) -> T:
+    """The result of a single image.
+
+    Raises:
+        ClientError: It is one.
+    """
+    (result,) = results
+    if isinstance(result, ClientError):
+        raise result
+    return result
+
+
+def check_sizes(batch_size: int, concurrency: int) -> None:
+    """Refuses what is no number of images or requests.
+
+    Raises:
+        InvalidInput: One is less than 1.
+    """
+    if batch_size < 1 or concurrency < 1:
+        raise InvalidInput(f"batch_size and concurrency must be at least 1, got {batch_size} and {concurrency}")
 
 
 def split_samples(response: InferResponse, output: str, count: int, *, batched: bool) -> Sequence[AnyArray]:

@@ -60,7 +60,7 @@ def plan_classification(
         InvalidInput: The model is not an image classifier, or does not offer what is requested.
         ProtocolError: What is published cannot be read.
     """
-    row = _image_input(served)
+    row = image_input(served, "classify")
     names = tuple(output["name"] for output in served.metadata["outputs"])
     if unknown := set(outputs) - set(names):
         raise InvalidInput(
@@ -77,25 +77,34 @@ def plan_classification(
         input_name=row["name"],
         input_rank=len(row["shape"]),
         outputs=(ranking.scores,) if ranking else tuple(outputs) or names,
-        max_batch_size=_max_batch_size(row["shape"], served.config),
+        max_batch_size=max_batch_size(row["shape"], served.config),
         ranking=ranking,
         top_k=top_k,
         softmax=softmax,
     )
 
 
-def _image_input(served: ServedVersion) -> Mapping[str, Any]:
+def image_input(served: ServedVersion, verb: str) -> Mapping[str, Any]:
+    """The metadata of a model's only input.
+
+    Args:
+        served: What is published about the version that will answer.
+        verb: What is asked of it, for the message.
+
+    Raises:
+        InvalidInput: It has several, or none.
+    """
     inputs = served.metadata["inputs"]
     if len(inputs) != 1:
         raise InvalidInput(
-            f"classify needs a model with one input, '{served.model}' has {len(inputs)}",
+            f"{verb} needs a model with one input, '{served.model}' has {len(inputs)}",
             hint="send tensors with infer()",
         )
     row: Mapping[str, Any] = inputs[0]
     return row
 
 
-def _max_batch_size(shape: Sequence[int], config: Mapping[str, Any]) -> int:
+def max_batch_size(shape: Sequence[int], config: Mapping[str, Any]) -> int:
     """Triton's limit; without one, whatever a leading dimension of any size takes."""
     varies = len(shape) == _SAMPLE_RANK + 1 and shape[0] == -1
     return int(config.get("max_batch_size", 0)) or (ALL_CLASSES if varies else 1)

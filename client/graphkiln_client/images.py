@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
-from graphkiln_backend.images.decoding import ImageLike
+from graphkiln_backend.images.decoding import ImageLike, Prepared
 from graphkiln_client.download import download
 
 
-def load_sample(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | None = None) -> AnyArray:
-    """Turns an image into one sample (no batch dimension) of the spec's layout and dtype.
+def prepare(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | None = None) -> Prepared:
+    """Turns an image into one sample (no batch dimension) of the spec's layout and dtype, and keeps the image's size.
 
     Args:
         image: The image, or the `https://` URL of one.
@@ -27,7 +26,7 @@ def load_sample(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | 
             raise InvalidInput(f"{image} is a URL", hint="to fetch images, use Client(fetch_urls=True)")
         content = download(image, fetch_timeout_s)
         try:
-            return decoding.load_sample(content, spec)
+            return decoding.prepare(content, spec)
         except InvalidInput as error:
             raise InvalidInput(f"{image}: {error.message}", hint=error.hint) from error
-    return decoding.load_sample(image, spec)
+    return decoding.prepare(image, spec)

@@ -13,6 +13,8 @@ from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.task import Task, read_task
 from graphkiln_client.results import Classification
 
 T = TypeVar("T")
@@ -97,6 +99,16 @@ def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:
     """
     text = _parameter(config, RANKING)
     return None if text is None else _parsed(model, "ranking", Ranking.from_json, text)
+
+
+def published_task(model: str, config: Mapping[str, Any]) -> Task | None:
+    """What a model answers about an image; None where the server does not say.
+
+    Raises:
+        ProtocolError: It cannot be read.
+    """
+    text = _parameter(config, TASK)
+    return None if text is None else _parsed(model, "task", read_task, text)
 
 
 def _parameter(config: Mapping[str, Any], key: str) -> str | None:

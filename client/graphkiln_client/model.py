@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client.async_model import AsyncModel
-from graphkiln_client.classification import OnError, Progress, ResultReporter
+from graphkiln_client.classification import ManyOptions, OnError, Progress, ResultReporter
+from graphkiln_client.image_tasks import Detections, Vector
 from graphkiln_client.ordered_map import map_in_threads
 from graphkiln_client.results import Result
 from graphkiln_client.runner import run
 from graphkiln_client.transports.base import InferResponse
+
+T = TypeVar("T")
 
 
 class Model:
@@ -143,3 +147,62 @@ class Model:
         with closing(map_in_threads(classify, batches, concurrency)) as results_by_batch:
             for results in results_by_batch:
                 yield from map(reporter.report, results)
+
+    def detect(self, image: ImageLike, *, score_threshold: float | None = None) -> Detections:
+        """Finds things in an image; see `AsyncModel.detect`.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no detector.
+            ClientError: The request failed.
+        """
+        return run(self._model.detect(image, score_threshold=score_threshold))
+
+    def segment(self, image: ImageLike) -> SegmentedImage:
+        """Finds the class of every pixel of an image.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no segmenter.
+            ClientError: The request failed.
+        """
+        return run(self._model.segment(image))
+
+    def embed(self, image: ImageLike) -> Vector:
+        """The vector of an image, float32 `[features]`.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model gives no vectors.
+            ClientError: The request failed.
+        """
+        return run(self._model.embed(image))
+
+    def detect_many(
+        self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
+    ) -> Iterator[Detections | ClientError]:
+        """As `detect`, several batches at a time; options and order as for `classify_many`."""
+        return self._many(
+            lambda batch: self._model.detect_batch(batch, score_threshold=score_threshold), images, options
+        )
+
+    def segment_many(
+        self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
+    ) -> Iterator[SegmentedImage | ClientError]:
+        """As `segment`, likewise."""
+        return self._many(self._model.segment_batch, images, options)
+
+    def embed_many(self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]) -> Iterator[Vector | ClientError]:
+        """As `embed`, likewise."""
+        return self._many(self._model.embed_batch, images, options)
+
+    def _many(
+        self,
+        answer: Callable[[list[ImageLike]], Coroutine[Any, Any, list[T | ClientError]]],
+        images: Iterable[ImageLike],
+        options: ManyOptions,
+    ) -> Iterator[T | ClientError]:
+        batch_size, concurrency = options.get("batch_size", 16), options.get("concurrency", 8)
+        batches = run(self._model.task_batches(images, batch_size, concurrency))
+        reporter = ResultReporter(options.get("on_error", "raise"), options.get("progress"))
+        with closing(map_in_threads(lambda batch: run(answer(batch)), batches, concurrency)) as results_by_batch:
+            for results in results_by_batch:
+                for result in results:
+                    yield reporter.report(result)

@@ -15,7 +15,8 @@ from graphkiln_backend.graph.contract import Contract, ContractChanged
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_client.metadata import has_labels, published_contracts, published_ranking, published_spec
+from graphkiln_backend.graph.task import Task
+from graphkiln_client.metadata import has_labels, published_contracts, published_ranking, published_spec, published_task
 from graphkiln_client.model_info import ModelInfo
 
 Labels = tuple[str, ...]
@@ -80,6 +81,16 @@ class ServedVersion:
         """
         said = self.contract.ranking if self.contract else None
         return said or published_ranking(self.model, self.config)
+
+    @property
+    def task(self) -> Task | None:
+        """What the version answers about an image; None where the server does not say.
+
+        Raises:
+            ProtocolError: It cannot be read.
+        """
+        said = self.contract.task if self.contract else None
+        return said or published_task(self.model, self.config)
 
     def known_labels(self, output: str) -> Labels | None:
         """The labels of an output; None where the classification extension must be asked."""

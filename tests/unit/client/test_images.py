@@ -15,7 +15,7 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.images import load_sample
+from graphkiln_client.images import prepare
 
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 
@@ -29,11 +29,11 @@ def encoded(image: Image.Image) -> bytes:
 class TestUrls:
     def test_they_are_fetched_only_on_demand(self) -> None:
         with pytest.raises(InvalidInput, match="fetch_urls=True"):
-            load_sample("https://example.invalid/cat.png", RAW)
+            prepare("https://example.invalid/cat.png", RAW)
 
     def test_over_https_only(self) -> None:
         with pytest.raises(InvalidInput, match="not an https"):
-            load_sample("http://example.invalid/cat.png", RAW, fetch_timeout_s=1)
+            prepare("http://example.invalid/cat.png", RAW, fetch_timeout_s=1)
 
     @pytest.fixture
     def authority(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
@@ -51,7 +51,7 @@ class TestUrls:
         image = Image.effect_noise((6, 4), 80).convert("RGB")
         moved = canned.http(b"", "302 Found", "Location: /there.png")
         with canned.CannedHttp([moved, canned.http(encoded(image))], context=self.context(authority)) as server:
-            sample = load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+            sample = prepare(f"{server.url}/here.png", RAW, fetch_timeout_s=5).sample
         np.testing.assert_array_equal(sample, np.asarray(image))
 
     @pytest.mark.parametrize(
@@ -68,27 +68,27 @@ class TestUrls:
             canned.CannedHttp([answer], context=self.context(authority)) as server,
             pytest.raises(InvalidInput, match=words),
         ):
-            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+            prepare(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
 
     def test_a_server_that_nobody_trusts(self) -> None:
         with (
             canned.CannedHttp([canned.http(b"")], context=self.context(trustme.CA())) as server,
             pytest.raises(ConnectionFailed, match="certificate"),
         ):
-            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+            prepare(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
 
     def test_an_image_that_cannot_be_decoded_is_named_by_its_url(self, authority: trustme.CA) -> None:
         with (
             canned.CannedHttp([canned.http(b"no image")], context=self.context(authority)) as server,
             pytest.raises(InvalidInput, match=f"{server.url}/here.png: 8 bytes is not an image") as caught,
         ):
-            load_sample(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
+            prepare(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
         assert "JPEG" in caught.value.hint
 
     @pytest.mark.parametrize("text", ["https.png", "ftp://host/x.png", "HTTPS://host/x.png", "./https://x.png"])
     def test_what_is_no_url_is_a_file(self, text: str) -> None:
         with pytest.raises(InvalidInput, match="there is no file"):
-            load_sample(text, RAW, fetch_timeout_s=5)
+            prepare(text, RAW, fetch_timeout_s=5)
 
 
 class TestFiles:
@@ -96,12 +96,12 @@ class TestFiles:
         image = Image.effect_noise((6, 4), 80).convert("RGB")
         (tmp_path / "a.png").write_bytes(encoded(image))
         for path in (tmp_path / "a.png", str(tmp_path / "a.png")):
-            np.testing.assert_array_equal(load_sample(path, RAW), np.asarray(image))
+            np.testing.assert_array_equal(prepare(path, RAW).sample, np.asarray(image))
 
     def test_encoded_bytes(self) -> None:
         image = Image.effect_noise((6, 4), 80).convert("RGB")
-        np.testing.assert_array_equal(load_sample(encoded(image), RAW, fetch_timeout_s=1), np.asarray(image))
+        np.testing.assert_array_equal(prepare(encoded(image), RAW, fetch_timeout_s=1).sample, np.asarray(image))
 
     def test_pixels(self) -> None:
         pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-        np.testing.assert_array_equal(load_sample(pixels, RAW), pixels)
+        np.testing.assert_array_equal(prepare(pixels, RAW).sample, pixels)

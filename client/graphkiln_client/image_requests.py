@@ -1,0 +1,181 @@
+"""Requests that are made of images: prepared as the version that answers says, and again where another one does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import ImageLike, Prepared, describe
+from graphkiln_client.connection import Connection
+from graphkiln_client.images import prepare
+from graphkiln_client.inference import Inference
+from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.served_version import ServedVersion, StaleVersion, is_contract_changed, read_served_version
+from graphkiln_client.transports.base import InferResponse, RequestedOutput
+
+T = TypeVar("T")
+
+_MOST_VERSIONS = 5
+"""Attempts at an answer that another version gives: more come only from servers that take turns."""
+_BETWEEN_VERSIONS_S = 0.05
+
+
+class ImageRequests:
+    """Sends images to a model. Task-safe; what a version publishes is requested once for each.
+
+    Args:
+        connection: To the server.
+        info: The model.
+        inference: Sends its requests.
+        preprocess: In place of the spec that the server publishes.
+        fetch_urls: Whether images may be given as `https://` URLs.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        info: ModelInfo,
+        inference: Inference,
+        *,
+        preprocess: Preprocess | None,
+        fetch_urls: bool,
+    ) -> None:
+        self._connection = connection
+        self._info = info
+        self._inference = inference
+        self._spec = preprocess
+        self._served: ServedVersion | None = None
+        self._answered = ""
+        self._fetch_timeout_s = connection.timeout_s if fetch_urls else None
+
+    async def preprocess(self) -> Preprocess:
+        """The preprocess spec: the given one, or the published one.
+
+        Raises:
+            InvalidInput: The model publishes none.
+            ProtocolError: What it publishes is not a spec.
+        """
+        return self.spec_of(await self.served_version()) if self._spec is None else self._spec
+
+    def spec_of(self, served: ServedVersion) -> Preprocess:
+        """The preprocess spec for a version: the given one, or its own.
+
+        Raises:
+            InvalidInput: The version publishes none.
+            ProtocolError: What it publishes is not a spec.
+        """
+        return self._spec or served.preprocess
+
+    async def served_version(self) -> ServedVersion:
+        """What is published about the version that answers; requested once for each."""
+        served = self._served
+        if served is None:
+            self._served = served = await read_served_version(self._info, self._answered)
+        return served
+
+    async def follow(self, ask: Callable[[ServedVersion], Awaitable[T]]) -> T:
+        """Asks the version that answers; where it is another by then, that one.
+
+        Args:
+            ask: Asks a version; raises `StaleVersion` where another one answered.
+
+        Raises:
+            ModelNotReady: Another version answers each time.
+        """
+        for attempt in range(_MOST_VERSIONS):
+            served = await self.served_version()
+            try:
+                return await ask(served)
+            except StaleVersion as stale:
+                self._forget(served, stale.answered)
+                await self._connection.transport.sleep(attempt * _BETWEEN_VERSIONS_S)
+        raise ModelNotReady(
+            f"'{self._info.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
+            hint="name one: model(name, version)",
+        )
+
+    async def answer(
+        self,
+        images: Sequence[ImageLike],
+        served: ServedVersion,
+        ask: Callable[[Sequence[str], Sequence[Prepared]], Awaitable[Sequence[T]]],
+    ) -> list[T | ClientError]:
+        """Prepares images and asks about those of one shape together; an image that fails has its error there.
+
+        Args:
+            images: The images.
+            served: The version that they are prepared for.
+            ask: Gets the names of images and their samples, all of one shape; returns an answer for each.
+
+        Raises:
+            StaleVersion: Another version answers.
+        """
+        spec = self.spec_of(served)
+        samples = await self._connection.transport.compute(lambda: [self._load(image, spec) for image in images])
+        results: dict[int, T | ClientError] = {}
+        by_shape: dict[tuple[int, ...], dict[int, Prepared]] = {}
+        for index, sample in enumerate(samples):
+            if isinstance(sample, ClientError):
+                results[index] = sample
+            else:
+                by_shape.setdefault(sample.sample.shape, {})[index] = sample
+        for group in by_shape.values():
+            sources = [describe(images[index]) for index in group]
+            try:
+                results.update(zip(group, await ask(sources, [*group.values()]), strict=True))
+            except ClientError as error:
+                results.update(dict.fromkeys(group, error))
+        return [results[index] for index in range(len(images))]
+
+    async def infer(
+        self,
+        served: ServedVersion,
+        inputs: Mapping[str, AnyArray],
+        outputs: Mapping[str, RequestedOutput],
+        request_id: str,
+    ) -> InferResponse:
+        """A response of the version that the request was made for.
+
+        Raises:
+            StaleVersion: Another one answers.
+        """
+        try:
+            response = await self._inference.infer(inputs, outputs, request_id, contract=served.digest)
+        except ClientError as error:
+            if is_contract_changed(error) or await self._has_changed(served, error):
+                raise StaleVersion from error
+            raise
+        served.check(response.version)
+        return response
+
+    def _forget(self, served: ServedVersion, answered: str) -> None:
+        """Has everything requested again, unless another task has seen to it."""
+        if self._served is served:
+            self._info.forget()
+            self._served, self._answered = None, answered
+
+    def _load(self, image: ImageLike, spec: Preprocess) -> Prepared | ClientError:
+        try:
+            return prepare(image, spec, fetch_timeout_s=self._fetch_timeout_s)
+        except ClientError as error:
+            return error
+
+    async def _has_changed(self, served: ServedVersion, error: ClientError) -> bool:
+        """Whether a server that refuses an input publishes something else by now."""
+        if not isinstance(error, InvalidInput) or error.status is None:
+            return False
+        try:
+            info = ModelInfo(self._connection, self._info.name, self._info.version)
+            return await read_served_version(info, "") != served
+        except ClientError:
+            return False
+
+
+def batch_of(samples: Sequence[AnyArray]) -> AnyArray:
+    """One tensor; of a single sample a view, because its copy costs as much as sending it."""
+    return np.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]

@@ -1,0 +1,159 @@
+"""Detection, segmentation and embedding of images by one model, as its task says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.task import Detection as DetectionTask
+from graphkiln_backend.graph.task import Embedding as EmbeddingTask
+from graphkiln_backend.graph.task import Segmentation as SegmentationTask
+from graphkiln_backend.graph.task import Task, is_classification, output_names
+from graphkiln_backend.images.answers import (
+    Detection,
+    Sample,
+    SegmentedImage,
+    read_detections,
+    read_segmentation,
+    read_vector,
+)
+from graphkiln_backend.images.decoding import ImageLike, Prepared
+from graphkiln_backend.images.frame import Frame, frame_of
+from graphkiln_client.classification import split_samples
+from graphkiln_client.classification_plan import image_input, max_batch_size
+from graphkiln_client.image_requests import ImageRequests, batch_of
+from graphkiln_client.inference import new_request_id
+from graphkiln_client.served_version import ServedVersion
+from graphkiln_client.transports.base import PLAIN
+
+Detections = tuple[Detection, ...]
+Vector = npt.NDArray[np.float32]
+
+_T = TypeVar("_T")
+_Task = TypeVar("_Task", DetectionTask, SegmentationTask, EmbeddingTask)
+_VERBS = {DetectionTask: "detect", SegmentationTask: "segment", EmbeddingTask: "embed"}
+_NAMES = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
+
+
+class ImageTasks:
+    """Answers about images, in pixels of the images. Task-safe.
+
+    Args:
+        requests: What is sent of images, and the versions that answer.
+        labels: In place of the labels that the version has; by class index.
+    """
+
+    def __init__(self, requests: ImageRequests, *, labels: Sequence[str] | None) -> None:
+        self._requests = requests
+        self._given_labels = None if labels is None else tuple(labels)
+
+    async def max_batch_size(self) -> int:
+        """Most images in one request.
+
+        Raises:
+            InvalidInput: The model takes no images.
+        """
+        await self._requests.preprocess()
+        served = await self._requests.served_version()
+        return max_batch_size(image_input(served, "a task")["shape"], served.config)
+
+    async def detect(
+        self, images: Sequence[ImageLike], score_threshold: float | None
+    ) -> list[Detections | ClientError]:
+        """The detections of each image; an image that fails has its error there.
+
+        Raises:
+            InvalidInput: The model is no detector.
+        """
+
+        def read(task: DetectionTask, sample: Sample, frame: Frame, labels: Sequence[str]) -> Detections:
+            return read_detections(task, sample, frame, labels, score_threshold)
+
+        return await self._answer(images, DetectionTask, read)
+
+    async def segment(self, images: Sequence[ImageLike]) -> list[SegmentedImage | ClientError]:
+        """The class map of each image; an image that fails has its error there.
+
+        Raises:
+            InvalidInput: The model is no segmenter.
+        """
+        return await self._answer(images, SegmentationTask, read_segmentation)
+
+    async def embed(self, images: Sequence[ImageLike]) -> list[Vector | ClientError]:
+        """The vector of each image; an image that fails has its error there.
+
+        Raises:
+            InvalidInput: The model gives no vectors.
+        """
+
+        def read(task: EmbeddingTask, sample: Sample, frame: Frame, labels: Sequence[str]) -> Vector:
+            del frame, labels
+            return read_vector(task, sample)
+
+        return await self._answer(images, EmbeddingTask, read)
+
+    async def _answer(
+        self,
+        images: Sequence[ImageLike],
+        kind: type[_Task],
+        read: Callable[[_Task, Sample, Frame, Sequence[str]], _T],
+    ) -> list[_T | ClientError]:
+        async def ask(served: ServedVersion) -> list[_T | ClientError]:
+            task = check_kind(served, kind)
+            answer = partial(self._ask, served, task, partial(read, task))
+            return await self._requests.answer(images, served, answer)
+
+        return await self._requests.follow(ask)
+
+    async def _ask(
+        self,
+        served: ServedVersion,
+        task: Task,
+        read: Callable[[Sample, Frame, Sequence[str]], _T],
+        sources: Sequence[str],
+        prepared: Sequence[Prepared],
+    ) -> list[_T]:
+        """Asks about samples of one shape in one request."""
+        del sources
+        row = image_input(served, _NAMES[task.kind])
+        samples = [each.sample for each in prepared]
+        batched = len(row["shape"]) == samples[0].ndim + 1
+        tensor = batch_of(samples) if batched else samples[0]
+        names = output_names(task)
+        request = dict.fromkeys(names, PLAIN)
+        response = await self._requests.infer(served, {row["name"]: tensor}, request, new_request_id())
+        columns: dict[str, Any] = {name: split_samples(response, name, len(samples), batched=batched) for name in names}
+        spec = self._requests.spec_of(served)
+        labels = self._given_labels if self._given_labels is not None else _labels_of(served)
+        return [
+            read({name: columns[name][index] for name in names}, frame_of(spec, (each.height, each.width)), labels)
+            for index, each in enumerate(prepared)
+        ]
+
+
+def check_kind(served: ServedVersion, kind: type[_Task]) -> _Task:
+    """The task of a version, which must be of a kind.
+
+    Raises:
+        InvalidInput: It is of another.
+    """
+    task = served.task
+    if isinstance(task, kind):
+        return task
+    if task is None or is_classification(task):
+        said, other = "does not say that it does", "classify"
+    else:
+        said, other = f"answers otherwise: its task is {task.kind}", _NAMES[task.kind]
+    raise InvalidInput(
+        f"'{served.model}' cannot {_VERBS[kind]}: it {said}",
+        hint=f"use {other}, or convert the model with its task: graphkiln convert --task",
+    )
+
+
+def _labels_of(served: ServedVersion) -> tuple[str, ...]:
+    return served.contract.labels if served.contract else ()

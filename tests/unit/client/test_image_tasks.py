@@ -1,0 +1,184 @@
+"""Detection, segmentation and embedding on a server that computes them from pixels."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_transport import FakeTransport
+from PIL import Image
+
+from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task, task_text
+from graphkiln_backend.images.answers import Box, SegmentedImage
+from graphkiln_client.async_model import AsyncModel
+from graphkiln_client.connection import Connection
+from graphkiln_client.model import Model
+from graphkiln_client.transports.base import InferRequest, InferResponse
+
+SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), layout="HWC", dtype=DType.UINT8, interpolation="box")
+DETECTION = Detection(boxes="b", scores="s", classes="c", counts="n", masks="m")
+TASKS: dict[str, Task] = {
+    "detection": DETECTION,
+    "segmentation": Segmentation(scores="g"),
+    "embedding": Embedding(vectors="v", normalize=True),
+}
+
+
+def outputs_of(pixels: Any) -> dict[str, Any]:
+    """Of one sample: the box around what is lighter than 100, its class, its map, the means of the colors."""
+    light = pixels[..., 0] > 100
+    rows, columns = np.nonzero(light)
+    found = bool(len(rows))
+    box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1] if found else [0] * 4
+    return {
+        "b": np.array([box, [0] * 4], np.float32),
+        "s": np.array([0.75 * found, 0], np.float32),
+        "c": np.array([1, 0], np.int64),
+        "n": np.array(int(found), np.int32),
+        "m": np.ones((2, 28, 28), np.float32),
+        "g": np.stack([~light, light]).astype(np.float32),
+        "v": pixels.reshape(-1, 3).mean(axis=0).astype(np.float32),
+    }
+
+
+class Server(FakeTransport):
+    """A model with a task."""
+
+    def __init__(self, task: Task | None, *, contract: bool = True, **changes: Any) -> None:
+        parameters = {}
+        if contract:
+            said = Contracts.of({"1": Contract(preprocess=SPEC, labels=("none", "light"), task=task)})
+            parameters["contracts"] = {"string_value": said.to_json()}
+        elif task:
+            parameters = {"preprocess": {"string_value": SPEC.to_json()}, "task": {"string_value": task_text(task)}}
+        self.changes = changes
+        super().__init__(
+            {
+                "model_metadata": {
+                    "versions": ["1"],
+                    "inputs": [{"name": "x", "datatype": "UINT8", "shape": [-1, 32, 32, 3]}],
+                    "outputs": [],
+                },
+                "model_config": {"max_batch_size": 4, "output": [], "parameters": parameters},
+                "infer": self.infer,
+            }
+        )
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        del timeout_s
+        rows = [outputs_of(pixels) for pixels in np.asarray(request.inputs["x"])]
+        outputs = {name: np.stack([row[name] for row in rows]) for name in request.outputs}
+        return InferResponse(model="m", version="1", outputs={**outputs, **self.changes})
+
+
+def model(task: Task | None, **options: Any) -> tuple[Model, Server]:
+    server = Server(task, **options)
+    connection = Connection(server, 5.0, 0)
+    return Model(AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False)), server
+
+
+def image(height: int, width: int, *box: int) -> Any:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    x1, y1, x2, y2 = box or (0, 0, 0, 0)
+    pixels[y1:y2, x1:x2] = 255
+    return pixels
+
+
+def test_a_detection_is_in_pixels_of_the_image() -> None:
+    detector, server = model(DETECTION)
+    (found,) = detector.detect(image(32, 64, 16, 8, 32, 16))
+    assert found.box == Box(16, 8, 32, 16)
+    assert (found.label, found.index, found.score) == ("light", 1, 0.75)
+    assert found.mask is not None
+    assert found.mask.pixels()[9:15, 17:31].all()
+    assert set(server.inferred()[0].outputs) == {"b", "s", "c", "n", "m"}
+    assert server.inferred()[0].contract
+
+
+def test_the_threshold_is_the_callers() -> None:
+    detector, _ = model(DETECTION)
+    assert len(detector.detect(image(64, 32, 0, 0, 8, 8), score_threshold=0.7)) == 1
+    assert detector.detect(image(64, 32, 0, 0, 8, 8), score_threshold=0.8) == ()
+    assert detector.detect(image(64, 32)) == ()
+
+
+@pytest.mark.parametrize("size", [(33, 77), (128, 31), (1, 1), (1, 8000)])
+def test_a_class_map_has_the_size_of_the_image(size: Any) -> None:
+    segmenter, _ = model(TASKS["segmentation"])
+    found = segmenter.segment(image(*size, 0, 0, size[1], size[0]))
+    assert found.classes.shape == size
+    assert found.label(1) == "light"
+    assert found.share(1) > 0.9
+
+
+def test_a_vector_is_normalized() -> None:
+    embedder, _ = model(TASKS["embedding"])
+    np.testing.assert_allclose(embedder.embed(image(32, 32, 0, 0, 8, 8)), [3**-0.5] * 3, rtol=1e-6)
+
+
+def test_batches_of_mixed_sizes_with_a_damaged_image_among_them() -> None:
+    detector, server = model(DETECTION)
+    images = [image(32, 64, 16, 8, 32, 16), b"no image", image(64, 32, 8, 16, 16, 32), image(640, 320), b""]
+    found = list(detector.detect_many(images, batch_size=16, concurrency=1, on_error="return"))
+    assert [isinstance(each, InvalidInput) for each in found] == [False, True, False, False, True]
+    boxes = [[each.box for each in row] for row in found if not isinstance(row, ClientError)]
+    assert boxes == [[Box(16, 8, 32, 16)], [Box(8, 16, 16, 32)], []]
+    assert [len(request.inputs["x"]) for request in server.inferred()] == [3]  # 4 images at most, one of them damaged
+
+
+def test_an_error_is_raised_unless_it_is_wanted() -> None:
+    with pytest.raises(InvalidInput):
+        list(model(DETECTION)[0].detect_many([b""]))
+
+
+def test_event_loops_get_the_same() -> None:
+    async def ask(task: Task, name: str) -> list[Any]:
+        connection = Connection(Server(task, contract=True), 5.0, 0)
+        asked = AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False)
+        one = await getattr(asked, name)(image(32, 32, 4, 4, 8, 8))
+        return [one, *[each async for each in getattr(asked, f"{name}_many")([image(32, 32, 4, 4, 8, 8)] * 5)]]
+
+    detections = asyncio.run(ask(DETECTION, "detect"))
+    assert [row[0].box for row in detections] == [Box(4, 4, 8, 8)] * 6
+    segmented = asyncio.run(ask(TASKS["segmentation"], "segment"))
+    assert [each.share(1) for each in segmented] == [16 / 1024] * 6
+    assert {each.shape for each in asyncio.run(ask(TASKS["embedding"], "embed"))} == {(3,)}
+
+
+def test_all_verbs_go_in_threads_too() -> None:
+    segmented = list(model(TASKS["segmentation"])[0].segment_many([image(8, 8)] * 3))
+    assert all(isinstance(each, SegmentedImage) for each in segmented)
+    assert len(list(model(TASKS["embedding"])[0].embed_many([Image.new("RGB", (9, 5))] * 3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "verb", "words"),
+    [
+        (None, "detect", "'m' cannot detect: it does not say that it does (use classify"),
+        (Classification(), "embed", "'m' cannot embed: it does not say that it does (use classify"),
+        (DETECTION, "segment", "'m' cannot segment: it answers otherwise: its task is detection (use detect"),
+        (Embedding(vectors="v"), "detect", "its task is embedding (use embed"),
+    ],
+)
+def test_a_model_of_another_task(task: Task | None, verb: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        getattr(model(task)[0], verb)(image(8, 8))
+    assert words in str(caught.value)
+
+
+def test_a_task_that_only_the_configuration_gives() -> None:
+    (found,) = model(DETECTION, contract=False)[0].detect(image(32, 32, 4, 4, 8, 8))
+    assert (found.box, found.label) == (Box(4, 4, 8, 8), "")
+
+
+def test_outputs_that_are_not_what_the_task_says() -> None:
+    with pytest.raises(ProtocolError, match="hold no detections"):
+        model(DETECTION, n=np.array([9], np.int32))[0].detect(image(8, 8))
+    with pytest.raises(ProtocolError, match="for 1 images"):
+        model(DETECTION, n=np.array([1, 1], np.int32))[0].detect(image(8, 8))
