@@ -140,7 +140,7 @@ def _stamp(paths: Sequence[Path]) -> str:
     """Of all files below some paths: names, sizes, times, inodes."""
     digest = hashlib.sha256()
     for path in sorted(paths):
-        for file, status in _walk(path):
+        for file, status in walk(path):
             line = (str(file), status.st_size, status.st_mtime_ns, status.st_ino, stat.S_IFMT(status.st_mode))
             digest.update(repr(line).encode())
     return digest.hexdigest()[:16]
@@ -148,14 +148,18 @@ def _stamp(paths: Sequence[Path]) -> str:
 
 def _irregular(folder: Path) -> str:
     """Names a FIFO, socket or device, which could keep a reader waiting for ever; empty where there is none."""
-    for path, status in _walk(folder):
+    for path, status in walk(folder):
         if stat.S_IFMT(status.st_mode) not in _ORDINARY:
             return f"{path} is neither a file nor a folder"
     return ""
 
 
-def _walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
-    """Paths below a path and itself, with the status of what links lead to, in a fixed order.
+def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
+    """Paths below a path and itself, with the status of what links lead to, in a fixed order; no hidden ones.
+
+    Args:
+        path: Where to begin.
+        depth: How deep that lies.
 
     Raises:
         OSError: A folder cannot be listed, or they are nested too deep: a link may lead back to where it lies.
@@ -172,4 +176,4 @@ def _walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
     if stat.S_ISDIR(status.st_mode):
         for entry in sorted(path.iterdir()):
             if not entry.name.startswith("."):
-                yield from _walk(entry, depth + 1)
+                yield from walk(entry, depth + 1)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.recovery import (
@@ -117,7 +116,7 @@ class ExplicitKeeper:
     def _take_stock(self) -> None:
         """What Triton was told to load, as if we had shown it."""
         states = states_by_model(self.control.index())
-        found = scan_stores(self.stores.stores)
+        found = self.stores.scan()
         self.stores.served = {
             name: ServedModel(stored=found[name], versions=versions)
             for name, rows in states.items()

@@ -15,6 +15,7 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.server.access import Access
+from graphkiln_backend.server.attested_stores import AttestedStores
 from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels
 from graphkiln_backend.server.flags import TritonFlags
@@ -67,6 +68,7 @@ class Launch:
         loaded: What is loaded in the user's explicit mode; the same.
         readiness: Who says whether it is ready; the same.
         remote: Which of the stores are copies of remote ones.
+        attested: Which of them are copies of what is signed.
     """
 
     installation: Installation
@@ -84,6 +86,7 @@ class Launch:
     loaded: LoadedModels = field(default_factory=LoadedModels)
     readiness: Readiness = field(default_factory=Readiness)
     remote: RemoteStores = field(default_factory=RemoteStores)
+    attested: AttestedStores = field(default_factory=AttestedStores)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -101,6 +104,7 @@ class Launch:
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         self.managed.stores = stores = folder.link_stores(self.stores)
+        self.managed.mark = self.attested.mark
         mode, flags = ControlMode.read(self.flags), self.flags
         complete = mode.managed and self._fill_mirror(folder, backends, mode)
         if mode.managed:
@@ -126,7 +130,8 @@ class Launch:
         if keeper is None:
             on_settled()
         else:
-            self.rollout.begin(self.remote.follow(keeper, self.rollout.stopped), on_settled)
+            attesting = self.attested.follow(keeper, self.rollout.stopped)
+            self.rollout.begin(self.remote.follow(attesting, self.rollout.stopped), on_settled)
 
     def control(self) -> RepositoryControl | None:
         """The running server's repository control; None where nothing reaches it."""

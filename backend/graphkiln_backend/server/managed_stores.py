@@ -7,7 +7,7 @@ its place. After a restart the server shows what it showed before: what was adde
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,15 +59,25 @@ class ManagedStores:
         stores: The stores.
         quarantine: What is kept away.
         served: What the mirror shows, by model.
+        mark: Adds to what lies there what is refused beforehand, as faults.
     """
 
     stores: Sequence[Path] = ()
     quarantine: Quarantine = field(default_factory=Quarantine)
     served: dict[str, ServedModel] = field(default_factory=dict)
+    mark: Callable[[dict[str, StoredModel]], dict[str, StoredModel]] = lambda found: found
     _backends: frozenset[str] = frozenset()
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def scan(self) -> dict[str, StoredModel]:
+        """What lies in the stores, by model.
+
+        Raises:
+            OSError: A store cannot be listed, which does not mean that it is empty.
+        """
+        return self.mark(scan_stores(self.stores))
 
     def open(self, mirror: Mirror, backends: frozenset[str], graph_folder: GraphFolder | None) -> bool:
         """Fills the mirror for a server that is about to start.
@@ -84,7 +94,7 @@ class ManagedStores:
             OSError: The stores cannot be listed, or the mirror cannot be written.
         """
         self._backends, self._graph_folder = backends, graph_folder
-        for name, stored in scan_stores(self.stores).items():
+        for name, stored in self.scan().items():
             if before := self.served.get(name):
                 self.present(mirror, self.plan(stored, before.versions or stored.versions))
             elif not self._opened:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.agreement import HINT, find_disagreement
-from graphkiln_backend.repository.stores import StoredModel, scan_stores
+from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.recovery import forget_failures, replace_failed
@@ -83,7 +83,7 @@ class Poller:
         found = None
         try:
             devices = {store: store.stat().st_dev for store in self.stores.stores}
-            found = scan_stores(self.stores.stores)
+            found = self.stores.scan()
         except OSError as error:
             problem = str(error)
         else:

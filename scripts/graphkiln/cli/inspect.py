@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.remote_paths import local_path
+from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, describe_signers
 from graphkiln.cli.verify import version_folder
 
 if TYPE_CHECKING:
@@ -23,22 +24,25 @@ def inspect(
         str,
         typer.Argument(help="Version folder, model folder (its newest version), or FILE.onnx; also s3:// and others."),
     ],
+    trusted_keys: TrustedKeysOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show what a version is.
 
-    Signature, operators, arithmetic, parameters, precision, preprocessing and verdicts.
+    Signature, operators, arithmetic, parameters, precision, preprocessing, verdicts and signatures.
     """
     from graphkiln_backend.passes.census import census
     from graphkiln_backend.repository.version import read_version
 
     with local_path(path) as folder:
-        version = _bare_graph(folder) or read_version(version_folder(folder))
+        bare = _bare_graph(folder)
+        version = bare or read_version(version_folder(folder))
+        signed = NOT_SIGNED if bare else describe_signers(version_folder(folder), trusted_keys)
         found = census(version.graph_path)
         if as_json:
-            typer.echo(json.dumps(_document(version, found), indent=2))
+            typer.echo(json.dumps({**_document(version, found), "signed": signed}, indent=2))
         else:
-            _show(version, found)
+            _show(version, found, signed)
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:
@@ -69,7 +73,7 @@ def _document(version: ModelVersion, found: Census) -> dict[str, Any]:
     return document
 
 
-def _show(version: ModelVersion, found: Census) -> None:
+def _show(version: ModelVersion, found: Census, signed: str) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -102,6 +106,7 @@ def _show(version: ModelVersion, found: Census) -> None:
             table.add_row("note", escape(note))
     else:
         table.add_row("verdicts", "none: this graph came without a manifest (graphkiln convert FILE.onnx proves one)")
+    table.add_row("signed", escape(signed))
     Console().print(table)
 
 

@@ -25,6 +25,7 @@ from graphkiln.cli.models import models
 from graphkiln.cli.recipe_options import RecipeCommand
 from graphkiln.cli.score import score
 from graphkiln.cli.serve import serve
+from graphkiln.cli.sign import keygen, sign
 from graphkiln.cli.story import story
 from graphkiln.cli.tune import tune
 from graphkiln.cli.verify import verify
@@ -71,6 +72,8 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command(cls=RecipeCommand)(convert)
 app.command()(verify)
 app.command()(inspect)
+app.command()(sign)
+app.command()(keygen)
 app.command()(explain)
 app.command()(lower)
 app.add_typer(cache.app, name="cache")

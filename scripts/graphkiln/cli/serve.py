@@ -71,6 +71,14 @@ def serve(
             metavar="FILE",
         ),
     ] = "",
+    trusted_keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="Public keys in PEM, a file or a folder of *.pub: only what one of them signed goes live.",
+            envvar="GRAPHKILN_TRUSTED_KEYS",
+            metavar="FILE|DIR",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate for https and grpcs, in PEM; plain without it.", metavar="FILE")
     ] = None,
@@ -128,6 +136,7 @@ def serve(
     from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
+    from graphkiln_backend.server.attested_stores import attested_stores, read_trusted
     from graphkiln_backend.server.control_mode import ControlMode
     from graphkiln_backend.server.faults import TimeLimits
     from graphkiln_backend.server.file_limit import raise_file_limit
@@ -152,8 +161,11 @@ def serve(
         tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
         inner = behind_tls(flags, tls) if tls else flags
         addresses = [store for store in named if not isinstance(store, Path)]
-        with copy_stores(addresses, settings, ControlMode.read(flags).poll_s) as (copies, remote):
-            stores = [*folders, *copies]
+        every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
+        with (
+            copy_stores(addresses, settings, every_s) as (copies, remote),
+            attested_stores([*folders, *copies], trusted, settings, every_s) as (stores, attested),
+        ):
             enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
             display = LoadDisplay()
             supervisor = Supervisor(
@@ -161,6 +173,7 @@ def serve(
                     installation=installation,
                     stores=stores,
                     remote=remote,
+                    attested=attested,
                     flags=inner,
                     overrides=_overrides(set_ or [], enabled, stores),
                     cache=settings,

@@ -10,6 +10,7 @@ import typer
 
 from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
 from graphkiln.cli.remote_paths import local_path
+from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, check_signers
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.spelling import did_you_mean
@@ -24,12 +25,14 @@ def verify(
         str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
     ] = "",
     samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
+    trusted_keys: TrustedKeysOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
 ) -> None:
     """Prove a version again on an engine of this machine.
 
-    Exit code 1 when its outputs are no longer those of the source model.
+    Exit code 1 when its outputs are no longer those of the source model, 2 when its files are not those that were
+    signed, or that the manifest describes.
     """
     from graphkiln_backend.graph.cores import usable_cores
     from graphkiln_backend.graph.decoding import encode
@@ -40,21 +43,25 @@ def verify(
     if precision and precision not in SAVED:
         raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, SAVED))
     with local_path(path) as folder, limit_computing(compute_limit):
+        version = version_folder(folder)
+        signed = check_signers(version, trusted_keys)
         verified = run(
-            read_version(version_folder(folder)),
+            read_version(version),
             engine=engine,
             precision=Precision(precision) if precision else None,
             samples=samples,
             threads=usable_cores(),
         )
     if as_json:
-        typer.echo(json.dumps(encode(verified), indent=2))
+        typer.echo(json.dumps({**encode(verified), "signed": signed}, indent=2))
         return
     for verdict in verified.verdicts:
         typer.echo(verdict.verdict)
     if verified.placement:
         nodes = ", ".join(f"{count} nodes on {name}" for name, count in verified.placement.nodes.items())
         typer.echo(f"ran: {nodes}, mostly in {verified.placement.precision}")
+    if signed != NOT_SIGNED:
+        typer.echo(f"signed: {signed}")
 
 
 def version_folder(path: Path) -> Path:

@@ -1,0 +1,200 @@
+"""Ed25519 keys that sign model versions, and the public ones that a server trusts.
+
+A private key is a PEM file (PKCS #8, with a passphrase if wanted), which `openssl genpkey -algorithm ed25519` makes as
+well as `graphkiln keygen`; a public one is what `openssl pkey -pubout` prints. Nothing here asks a network: the keys
+can live on a machine without one.
+
+Source: RFC 8032 (Ed25519), RFC 8410 (its keys in PKCS #8 and SubjectPublicKeyInfo).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.files import MIB, read_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PUBLIC_SUFFIX = ".pub"
+_LIMIT = MIB
+_SHOWN = 16
+_HEX_DIGITS = 64
+_PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+_HOW_TO_MAKE = "graphkiln keygen FILE makes a pair: FILE signs, FILE.pub is trusted"
+
+
+def short(key_id: str) -> str:
+    """A key's id as people compare it: the first 16 of its 64 digits."""
+    return key_id[:_SHOWN]
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A private key.
+
+    Args:
+        private: The key.
+    """
+
+    private: Ed25519PrivateKey
+
+    @property
+    def key_id(self) -> str:
+        """The public half, 32 bytes, in hexadecimal."""
+        return self.private.public_key().public_bytes_raw().hex()
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature, 64 bytes."""
+        return self.private.sign(message)
+
+    @classmethod
+    def read(cls, file: Path, passphrase: bytes | None = None) -> SigningKey:
+        """Reads a private key.
+
+        Raises:
+            RepositoryError: The file cannot be read or holds no Ed25519 private key, or the passphrase is not its own.
+        """
+        _require_cryptography()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        text = _read(file)
+        try:
+            private = load_pem_private_key(text.encode(), passphrase or None)
+        except TypeError as error:  # a passphrase where none is needed, or none where one is
+            hint = "give its passphrase: --passphrase-file FILE" if passphrase is None else "leave the passphrase out"
+            raise RepositoryError(f"the private key {file} cannot be opened: {error}", hint=hint) from error
+        except ValueError as error:
+            what = "opened with this passphrase" if "ENCRYPTED" in text else "read"
+            raise RepositoryError(
+                f"{file} cannot be {what}: expected a private key in PEM", hint=_HOW_TO_MAKE
+            ) from error
+        if not isinstance(private, Ed25519PrivateKey):
+            kind = type(private).__name__.strip("_")
+            raise RepositoryError(f"{file} holds a key of another kind ({kind}), expected Ed25519", hint=_HOW_TO_MAKE)
+        return cls(private)
+
+
+def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
+    """Makes a private key, readable by its owner alone, and beside it the public one; returns the key's id.
+
+    Args:
+        file: The private key's file; `.pub` is appended for the public key's.
+        passphrase: What encrypts the private key; None for nothing.
+
+    Raises:
+        RepositoryError: One of the files is there already, or cannot be written.
+    """
+    _require_cryptography()
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    encryption = form.BestAvailableEncryption(passphrase) if passphrase else form.NoEncryption()
+    secret = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
+    public = private.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    written: list[Path] = []
+    for path, content, mode in ((file, secret, 0o600), (public_file(file), public, 0o644)):
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as target:
+                written.append(path)
+                target.write(content)
+        except OSError as error:
+            for half in written:  # neither half is of use without the other
+                half.unlink(missing_ok=True)
+            hint = "name another file: a key is never overwritten" if isinstance(error, FileExistsError) else ""
+            raise RepositoryError(f"{path} cannot be made: {error.strerror}", hint=hint) from error
+    return private.public_key().public_bytes_raw().hex()
+
+
+def public_file(private: Path) -> Path:
+    """Where the public half of a key lies."""
+    return private.with_name(private.name + PUBLIC_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKeys:
+    """Public keys, and what each is called.
+
+    Attributes:
+        names: Key id -> name of the file that holds it.
+    """
+
+    names: Mapping[str, str]
+
+    @classmethod
+    def read(cls, place: Path) -> TrustedKeys:
+        """Reads the public keys of a file, or of all `*.pub` and `*.pem` in a folder.
+
+        Raises:
+            RepositoryError: Something cannot be read, holds no public Ed25519 key, or holds a private one.
+        """
+        _require_cryptography()
+        files = [place]
+        if place.is_dir():
+            files = sorted(path for path in place.iterdir() if path.suffix in {PUBLIC_SUFFIX, ".pem"})
+        names = {key_id: file.stem for file in files for key_id in _public_keys(file)}
+        if not names:
+            raise RepositoryError(f"there is no key in {place}: no *.pub and no *.pem", hint=_HOW_TO_MAKE)
+        return cls(names)
+
+
+def is_signed(key_id: str, message: bytes, signature: bytes) -> bool:
+    """Whether a key has signed a message; False for what is no key."""
+    _require_cryptography()
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if not re.fullmatch(f"[0-9a-f]{{{_HEX_DIGITS}}}", key_id):
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key_id)).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _public_keys(file: Path) -> Iterator[str]:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    text = _read(file)
+    if "PRIVATE KEY-----" in text:
+        raise RepositoryError(
+            f"{file} holds a private key, which does not belong on a server",
+            hint=f"copy {public_file(file).name} there",
+        )
+    blocks = [match.group() for match in _PEM_BLOCK.finditer(text)]
+    if not blocks:
+        raise RepositoryError(f"{file} holds no public key in PEM", hint=_HOW_TO_MAKE)
+    for block in blocks:
+        try:
+            public = load_pem_public_key(block.encode())
+        except ValueError as error:
+            raise RepositoryError(f"{file} holds a public key that cannot be read", hint=_HOW_TO_MAKE) from error
+        if not isinstance(public, Ed25519PublicKey):
+            raise RepositoryError(f"{file} holds a key of another kind, expected Ed25519", hint=_HOW_TO_MAKE)
+        yield public.public_bytes_raw().hex()
+
+
+def _read(file: Path) -> str:
+    try:
+        return read_text(file, _LIMIT)
+    except OSError as error:
+        raise RepositoryError(f"the key {file} cannot be read: {error.strerror or error}", hint=_HOW_TO_MAKE) from error
+    except UnicodeDecodeError as error:
+        raise RepositoryError(f"{file} is not a key in PEM", hint=_HOW_TO_MAKE) from error
+
+
+def _require_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise RepositoryError("keys need the library 'cryptography'", hint="pip install 'graphkiln[sign]'") from error

@@ -1,0 +1,97 @@
+"""`graphkiln sign` and `graphkiln keygen`: vouch for versions, so that `serve --trusted-keys` takes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphkiln_backend.graph.errors import RepositoryError
+
+_PASSPHRASE_BYTES = 4096
+
+PassphraseFile = Annotated[
+    Path | None, typer.Option(help="File whose first line is the private key's passphrase.", metavar="FILE")
+]
+
+
+def sign(
+    models: Annotated[
+        list[str],
+        typer.Argument(help="STORE/MODEL for all of its versions, STORE/MODEL:VERSION for one.", metavar="MODEL..."),
+    ],
+    key: Annotated[Path, typer.Option(help="Private key, in PEM: graphkiln keygen makes one.", metavar="FILE")],
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Sign the files of versions as they lie there.
+
+    What is signed: the SHA-256 of every file of the version and of what its model's versions share, such as
+    config.pbtxt; whoever changes that signs all versions anew. It stands in attestation.json in the version's folder.
+    """
+    from graphkiln_backend.repository.attestation import sign_version
+    from graphkiln_backend.repository.signing_keys import SigningKey, short
+
+    signing = SigningKey.read(key, _passphrase(passphrase_file))
+    chosen = [(model, version) for text in models for model, versions in [versions_of(text)] for version in versions]
+    for model, version in chosen:
+        statement = sign_version(model, version, signing)
+        words = f"{model.name} version {version}: {len(statement.files)} files signed by {short(signing.key_id)}"
+        typer.echo(words)
+
+
+def keygen(
+    file: Annotated[Path, typer.Argument(help="Where the private key goes; FILE.pub is what servers trust.")],
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Make a pair of Ed25519 keys to sign versions with.
+
+    Keep the private key where no server can read it. FILE.pub is what `serve --trusted-keys` needs.
+    """
+    from graphkiln_backend.repository.signing_keys import generate_key_pair, public_file, short
+
+    key_id = generate_key_pair(file, _passphrase(passphrase_file))
+    typer.echo(f"{file} signs, {public_file(file)} is trusted: key {short(key_id)}")
+
+
+def versions_of(text: str) -> tuple[Path, list[int]]:
+    """The model's folder that an argument names, and the versions that are meant.
+
+    Args:
+        text: `STORE/MODEL`, `STORE/MODEL:VERSION`, or the folder of a version.
+
+    Raises:
+        RepositoryError: There is no such model or version here.
+    """
+    from graphkiln_backend.repository.remote_address import parse_store
+    from graphkiln_backend.repository.version import newest_version
+    from graphkiln_backend.repository.version_folders import version_folders, version_number
+
+    if not isinstance(parse_store(text), Path):
+        raise RepositoryError(f"{text} lies elsewhere", hint="sign the files here, then upload them")
+    before, colon, after = text.rpartition(":")
+    number = version_number(after) if colon else None
+    model = Path(os.path.abspath(before if number is not None else text))  # noqa: PTH100 - a link keeps its name
+    if number is None and version_number(model.name) is not None and not version_folders(model.iterdir()):
+        model, number = model.parent, version_number(model.name)
+    newest_version(model)  # or says what is wrong
+    found = list(version_folders(model.iterdir()))
+    if number is not None and number not in found:
+        has = ", ".join(map(str, found))
+        raise RepositoryError(f"{model.name} has no version {number}", hint=f"it has {has}")
+    return model, found if number is None else [number]
+
+
+def _passphrase(file: Path | None) -> bytes | None:
+    from graphkiln_backend.graph.files import read_bytes
+
+    if file is None:
+        return None
+    try:
+        lines = read_bytes(file, _PASSPHRASE_BYTES).splitlines()
+    except OSError as error:
+        raise RepositoryError(f"--passphrase-file {file} cannot be read: {error.strerror or error}") from error
+    if not lines or not lines[0]:
+        raise RepositoryError(f"--passphrase-file {file} is empty", hint="its first line is the passphrase")
+    return lines[0]

@@ -1,0 +1,141 @@
+"""What is signed of a version, and what no longer fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from signed import SignedStore, make_key
+
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.repository.attestation import (
+    ATTESTATION_FILE,
+    Attestation,
+    check_files,
+    describe,
+    find_signer,
+    sign_version,
+)
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> SignedStore:
+    return SignedStore.make(tmp_path)
+
+
+def check(store: SignedStore, model: Path, version: int = 1) -> str:
+    statement, key_id = find_signer(model, version, store.trusted)
+    check_files(statement, model)
+    return key_id
+
+
+def test_every_file_but_the_attestation_and_other_versions_is_signed(signed: SignedStore) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    (model / "1" / "weights").mkdir()
+    (model / "1" / "weights" / "w.bin").write_bytes(b"w")
+    (model / ".hidden").write_text("not part of it")
+    files = describe(model, 1).files
+    assert sorted(files) == ["1/model.onnx", "1/weights/w.bin", "config.pbtxt"]
+    assert files["1/model.onnx"] == hashlib.sha256(b"one").hexdigest()
+
+
+def test_the_envelope_is_one_that_other_tools_check(signed: SignedStore) -> None:
+    model = signed.add(1, "one")
+    envelope = json.loads((model / "1" / ATTESTATION_FILE).read_text())
+    attestation = Attestation.read(model / "1")
+    assert attestation
+    payload = attestation.payload
+    encoded = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
+    (signature,) = attestation.signatures.values()
+    Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key.key_id)).verify(signature, encoded)
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    assert json.loads(payload)["subject"][0].keys() == {"name", "digest"}
+
+
+def test_what_was_signed_is_found(signed: SignedStore) -> None:
+    assert check(signed, signed.add(1, "one")) == signed.key.key_id
+
+
+@pytest.mark.parametrize("name", ["1/model.onnx", "config.pbtxt"])
+def test_an_altered_file_is_noticed_even_with_its_old_size_and_time(signed: SignedStore, name: str) -> None:
+    model = signed.add(1, "one")
+    status = (model / name).stat()
+    (model / name).write_bytes((model / name).read_bytes()[:-1] + b"X")
+    os.utime(model / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(RepositoryError, match=f"{name} is not the file that was signed"):
+        check(signed, model)
+
+
+def test_files_that_come_and_go_are_noticed(signed: SignedStore) -> None:
+    model = signed.add(1, "one")
+    (model / "1" / "more.bin").write_bytes(b"")
+    (model / "config.pbtxt").unlink()
+    with pytest.raises(RepositoryError, match=r"config.pbtxt missing, 1/more.bin added"):
+        check(signed, model)
+
+
+def test_neither_another_version_nor_another_model_is_meant(signed: SignedStore) -> None:
+    model = signed.add(1, "one")
+    (model / "1").rename(model / "2")
+    with pytest.raises(RepositoryError, match="signed as m version 1"):
+        check(signed, model, 2)
+    (model / "2").rename(model / "1")
+    other = model.rename(model.with_name("n"))
+    with pytest.raises(RepositoryError, match="signed as m version 1"):
+        check(signed, other)
+
+
+def test_without_a_trusted_signature_nothing_counts(signed: SignedStore, tmp_path: Path) -> None:
+    stranger, _ = make_key(tmp_path / "stranger")
+    model = signed.add(1, "one", key=stranger)
+    with pytest.raises(RepositoryError, match="which is not trusted"):
+        check(signed, model)
+    sign_version(model, 1, signed.key)
+    assert check(signed, model) == signed.key.key_id
+    attestation = Attestation.read(model / "1")
+    assert attestation
+    assert set(attestation.signers()) == {stranger.key_id, signed.key.key_id}
+    (model / "1" / ATTESTATION_FILE).unlink()
+    with pytest.raises(RepositoryError, match="it is not signed"):
+        check(signed, model)
+
+
+def test_a_signature_under_a_trusted_name_does_not_hold(signed: SignedStore, tmp_path: Path) -> None:
+    stranger, _ = make_key(tmp_path / "stranger")
+    model = signed.add(1, "one", key=stranger)
+    forged = Attestation.read(model / "1")
+    assert forged
+    Attestation(forged.payload, {signed.key.key_id: forged.signatures[stranger.key_id]}).write(model / "1")
+    with pytest.raises(RepositoryError, match="its signature does not hold"):
+        check(signed, model)
+
+
+def test_what_others_signed_of_other_files_goes(signed: SignedStore, tmp_path: Path) -> None:
+    stranger, _ = make_key(tmp_path / "stranger")
+    model = signed.add(1, "one", key=stranger)
+    (model / "1" / "model.onnx").write_text("two")
+    sign_version(model, 1, signed.key)
+    attestation = Attestation.read(model / "1")
+    assert attestation
+    assert attestation.signers() == [signed.key.key_id]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"payloadType": "x"}', "[" * 100_000])
+def test_a_damaged_attestation_is_said(signed: SignedStore, content: str) -> None:
+    model = signed.add(1, "one")
+    (model / "1" / ATTESTATION_FILE).write_text(content)
+    with pytest.raises(ManifestError, match=r"attestation.json (is damaged|holds something else)"):
+        check(signed, model)
+
+
+def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(signed: SignedStore) -> None:
+    model = signed.add(1, "one")
+    (model / "1" / "model.onnx").unlink()
+    os.mkfifo(model / "1" / "model.onnx")
+    with pytest.raises(RepositoryError, match="a pipe"):
+        check(signed, model)

@@ -1,0 +1,103 @@
+"""Keys: made, read, refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.signing_keys import (
+    SigningKey,
+    TrustedKeys,
+    generate_key_pair,
+    is_signed,
+    public_file,
+)
+
+# RFC 8032, 7.1, test 2.
+SEED = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
+PUBLIC = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
+SIGNATURE = bytes.fromhex(
+    "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+    "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+)
+
+
+def test_the_rfc_own_example() -> None:
+    assert is_signed(PUBLIC, b"\x72", SIGNATURE)
+    assert not is_signed(PUBLIC, b"\x73", SIGNATURE)
+    assert not is_signed(PUBLIC[:-2], b"\x72", SIGNATURE)
+    assert not is_signed(PUBLIC, b"\x72", SIGNATURE[:-1])
+
+
+def test_a_pair_signs_and_is_trusted(tmp_path: Path) -> None:
+    key_id = generate_key_pair(tmp_path / "release")
+    key = SigningKey.read(tmp_path / "release")
+    assert key.key_id == key_id
+    assert is_signed(key_id, b"words", key.sign(b"words"))
+    assert TrustedKeys.read(public_file(tmp_path / "release")).names == {key_id: "release"}
+    assert (tmp_path / "release").stat().st_mode & 0o077 == 0
+
+
+def test_a_key_of_openssl_is_read(tmp_path: Path) -> None:
+    private, public = tmp_path / "a.key", tmp_path / "a.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    assert TrustedKeys.read(public).names == {SigningKey.read(private).key_id: "a"}
+
+
+def test_a_folder_of_keys_and_a_file_of_several(tmp_path: Path) -> None:
+    ids = {generate_key_pair(tmp_path / name): name for name in ("anna", "ben")}
+    assert TrustedKeys.read(tmp_path).names == ids
+    both = tmp_path / "both"
+    both.write_text("".join(public_file(tmp_path / name).read_text() for name in ("anna", "ben")))
+    assert set(TrustedKeys.read(both).names) == set(ids)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    generate_key_pair(tmp_path / "release")
+    before = (tmp_path / "release").read_bytes()
+    with pytest.raises(RepositoryError, match="never overwritten"):
+        generate_key_pair(tmp_path / "release")
+    (tmp_path / "release").unlink()
+    with pytest.raises(RepositoryError, match=r"release\.pub cannot be made"):
+        generate_key_pair(tmp_path / "release")
+    assert before
+    assert not (tmp_path / "release").exists()
+
+
+def test_a_passphrase_is_needed_and_must_be_right(tmp_path: Path) -> None:
+    key_id = generate_key_pair(tmp_path / "release", b"secret")
+    assert SigningKey.read(tmp_path / "release", b"secret").key_id == key_id
+    with pytest.raises(RepositoryError, match="--passphrase-file"):
+        SigningKey.read(tmp_path / "release")
+    with pytest.raises(RepositoryError, match="opened with this passphrase"):
+        SigningKey.read(tmp_path / "release", b"other")
+
+
+def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
+    generate_key_pair(tmp_path / "release")
+    with pytest.raises(RepositoryError, match="cannot be read: expected a private key"):
+        SigningKey.read(public_file(tmp_path / "release"))
+    with pytest.raises(RepositoryError, match=r"does not belong on a server \(copy release.pub"):
+        TrustedKeys.read(tmp_path / "release")
+    with pytest.raises(RepositoryError, match="cannot be read: No such file"):
+        TrustedKeys.read(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RepositoryError, match="there is no key in"):
+        TrustedKeys.read(tmp_path / "empty")
+
+
+def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
+    other = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "ec", tmp_path / "ec.pub"
+    private.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(other.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    with pytest.raises(RepositoryError, match=r"another kind .*, expected Ed25519"):
+        SigningKey.read(private)
+    with pytest.raises(RepositoryError, match="another kind, expected Ed25519"):
+        TrustedKeys.read(public)

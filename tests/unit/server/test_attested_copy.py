@@ -1,0 +1,154 @@
+"""Only what is signed gets into the copy, and what was signed once is not lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from signed import SignedStore, make_key
+
+from graphkiln_backend.repository.attestation import sign_version
+from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.server.attested_copy import AttestedCopy
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> SignedStore:
+    return SignedStore.make(tmp_path)
+
+
+@pytest.fixture
+def copy(signed: SignedStore, tmp_path: Path) -> AttestedCopy:
+    (tmp_path / "copies").mkdir()
+    return AttestedCopy(tmp_path / "copies", signed.trusted)
+
+
+def take(copy: AttestedCopy, store: SignedStore) -> dict[str, str]:
+    """Takes over the store; the graphs in the copy, by version."""
+    for stored in scan_stores([store.folder]).values():
+        copy.take(stored)
+    return {path.parent.name: path.read_text() for path in copy.store.glob("m/*/model.onnx")}
+
+
+def refused(copy: AttestedCopy) -> dict[int, str]:
+    return dict(copy.refused()["m"].refused) if copy.refused() else {}
+
+
+def test_what_is_signed_is_copied_with_what_it_shares(signed: SignedStore, copy: AttestedCopy) -> None:
+    signed.add(1, "one")
+    assert take(copy, signed) == {"1": "one"}
+    assert (copy.store / "m" / "config.pbtxt").read_text() == "max_batch_size: 8\n"
+    assert not list(copy.store.glob("m/*/attestation.json"))
+
+
+def test_what_is_not_signed_stays_out(signed: SignedStore, copy: AttestedCopy, tmp_path: Path) -> None:
+    signed.add(1, "one")
+    signed.add(2, "two", signed=False)
+    signed.add(3, "three", key=make_key(tmp_path / "stranger")[0])
+    assert take(copy, signed) == {"1": "one"}
+    reasons = refused(copy)
+    assert "it is not signed" in reasons[2]
+    assert "not trusted" in reasons[3]
+
+
+def test_a_model_without_any_signed_version_is_a_placeholder_with_the_reason(
+    signed: SignedStore, copy: AttestedCopy
+) -> None:
+    signed.add(1, "one", signed=False)
+    assert take(copy, signed) == {}
+    assert "it is not signed" in (copy.store / "m" / "1" / "model.py").read_text()
+    sign_version(signed.folder / "m", 1, signed.key)
+    assert take(copy, signed) == {"1": "one"}
+    assert not refused(copy)
+
+
+def test_an_altered_version_serves_on_as_it_was_checked(
+    signed: SignedStore, copy: AttestedCopy, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = signed.add(1, "one")
+    take(copy, signed)
+    (model / "1" / "model.onnx").write_text("worse")
+    with caplog.at_level(logging.ERROR):
+        assert take(copy, signed) == {"1": "one"}
+    assert "is not the file that was signed" in caplog.text
+    assert "what was checked before serves on" in caplog.text
+
+
+def test_an_altered_configuration_does_not_get_in_either(signed: SignedStore, copy: AttestedCopy) -> None:
+    model = signed.add(1, "one")
+    take(copy, signed)
+    (model / "config.pbtxt").write_text("max_batch_size: 9\n")
+    assert take(copy, signed) == {"1": "one"}
+    assert (copy.store / "m" / "config.pbtxt").read_text() == "max_batch_size: 8\n"
+
+
+def test_versions_that_were_signed_with_another_configuration_go(signed: SignedStore, copy: AttestedCopy) -> None:
+    model = signed.add(1, "one")
+    take(copy, signed)
+    (model / "config.pbtxt").write_text("max_batch_size: 9\n")
+    signed.add(2, "two")
+    assert take(copy, signed) == {"2": "two"}
+    assert (copy.store / "m" / "config.pbtxt").read_text() == "max_batch_size: 9\n"
+    sign_version(model, 1, signed.key)
+    assert take(copy, signed) == {"1": "one", "2": "two"}
+
+
+def test_a_file_that_is_exchanged_while_it_is_copied_is_noticed(signed: SignedStore, copy: AttestedCopy) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    (stored,) = scan_stores([signed.folder]).values()
+    left = iter([None] * 2)
+
+    def exchange() -> None:  # once version 2 and its configuration are copied
+        if next(left, "over") == "over":
+            (model / "1" / "model.onnx").write_text("other")
+
+    copy.take(stored, exchange)
+    shown = {path.parent.name: path.read_text() for path in copy.store.glob("m/*/model.onnx")}
+    assert shown == {"2": "two"}
+    assert "is not the file that was signed" in refused(copy)[1]
+
+
+def test_what_is_known_is_not_copied_again(signed: SignedStore, copy: AttestedCopy) -> None:
+    signed.add(1, "one")
+    take(copy, signed)
+    inode = (copy.store / "m" / "1" / "model.onnx").stat().st_ino
+    signed.add(2, "two")
+    assert take(copy, signed) == {"1": "one", "2": "two"}
+    assert (copy.store / "m" / "1" / "model.onnx").stat().st_ino == inode
+
+
+def test_what_is_removed_goes_with_its_files(signed: SignedStore, copy: AttestedCopy, tmp_path: Path) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    take(copy, signed)
+    shutil.rmtree(model / "1")
+    assert take(copy, signed) == {"2": "two"}
+    copy.remove("m")
+    assert not list(copy.store.iterdir())
+    assert not list((tmp_path / "copies" / "contents").iterdir())
+
+
+def test_an_interrupted_copy_leaves_nothing(signed: SignedStore, copy: AttestedCopy, tmp_path: Path) -> None:
+    signed.add(1, "one")
+    (stored,) = scan_stores([signed.folder]).values()
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        copy.take(stored, stop)
+    assert not list((tmp_path / "copies" / "contents").iterdir())
+    assert take(copy, signed) == {"1": "one"}
+
+
+def test_a_pipe_keeps_nobody_waiting(signed: SignedStore, copy: AttestedCopy) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    (model / "2" / "model.onnx").unlink()
+    os.mkfifo(model / "2" / "model.onnx")
+    assert take(copy, signed) == {"1": "one"}
+    assert "neither a file nor a folder" in refused(copy)[2]
