@@ -37,7 +37,7 @@ def flags() -> set[str]:
 
 
 def read_yaml(repository: Path, name: str) -> Any:
-    return yaml.safe_load((repository / "docs" / "scoring" / name).read_text())
+    return yaml.safe_load((repository / "deploy" / "score" / name).read_text())
 
 
 def test_every_flag_that_it_names_is_one(manual: str, flags: set[str]) -> None:
@@ -94,7 +94,7 @@ def test_the_job_of_kuberay_has_fields_that_it_knows(repository: Path, flags: se
 
 
 def test_both_start_the_ray_that_the_image_has(repository: Path) -> None:
-    image = (repository / "docs" / "scoring" / "Dockerfile").read_text()
+    image = (repository / "deploy" / "score" / "Dockerfile").read_text()
     version = read_yaml(repository, "rayjob.yaml")["spec"]["rayClusterSpec"]["rayVersion"]
     assert f"FROM rayproject/ray:{version}-" in image
 

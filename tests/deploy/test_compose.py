@@ -1,0 +1,67 @@
+"""deploy/compose: its files are there, and the server is told what the Deployment is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+@pytest.fixture
+def folder(repository: Path) -> Path:
+    return repository / "deploy" / "compose"
+
+
+@pytest.fixture
+def compose(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "compose.yml").read_text())  # type: ignore[no-any-return]
+
+
+def _mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Where in the container -> what is mounted there; a variable stands for its default."""
+    found = {}
+    for volume in service["volumes"]:
+        source, target, *_ = volume.replace("${MODELS:-", "").replace("}", "").split(":")
+        found[target] = source
+    return found
+
+
+def test_everything_that_is_mounted_is_there(folder: Path, compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for target, source in _mounts(service).items():
+            if source.startswith("."):
+                assert (folder / source).exists(), f"{name}: {source}"
+            else:
+                assert source in compose["volumes"], f"{name}: {target}"
+
+
+def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: dict[str, Any]) -> None:
+    server = compose["services"]["graphkiln"]
+    deployment = yaml.safe_load((folder / "../kubernetes/base/deployment.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    told = set(pod["containers"][0]["args"]) - {"--load-deadline=600"}  # the default
+    assert told <= set(server["command"])
+    assert server["read_only"] is True
+    assert server["cap_drop"] == ["ALL"]
+    assert server["stop_grace_period"] == f"{pod['terminationGracePeriodSeconds']}s"
+    assert server["shm_size"] == "1gb"
+    assert all(port.startswith("127.0.0.1:") for each in compose["services"].values() for port in each["ports"])
+
+
+def test_prometheus_and_grafana_find_each_other_and_the_server(folder: Path, compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    scraped = yaml.safe_load((folder / "../prometheus/prometheus.yml").read_text())
+    assert _mounts(services["prometheus"])["/etc/prometheus/prometheus.yml"] == "../prometheus/prometheus.yml"
+    assert _mounts(services["prometheus"])[f"/etc/prometheus/{scraped['rule_files'][0]}"] == "../prometheus/rules.yml"
+    (target,) = scraped["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target.split(":") == ["graphkiln", "8002"]
+
+    (source,) = yaml.safe_load((folder / "../grafana/datasource.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((folder / "../grafana/provider.yml").read_text())["providers"]
+    mounts = _mounts(services["grafana"])
+    dashboard = mounts[f"{provider['options']['path']}/graphkiln.json"]
+    assert json.loads((folder / dashboard).read_text())["uid"] == "graphkiln"

@@ -1,0 +1,193 @@
+"""The manifests under deploy/, by the real kustomize, Kubernetes' own schemas and those of the custom resources."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from kinds import Manifest, check, kustomize, needs_kubectl, only
+from typer.main import get_command
+
+from graphkiln.cli.main import app
+
+OVERLAYS = ("cpu", "gpu", "s3", "image", "autoscaling", "keda", "monitoring")
+KUSTOMIZATIONS = [*(f"kubernetes/overlays/{name}" for name in OVERLAYS), "kserve"]
+_PLAIN = ("score/rayjob.yaml",)
+_CORE = {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
+
+
+@pytest.fixture(scope="module")
+def deploy(repository: Path) -> Path:
+    return repository / "deploy"
+
+
+def _container(manifest: Manifest) -> dict[str, Any]:
+    return manifest["spec"]["template"]["spec"]["containers"][0]  # type: ignore[no-any-return]
+
+
+def _option(arguments: list[str], name: str) -> str:
+    (value,) = (each.partition("=")[2] for each in arguments if each.startswith(f"--{name}="))
+    return value
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_every_object_fits_the_schema_of_its_kind(deploy: Path, folder: str) -> None:
+    manifests = kustomize(deploy / folder)
+    for manifest in manifests:
+        check(manifest)
+    if folder != "kserve":
+        assert {each["kind"] for each in manifests} >= _CORE
+
+
+@pytest.mark.parametrize("path", _PLAIN)
+def test_every_plain_manifest_fits_the_schema_of_its_kind(deploy: Path, path: str) -> None:
+    for manifest in yaml.safe_load_all((deploy / path).read_text()):
+        check(manifest)
+
+
+@needs_kubectl
+def test_a_misspelt_key_is_refused(deploy: Path) -> None:
+    manifests = kustomize(deploy / "kubernetes/overlays/keda")
+    deployment = copy.deepcopy(only(manifests, "Deployment"))
+    _container(deployment)["readinesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
+        check(deployment)
+    scaled = copy.deepcopy(only(manifests, "ScaledObject"))
+    scaled["spec"]["maxReplicas"] = 3
+    with pytest.raises(jsonschema.ValidationError, match="maxReplicas"):
+        check(scaled)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_refers_to_something_finds_it(deploy: Path, name: str) -> None:
+    manifests = kustomize(deploy / f"kubernetes/overlays/{name}")
+    deployment = only(manifests, "Deployment")
+    pod = deployment["spec"]["template"]
+    labels, spec = pod["metadata"]["labels"], pod["spec"]
+
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert only(manifests, "Service")["spec"]["selector"].items() <= labels.items()
+    assert only(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    policy = only(manifests, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert spec["serviceAccountName"] == only(manifests, "ServiceAccount")["metadata"]["name"]
+
+    volumes = {each["name"] for each in spec["volumes"]}
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        assert {each["name"] for each in container["volumeMounts"]} <= volumes
+    ports = {each["name"] for each in _container(deployment)["ports"]}
+    assert {each["targetPort"] for each in only(manifests, "Service")["spec"]["ports"]} <= ports
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports
+
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in spec["volumes"] if "persistentVolumeClaim" in each]
+    assert claims == [each["metadata"]["name"] for each in manifests if each["kind"] == "PersistentVolumeClaim"]
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+        for scaler in (each for each in manifests if each["kind"] == kind):
+            assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+            assert "replicas" not in deployment["spec"], "the next apply would undo what the autoscaler did"
+    for monitor in (each for each in manifests if each["kind"] == "ServiceMonitor"):
+        service = only(manifests, "Service")
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        assert monitor["spec"]["endpoints"][0]["port"] in {each["name"] for each in service["spec"]["ports"]}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_container_can_do_no_more_than_it_must(deploy: Path, name: str) -> None:
+    spec = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert "memory" in container["resources"]["limits"]
+    memory = [each for each in spec["volumes"] if each.get("emptyDir", {}).get("medium") == "Memory"]
+    mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+    assert [mounts[each["name"]] for each in memory] == ["/dev/shm"]
+    assert not {"/", "/opt", "/home"} & set(mounts.values())
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_probes_and_grace_fit_what_the_server_does(deploy: Path, name: str) -> None:
+    deployment = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")
+    spec, container = deployment["spec"]["template"]["spec"], _container(deployment)
+    arguments = container["args"]
+    load_s, drain_s = float(_option(arguments, "load-deadline")), float(_option(arguments, "drain"))
+
+    def window_s(probe: str) -> float:
+        return container[probe]["periodSeconds"] * container[probe]["failureThreshold"]  # type: ignore[no-any-return]
+
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    for probe in ("startupProbe", "livenessProbe"):  # a restart of the supervisor loads all models again
+        assert container[probe]["httpGet"]["path"] == "/v2/health/live"
+        assert window_s(probe) > load_s
+    assert deployment["spec"]["progressDeadlineSeconds"] > window_s("startupProbe")
+
+    before, pause = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert before == "sleep"
+    assert float(pause) > 2 * window_s("readinessProbe"), "routers hear of it within that time"
+    assert spec["terminationGracePeriodSeconds"] >= float(pause) + drain_s + 10
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_server_knows_every_option_that_it_is_given(deploy: Path, name: str) -> None:
+    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.installation import find_installation
+
+    arguments = _container(only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment"))["args"]
+    assert arguments[:2] == ["graphkiln", "serve"]
+    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    context = command.make_context("serve", [*arguments[2:]])
+    assert context.params["host"] == "0.0.0.0"
+    TritonFlags.parse(context.args, find_installation().flags, "0.0.0.0")
+
+
+@needs_kubectl
+def test_the_stores_come_from_where_they_say(deploy: Path) -> None:
+    stores = {}
+    for name in OVERLAYS:
+        deployment = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")
+        stores[name] = _option(_container(deployment)["args"], "model-store")
+        mounted = any(each["mountPath"] == "/models" for each in _container(deployment)["volumeMounts"])
+        assert mounted is (stores[name] == "/models")
+    assert stores == {**dict.fromkeys(OVERLAYS, "/models"), "s3": "s3://YOUR-BUCKET/models"}
+
+
+@needs_kubectl
+def test_the_operator_gets_the_same_rules(deploy: Path) -> None:
+    rule = only(kustomize(deploy / "kubernetes/overlays/monitoring"), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((deploy / "prometheus/rules.yml").read_text())
+
+
+@needs_kubectl
+def test_kserve_gets_the_probes_and_the_confinement_of_the_deployment(deploy: Path) -> None:
+    manifests = kustomize(deploy / "kserve")
+    runtime, service = only(manifests, "ClusterServingRuntime"), only(manifests, "InferenceService")
+    (container,) = runtime["spec"]["containers"]
+    plain = _container(only(kustomize(deploy / "kubernetes/overlays/cpu"), "Deployment"))
+    assert container["name"] == "kserve-container"
+    assert container["image"] == plain["image"]
+    ports = {"http": 8080, "grpc": 9000, "metrics": 8002}
+    assert {name: int(_option(container["args"], f"{name}-port")) for name in ports} == ports
+    assert _option(container["args"], "model-store") == "/mnt/models"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = {**plain[probe], "httpGet": {**plain[probe]["httpGet"], "port": 8080}}
+        assert container[probe] == asked
+    assert container["securityContext"].items() >= plain["securityContext"].items()
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["modelFormat"]["name"] in {each["name"] for each in runtime["spec"]["supportedModelFormats"]}
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]

@@ -1,0 +1,62 @@
+"""The alerts of deploy/prometheus, held to what they say by Prometheus' own `promtool test rules`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool on this machine: apt-get install prometheus"
+)
+
+
+def _promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def rules(repository: Path) -> Path:
+    return repository / "deploy" / "prometheus" / "rules.yml"
+
+
+def _run_tests(rules: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    tests = folder / "tests.yml"
+    tests.write_text((Path(__file__).parent / "rules_test.yml").read_text().replace("[RULES]", f"[{rules}]"))
+    return _promtool("test", "rules", tests)
+
+
+@needs_promtool
+def test_each_alert_fires_for_its_fault_and_for_nothing_else(rules: Path, tmp_path: Path) -> None:
+    done = _run_tests(rules, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tested = yaml.safe_load((tmp_path / "tests.yml").read_text())["tests"]
+    fired = {case["alertname"] for each in tested for case in each["alert_rule_test"] if case.get("exp_alerts")}
+    groups = yaml.safe_load(rules.read_text())["groups"]
+    assert fired == {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (") > 3", ") > 1"),
+        (":ratio_rate5m > 0.01", ":ratio_rate5m > 0.2"),
+        ("(graphkiln_self_test_timestamp_seconds > 0)", "graphkiln_self_test_timestamp_seconds"),
+    ],
+)
+def test_the_tests_see_a_rule_that_is_wrong(rules: Path, tmp_path: Path, right: str, wrong: str) -> None:
+    changed = tmp_path / "rules.yml"
+    assert right in rules.read_text()
+    changed.write_text(rules.read_text().replace(right, wrong))
+    done = _run_tests(changed, tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_the_configuration_of_compose_is_one(repository: Path) -> None:
+    done = _promtool("check", "config", repository / "deploy" / "prometheus" / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
