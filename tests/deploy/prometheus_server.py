@@ -1,0 +1,85 @@
+"""A real Prometheus on a free port, with the configuration of deploy/compose, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from running import free_ports
+
+START_TIMEOUT_S = 120
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="no Prometheus on this machine: apt-get install prometheus"
+)
+
+
+class PrometheusServer:
+    """The server; use it as a context manager.
+
+    Args:
+        configuration: That of deploy/compose; its targets are replaced, and its intervals shortened.
+        target: `HOST:PORT` to scrape in their stead.
+        folder: For its data, empty.
+    """
+
+    def __init__(self, configuration: Path, target: str, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self._folder = folder
+        settings = yaml.safe_load(configuration.read_text())
+        settings["global"] = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "1s"}
+        settings["rule_files"] = [str(configuration.parent / each) for each in settings["rule_files"]]
+        (job,) = settings["scrape_configs"]
+        job["static_configs"] = [{"targets": [target]}]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+
+    def __enter__(self) -> PrometheusServer:
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={self._folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={self._folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The `data` of an answer of its HTTP API.
+
+        Raises:
+            AssertionError: It refuses the question, such as a query that is none.
+        """
+        end = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                with urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{urlencode(parameters)}") as answer:
+                    return json.load(answer)["data"]
+            except URLError as error:
+                body = error.read().decode() if hasattr(error, "read") else ""
+                starting = not body or "starting" in body.lower()
+                assert starting, f"{parameters}: {body}"
+                assert self._process.poll() is None, (self._folder / "log").read_text()
+                assert time.monotonic() < end, (self._folder / "log").read_text()
+                time.sleep(0.1)

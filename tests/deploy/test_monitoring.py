@@ -1,0 +1,162 @@
+"""What a real server tells: metrics to a real Prometheus, which the dashboard asks, and traces to a collector."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import yaml
+from otel_collector import Collector, attributes
+from prometheus_server import PrometheusServer, needs_prometheus
+from running import Server, Serving
+
+from graphkiln_client import Client
+
+pytestmark = pytest.mark.server
+
+_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+_PARENT = "00f067aa0ba902b7"
+_DEADLINE_S = 120
+_NEEDS = {
+    "graphkiln_restarts_total": "a restart",
+    "nv_gpu_": "a GPU",
+    "nv_energy_consumption": "a GPU",
+}
+"""Metrics that this server does not have -> what brings them."""
+
+
+@dataclass
+class Watched:
+    server: Server
+    collector: Collector
+
+    def text(self) -> str:
+        with urlopen(f"http://127.0.0.1:{self.server.metrics_port}/metrics") as answer:
+            return answer.read().decode()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Watched]:
+    """A server with metrics and traces as docs/deploying.md tells; its model twice, once with a response cache."""
+    store = tmp_path_factory.mktemp("store")
+    for name in ("digits", "cached"):
+        shutil.copytree(digits, store / name)
+    configuration = store / "cached" / "config.pbtxt"
+    text = configuration.read_text().replace('"digits"', '"cached"')
+    configuration.write_text(text + "\nresponse_cache { enable: true }\n")
+    with ExitStack() as stack:
+        collector = stack.enter_context(Collector())
+        arguments = (
+            "--metrics-config=summary_latencies=true",
+            "--cache-config=local,size=1048576",
+            "--trace-config=mode=opentelemetry",
+            f"--trace-config=opentelemetry,url={collector.url}",
+            "--trace-config=opentelemetry,resource=service.name=graphkiln",
+            "--trace-config=opentelemetry,bsp_schedule_delay=200",
+            "--trace-config=level=TIMESTAMPS",
+            "--trace-config=rate=1",
+        )
+        serving = Serving(tmp_path_factory.mktemp("serve"), "--model-store", store, *arguments)
+        server = stack.enter_context(serving)
+        server.wait_ready()
+        server.wait_until(lambda: bool(server.metrics()))  # this port opens last
+        yield Watched(server, collector)
+
+
+def _ask(server: Server, seed: int, rows: int = 2) -> None:
+    with Client(server.url) as client:
+        image = np.random.default_rng(seed).random((rows, 1, 32, 32), np.float32)
+        for name in ("digits", "cached"):
+            client.model(name).infer({"INPUT_0": image})
+
+
+def _families(text: str) -> set[str]:
+    """Names as the table has them: those of a histogram or a summary without what follows its name."""
+    names = set(re.findall(r"^([a-z_0-9]+)[{ ]", text, re.MULTILINE))
+    return {re.sub(r"_(bucket|sum|count)$", "", n) if re.search(r"_summary_|batch_size_", n) else n for n in names}
+
+
+def test_the_table_of_metrics_is_what_the_server_has(watched: Watched, repository: Path) -> None:
+    _ask(watched.server, 1)
+    section = (repository / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"^\| `([a-z_0-9]+)`", section, re.MULTILINE))
+    needed = {name for name in documented if not any(name.startswith(each) for each in _NEEDS)}
+    watched.server.wait_until(lambda: needed <= _families(watched.text()), _DEADLINE_S)
+    assert sorted(_families(watched.text()) - documented) == [], "in no table"
+
+
+@needs_prometheus
+def test_every_query_of_the_dashboard_has_an_answer(watched: Watched, repository: Path, tmp_path: Path) -> None:
+    dashboard = json.loads((repository / "deploy" / "grafana" / "dashboard.json").read_text())
+    queries = {panel["title"]: panel["targets"][0]["expr"] for panel in dashboard["panels"]}
+    assert len(queries) == len(dashboard["panels"])
+    configuration = repository / "deploy" / "prometheus" / "prometheus.yml"
+    target = f"127.0.0.1:{watched.server.metrics_port}"
+    with PrometheusServer(configuration, target, tmp_path) as prometheus:
+        left, answers = dict(queries), {}
+        end = time.monotonic() + _DEADLINE_S
+        seed = 2
+        while left:
+            assert time.monotonic() < end, f"no figures for {left}"
+            seed += 1
+            _ask(watched.server, seed)  # rates need something to count: of new requests, and of one that is cached
+            _ask(watched.server, 2)
+            for title, query in list(left.items()):
+                values = _values(prometheus.get("query", query=_filled(query)))
+                if values and not np.isnan(values).any():
+                    answers[title] = values
+                    del left[title]
+        models = prometheus.get("label/model/values", **{"match[]": "graphkiln_instance_info"})
+        assert models == ["cached", "digits"]  # what the dashboard's variable lists
+        assert _values(prometheus.get("query", query='up{job="graphkiln"}')) == [1]
+        groups = {each["name"]: each for each in prometheus.get("rules")["groups"]}
+        wanted = yaml.safe_load((configuration.parent / "rules.yml").read_text())["groups"]
+        assert groups.keys() == {each["name"] for each in wanted}
+    assert 0 < answers["Response cache: share of hits"][0] < 1
+    assert 0 < answers["Latency p50, of the slowest server"][0] <= answers["Latency p99, of the slowest server"][0] < 60
+    assert 1 <= answers["Rows per run, mean"][0] <= 8
+    assert answers["Errors, share of all requests"][0] == 0
+    assert 0 < answers["Self-test: relative error on the golden samples"][0] < 1e-4
+
+
+def _filled(query: str) -> str:
+    """A query with Grafana's variables filled in as Grafana does."""
+    return query.replace("$model", ".*").replace("$__rate_interval", "1m")
+
+
+def _values(answer: dict[str, Any]) -> list[float]:
+    return [float(each["value"][1]) for each in answer["result"]]
+
+
+def test_a_trace_goes_on_where_the_caller_began_it(watched: Watched) -> None:
+    body = {"inputs": [{"name": "INPUT_0", "shape": [1, 1, 32, 32], "datatype": "FP32", "data": [0.5] * 1024}]}
+    request = Request(
+        f"{watched.server.url}/v2/models/digits/infer",
+        json.dumps({"id": "from-the-caller", **body}).encode(),
+        {"Content-Type": "application/json", "traceparent": f"00-{_TRACE}-{_PARENT}-01"},
+    )
+    with urlopen(request) as answer:
+        assert json.load(answer)["id"] == "from-the-caller"
+
+    def ours() -> dict[str, dict[str, Any]]:
+        return {span["name"]: span for span in watched.collector.spans if span["traceId"].lower() == _TRACE}
+
+    watched.server.wait_until(lambda: {"InferRequest", "digits", "compute"} <= ours().keys(), _DEADLINE_S)
+    spans = ours()
+    assert spans["InferRequest"]["parentSpanId"].lower() == _PARENT
+    assert spans["InferRequest"]["resource"]["service.name"] == "graphkiln"
+    assert spans["digits"]["parentSpanId"] == spans["InferRequest"]["spanId"]
+    assert spans["compute"]["parentSpanId"] == spans["digits"]["spanId"]
+    assert attributes(spans["digits"])["triton.model_name"] == "digits"
+    assert attributes(spans["digits"])["triton.request_id"] == "from-the-caller"
+    assert int(spans["compute"]["endTimeUnixNano"]) >= int(spans["compute"]["startTimeUnixNano"])
