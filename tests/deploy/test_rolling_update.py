@@ -1,0 +1,36 @@
+"""A rolling update under load: two real servers behind a real haproxy, each replaced, and no request fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.server,
+    pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy: apt-get install haproxy"),
+]
+
+
+def test_no_request_is_lost_while_servers_are_replaced(repository: Path, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    done = subprocess.run(
+        [repository / "scripts/rolling-update", "--rate", "50", "--rounds", "1", "--json", result],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(result.read_text())
+    assert outcome["failed"] == {}
+    assert outcome["replacements"] == 2
+    assert outcome["answered"] > 100
+
+
+def test_the_saved_figure_is_of_two_replacements_each(repository: Path) -> None:
+    saved = json.loads((repository / "docs" / "rolling-update.json").read_text())
+    assert (saved["rate"], saved["replacements"], saved["failed"]) == (200, 4, {})
