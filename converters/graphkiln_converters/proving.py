@@ -17,12 +17,13 @@ from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import Limits, gradient_limits
 from graphkiln_converters.row_batches import run_in_batches
-from graphkiln_converters.samples import Targets
 from graphkiln_converters.sources.base import EXPORT_BATCH
 
 _PROOF_BATCH_SIZES = (1, 3)
@@ -43,7 +44,8 @@ class ReferenceSamples:
         gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
             length.
         ranking: Which of the outputs are a ranking, or None.
-        targets: The right classes, `[samples]`, or None where they are not known.
+        task: What users read from the outputs of the saved graph, or None.
+        targets: The right classes, `[samples]`, or what the task takes; None where they are not known.
         whole: Whether the arrays are one sample of a graph without a batch.
     """
 
@@ -52,7 +54,8 @@ class ReferenceSamples:
     gradients: frozenset[str] = frozenset()
     gradient_noise: float = 0.0
     ranking: Ranking | None = None
-    targets: Targets | None = None
+    task: Task | None = None
+    targets: TaskTargets | None = None
     whole: bool = False
 
     def at(self, edge: Edge) -> ReferenceSamples:
@@ -165,7 +168,7 @@ def _verdicts(
     """Of the outputs, and of the gradients, which have a row of their own."""
     expected, expected_gradients = _split(sample.outputs, sample.gradients)
     found, found_gradients = _split(outputs, sample.gradients)
-    ranking, targets = sample.ranking, sample.targets
+    reading, targets = sample.ranking or sample.task, sample.targets
     count = 1 if sample.whole else None
     verdicts = [
         prove(
@@ -175,7 +178,7 @@ def _verdicts(
             batch_sizes=batch_sizes,
             noise=noise,
             targets=targets,
-            ranking=ranking,
+            reading=reading,
             samples=count,
         )
     ]

@@ -15,8 +15,8 @@ from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, REPLAY, Limits
@@ -95,7 +95,7 @@ def verify(
     with _usable(engine).build(version.graph_path, config) as session:
         if golden := version.golden:
             placement = session.placement(golden.inputs)
-            verdicts += _replay_golden(session, golden, row, title, version.ranking)
+            verdicts += _replay_golden(session, golden, row, title, version.reading)
         if samples:
             verdicts.append(_compare_samples(version, session, samples, _named(REPLAY[row], f"{title}, your samples")))
     if not verdicts:
@@ -125,7 +125,7 @@ def _named(limits: Limits, name: str) -> Limits:
 
 
 def _replay_golden(
-    session: Session, golden: GoldenSamples, row: Precision, title: str, ranking: Ranking | None
+    session: Session, golden: GoldenSamples, row: Precision, title: str, reading: Reading | None
 ) -> list[Verification]:
     """Verdicts beside the source model and beside the saved graph."""
     # Another engine than the one that wrote the golden outputs rounds otherwise, also in fp32.
@@ -134,17 +134,17 @@ def _replay_golden(
         (golden.source_outputs, _named(from_source, f"{title}, source model")),
         (golden.graph_outputs, _named(REPLAY[row], f"{title}, saved graph")),
     )
-    return [_replay(session, golden, trusted, limits, ranking) for trusted, limits in references]
+    return [_replay(session, golden, trusted, limits, reading) for trusted, limits in references]
 
 
 def _replay(
-    session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, ranking: Ranking | None
+    session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, reading: Reading | None
 ) -> Verification:
     """The worst verdict of all batch sizes."""
     if golden.whole:
-        return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), ranking=ranking, samples=1)
+        return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), reading=reading, samples=1)
     verdicts = [
-        prove(trusted, found, limits, batch_sizes=_BATCH_SIZES, ranking=ranking)
+        prove(trusted, found, limits, batch_sizes=_BATCH_SIZES, reading=reading)
         for found in (run_in_batches(session.run, golden.inputs, size) for size in _BATCH_SIZES)
     ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
@@ -157,25 +157,25 @@ def _compare_samples(version: ModelVersion, session: Session, path: Path, limits
     feeds = read_samples(path, _specs(session.signature, first=0 if whole else 1), preprocess, _MOST_READ)
     with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
         if not whole:
-            return _compare(reference, session, feeds, limits, version.ranking)
+            return _compare(reference, session, feeds, limits, version.reading)
         count = len(next(iter(feeds.values())))
         each = [{name: np.asarray(array[i]) for name, array in feeds.items()} for i in range(count)]
         verdicts = [
-            prove(reference.run(one), session.run(one), limits, batch_sizes=(), ranking=version.ranking, samples=1)
+            prove(reference.run(one), session.run(one), limits, batch_sizes=(), reading=version.reading, samples=1)
             for one in each
         ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
 
 def _compare(
-    reference: Session, session: Session, feeds: Arrays, limits: Limits, ranking: Ranking | None
+    reference: Session, session: Session, feeds: Arrays, limits: Limits, reading: Reading | None
 ) -> Verification:
     trusted = run_in_batches(reference.run, feeds, _BATCH_SIZES[-1])
     found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])
     scores = [np.abs(array) for array in trusted.values() if array.dtype.kind == "f"]
     largest = max((float(np.max(array, initial=0.0, where=np.isfinite(array))) for array in scores), default=0.0)
     noise = largest * EXPORT.relative_l2
-    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, ranking=ranking)
+    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, reading=reading)
 
 
 def _specs(signature: Signature, first: int) -> dict[str, InputSpec]:

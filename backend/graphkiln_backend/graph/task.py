@@ -15,6 +15,7 @@ from graphkiln_backend.graph.decoding import decode_value, encode_json, parse_js
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.labels import check_count
+from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 PARAMETER = "task"
@@ -112,6 +113,9 @@ class Embedding:
 
 Task = Classification | Detection | Segmentation | Embedding
 """One of the four; `kind` tells which."""
+
+Reading = Ranking | Task
+"""What users read from the outputs: the best classes where the graph ranks them itself, or else a task."""
 
 
 def is_classification(task: Task | None) -> bool:

@@ -10,8 +10,8 @@ from graphkiln_backend.graph.errors import LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, joined, repeated
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
@@ -124,7 +124,7 @@ def limits_of(saved: Precision, config: SessionConfig) -> Limits:
 
 
 def replay(
-    session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, ranking: Ranking | None = None
+    session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, reading: Reading | None = None
 ) -> Verification:
     """Replays the golden samples one by one and in the largest batch, on the session that will serve.
 
@@ -133,16 +133,16 @@ def replay(
         golden: Samples, and the outputs of the saved graph for them.
         limits: How far the outputs may be apart.
         largest_batch: Samples are repeated to fill it, where the first dimension varies.
-        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+        reading: What users read from the outputs, or None.
 
     Raises:
         VerificationError: The outputs are not those of the saved graph; the report has the numbers.
     """
     alone = joined([session.run(feeds) for feeds in golden.feeds])
-    verification = prove(golden.graph_outputs, alone, limits, batch_sizes=(1,), ranking=ranking, samples=golden.count)
+    verification = prove(golden.graph_outputs, alone, limits, batch_sizes=(1,), reading=reading, samples=golden.count)
     if golden.whole:
         return verification
     varies = all(spec.batchable for spec in session.signature.inputs)
     size = max(largest_batch, golden.count) if varies else golden.count
     together = session.run(golden.batch(size))
-    return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size), ranking=ranking)
+    return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size), reading=reading)

@@ -154,7 +154,7 @@ class SubsetBuilder:
         golden = version.golden and version.golden.only(outputs)
         if golden and self.requirements.self_test:
             limits = limits_of(self.artifacts.saved, self.config)
-            replay(session, golden, limits, self.requirements.largest_batch, version.ranking)
+            replay(session, golden, limits, self.requirements.largest_batch, version.reading)
         samples = golden or self.made_up
         sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
         if samples and (failure := warm_up(session, sizes, samples, everything=on_gpu).note):

@@ -188,7 +188,7 @@ class _Proof:
         version, requirements = self.artifacts.version, self.requirements
         if not (version.golden and requirements.self_test):
             return None
-        return replay(self.session, version.golden, limits, requirements.largest_batch, version.ranking)
+        return replay(self.session, version.golden, limits, requirements.largest_batch, version.reading)
 
     def _try_out(self, limits: Limits) -> Trial:
         """Makes a request of a session whose version has no golden samples."""
@@ -219,7 +219,7 @@ class _Proof:
         if not self.requirements.self_test:
             return None
         if version.golden:
-            return Replay.of_golden(self.session, version.golden, limits, version.ranking)
+            return Replay.of_golden(self.session, version.golden, limits, version.reading)
         if made_up is None or (self.known.complete and not self.known.repeats):
             return None
         return Replay.recorded(

@@ -12,7 +12,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples, joined
 from graphkiln_backend.graph.manifest import Verification
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import Limits
@@ -29,18 +29,18 @@ class Replay:
         samples: The feeds of each sample.
         reference: The right outputs of all samples, joined in order.
         limits: How far the outputs may be apart.
-        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+        reading: What users read from the outputs, or None.
     """
 
     session: Session
     samples: tuple[Arrays, ...]
     reference: Arrays
     limits: Limits
-    ranking: Ranking | None = None
+    reading: Reading | None = None
 
     @classmethod
     def of_golden(
-        cls, session: Session, golden: GoldenSamples, limits: Limits, ranking: Ranking | None = None
+        cls, session: Session, golden: GoldenSamples, limits: Limits, reading: Reading | None = None
     ) -> Replay:
         """Of a version's golden samples.
 
@@ -48,10 +48,10 @@ class Replay:
             session: The session.
             golden: Samples, and the outputs of the saved graph for them.
             limits: How far the outputs may be apart.
-            ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+            reading: What users read from the outputs, or None.
         """
         reference = golden.graph_outputs
-        return cls(session=session, samples=golden.feeds, reference=reference, limits=limits, ranking=ranking)
+        return cls(session=session, samples=golden.feeds, reference=reference, limits=limits, reading=reading)
 
     @classmethod
     def recorded(cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3) -> Replay | None:
@@ -107,7 +107,7 @@ class Replay:
         found = joined(computed)
         reference = {name: array for name, array in self.reference.items() if name in found}
         samples = len(self.samples)
-        return prove(reference, found, self.limits, batch_sizes=(1,), ranking=self.ranking, samples=samples)
+        return prove(reference, found, self.limits, batch_sizes=(1,), reading=self.reading, samples=samples)
 
 
 def _same_bits(first: AnyArray, second: AnyArray) -> bool:

@@ -12,10 +12,14 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.proof.decision import Decision, decide
+from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
 from graphkiln_backend.proof.ranks import scatter_scores, score_indices
+from graphkiln_backend.proof.task_decision import TaskDecision
+from graphkiln_backend.proof.tasks import check_controls, is_judged, judge
 
 _CONTROL_SCALE = 3.0
 """The negative control is perturbed by this many times the limit: far enough that a working check must fail it."""
@@ -79,8 +83,8 @@ def prove(
     *,
     batch_sizes: tuple[int, ...],
     noise: float | None = None,
-    targets: npt.NDArray[np.int64] | None = None,
-    ranking: Ranking | None = None,
+    targets: TaskTargets | None = None,
+    reading: Reading | None = None,
     samples: int | None = None,
 ) -> Verification:
     """Holds outputs to the policy, and the check itself to a negative control.
@@ -91,21 +95,25 @@ def prove(
         limits: Row of the policy.
         batch_sizes: Batch sizes at which the outputs were computed; recorded.
         noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too.
-        targets: The true classes of score outputs, `[samples]`, where they are known.
-        ranking: Of a graph that ranks its classes itself: indices are judged by their scores.
+        targets: What is on the samples, where it is known: true classes, `[samples]`, or what the task takes.
+        reading: What users read from the outputs, judged beside the numbers: indices of a ranking by their scores.
         samples: How many samples there are; None for as many as the first output has rows.
 
     Raises:
         VerificationError: An output is outside its limits, a perturbed copy would have passed, or the reference of an
             output is NaN alone.
     """
+    ranking = reading if isinstance(reading, Ranking) else None
+    task = None if isinstance(reading, Ranking) else reading
     if ranking and not {ranking.scores, ranking.indices} <= reference.keys() & outputs.keys():
         ranking = None  # of a part of the outputs
-    trusted, judged = score_indices(reference, outputs, ranking) if ranking else (reference, outputs)
-    errors, decisions = compare(trusted, judged), list[Decision]()
-    if noise is not None and not any(error.fault for error in errors):
-        decisions = _decide_outputs(reference, outputs, limits, noise=noise, targets=targets, ranking=ranking)
-    findings: list[OutputError | Decision] = [*errors, *decisions]
+    judgment = judge(task, reference, outputs, limits, noise=noise or 0.0, targets=targets)
+    trusted, judged = score_indices(reference, judgment.outputs, ranking) if ranking else (reference, judgment.outputs)
+    errors, decisions = compare(trusted, judged), list[Decision | TaskDecision](judgment.decisions)
+    if noise is not None and not is_judged(task) and not any(error.fault for error in errors):
+        classes = targets if isinstance(targets, np.ndarray) else None
+        decisions += _decide_outputs(reference, outputs, limits, noise=noise, targets=classes, ranking=ranking)
+    findings: list[OutputError | Decision | TaskDecision] = [*errors, *decisions]
     failures = [str(finding) for finding in findings if not finding.within(limits)]
     count = len(next(iter(reference.values()))) if samples is None else samples
     verification = _record(
@@ -121,12 +129,13 @@ def prove(
         raise VerificationError("the outputs changed", report=f"{verification.verdict}: {'; '.join(failures)}")
     _check_says_something(trusted)
     _check_negative_control(trusted, limits)
+    check_controls(task, reference, limits)
     return verification
 
 
 def _record(
     errors: Sequence[OutputError],
-    decisions: Sequence[Decision],
+    decisions: Sequence[Decision | TaskDecision],
     limits: Limits,
     *,
     samples: int,

@@ -15,7 +15,7 @@ from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sh
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_backend.graph.task import check_task, is_classification
+from graphkiln_backend.graph.task import Reading, check_task, is_classification
 from graphkiln_backend.repository.graph_facts import known_sha256
 from graphkiln_backend.repository.importers import find_foreign_graph
 from graphkiln_backend.repository.onnx_file import read_signature
@@ -48,6 +48,11 @@ class ModelVersion:
     def ranking(self) -> Ranking | None:
         """The outputs of an embedded top-k, or None."""
         return self.manifest.ranking if self.manifest else None
+
+    @property
+    def reading(self) -> Reading | None:
+        """What users read from the outputs, as far as the manifest says it."""
+        return self.manifest.ranking or self.manifest.task if self.manifest else None
 
     def stamp(self) -> tuple[int, int]:
         """Size in bytes and modification time in ns of the graph's file: another stamp means another file."""

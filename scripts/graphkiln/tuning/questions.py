@@ -65,7 +65,7 @@ class Questions:
         try:
             prove(
                 reference, joined(list(found.values())), limits_of(self.saved, config), batch_sizes=(1,),
-                ranking=self.ranking, samples=len(found),
+                reading=self.ranking, samples=len(found),
             )  # fmt: skip
         except VerificationError as error:
             return str(error)

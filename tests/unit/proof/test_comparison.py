@@ -254,7 +254,7 @@ class TestDecisions:
         reference = {"s": one_hot([0, 1])[:, :2], "i": np.array([[0, 1], [1, 2]])}
         judged = {**reference, "i": reference["i"][:, :1]}
         with pytest.raises(VerificationError, match="i: is int64"):
-            prove(reference, judged, INT8, batch_sizes=(1,), noise=1e-6, ranking=Ranking(scores="s", indices="i"))
+            prove(reference, judged, INT8, batch_sizes=(1,), noise=1e-6, reading=Ranking(scores="s", indices="i"))
 
 
 class TestWithin:

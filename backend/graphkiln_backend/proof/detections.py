@@ -1,0 +1,189 @@
+"""Whether two graphs detect the same things: their detections are matched, whatever their order, and then compared.
+
+Detections that fp32 can hardly tell apart change places, and one that is about as good as the last of a full list may
+leave it. So rows are brought into the order of the reference first; what has no partner there is a difference, unless
+its score is so near the end of the list that nothing decides it: a near tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.task import Detection, output_names
+from graphkiln_backend.proof.matching import Found, match, score_tolerance
+from graphkiln_backend.proof.policy import Limits
+from graphkiln_backend.proof.task_decision import Metric, TaskDecision
+
+Arrays = Mapping[str, AnyArray]
+_CONTROL_SCALE = 3.0
+"""A control is moved by this many times what the limits allow, where they allow more than a pixel."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Alignment:
+    """Outputs in the order of the reference, and what was counted on all images."""
+
+    task: Detection
+    reference: Arrays
+    outputs: Arrays
+    limits: Limits
+    aligned: dict[str, AnyArray]
+    agreeing: int = 0
+    total: int = 0
+    near_ties: int = 0
+    decisive: int = 0
+    score_difference: float = 0.0
+
+    def add(self, image: int) -> None:
+        """Matches the detections of one image."""
+        task, limits = self.task, self.limits
+        expected, judged = found_on(task, self.reference, image), found_on(task, self.outputs, image)
+        partners = match(expected, judged, limits.tasks)
+        tolerance = score_tolerance(expected if len(expected) else judged, limits.tasks)
+        matched = partners >= 0
+        surplus = np.setdiff1d(np.arange(len(judged)), partners[matched])
+        tied = ~matched & _undecided(expected.scores, task, limits, tolerance)
+        surplus_tied = _undecided(judged.scores, task, limits, tolerance)[surplus]
+        sure = task.score_threshold + tolerance
+        self.agreeing += int(matched.sum()) + int(tied.sum())
+        self.total += len(expected) + int(np.sum(~surplus_tied))
+        self.near_ties += int(tied.sum()) + int(surplus_tied.sum())
+        self.decisive += int(np.sum(expected.scores >= task.score_threshold) + np.sum(judged.scores[surplus] > sure))
+        differences = np.abs(expected.scores[matched] - judged.scores[partners[matched]])
+        self.score_difference = max(self.score_difference, float(differences.max(initial=0.0)))
+        for name in output_names(task):
+            self.aligned[name][image] = self.reference[name][image]
+            if name != task.counts:
+                rows = self.outputs[name][image][partners[matched]]
+                self.aligned[name][image, : len(expected)][matched] = rows
+
+
+def can_match(task: Detection, reference: Arrays, outputs: Arrays) -> bool:
+    """Whether both hold detections as the task describes them; if not, the comparison of numbers says what is wrong."""
+    names = output_names(task)
+    if not all(name in arrays for name in names for arrays in (reference, outputs)):
+        return False
+    alike = all(
+        reference[name].shape == outputs[name].shape and reference[name].dtype == outputs[name].dtype for name in names
+    )
+    counts = (arrays[task.counts].astype(np.int64) for arrays in (reference, outputs))
+    rows = reference[task.scores].shape[-1]
+    return alike and all(bool(np.all((count >= 0) & (count <= rows))) for count in counts)
+
+
+def match_detections(
+    task: Detection, reference: Arrays, outputs: Arrays, limits: Limits, metric: Metric | None = None
+) -> tuple[dict[str, AnyArray], TaskDecision]:
+    """Brings detections into the order of the reference.
+
+    Args:
+        task: Which outputs they are.
+        reference: Trusted outputs by name, `[samples, detections, ...]`.
+        outputs: Outputs to judge, for which `can_match` holds.
+        limits: Row of the policy.
+        metric: How good both are, where that is known.
+
+    Returns:
+        The outputs in the reference's order, in which what has no partner is as in the reference: how many those are
+        is what the decision says, how far the others are off is for the comparison of numbers.
+    """
+    aligned = {name: np.array(array) for name, array in outputs.items()}
+    counts = _Alignment(task=task, reference=reference, outputs=outputs, limits=limits, aligned=aligned)
+    for image in range(len(reference[task.scores])):
+        counts.add(image)
+    decision = TaskDecision(
+        what=f"detections matched at IoU {limits.tasks.box_iou}",
+        agreeing=counts.agreeing,
+        total=counts.total,
+        least=limits.top1_agreement,
+        near_ties=counts.near_ties,
+        detail=f"scores differ by {counts.score_difference:.2g} at most" if counts.agreeing else "",
+        metric=metric,
+        inconclusive="" if counts.decisive or (counts.total and _is_exact(limits)) else _nothing_found(task),
+    )
+    return aligned, decision
+
+
+def found_on(task: Detection, outputs: Arrays, image: int) -> Found:
+    """The detections of one image that count."""
+    count = int(outputs[task.counts][image])
+
+    def rows(name: str | None) -> npt.NDArray[np.float64] | None:
+        return None if name is None else outputs[name][image][:count].astype(np.float64)
+
+    return Found(
+        boxes=outputs[task.boxes][image][:count].astype(np.float64),
+        scores=outputs[task.scores][image][:count].astype(np.float64),
+        classes=outputs[task.classes][image][:count].astype(np.int64),
+        masks=rows(task.masks),
+        keypoints=rows(task.keypoints),
+    )
+
+
+def detection_controls(task: Detection, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
+    """Copies of the reference that no working check lets pass, each with what was done to it.
+
+    The best detection of every image that has one is changed: its box moved by a pixel (or by more where the row allows
+    a pixel), its class swapped, its mask moved, it left out.
+    """
+    images = [image for image, count in enumerate(reference[task.counts]) if count]
+    best = [image for image in images if reference[task.scores][image, 0] >= task.score_threshold]
+    if not best:
+        return
+    yield "a box moved", {**reference, task.boxes: _moved_boxes(reference[task.boxes], best, limits)}
+    classes = reference[task.classes].astype(np.int64)
+    classes[best] ^= 1
+    yield "a class swapped", {**reference, task.classes: classes.astype(reference[task.classes].dtype)}
+    yield "a detection left out", _without_best(task, reference, best)
+    if task.masks is not None:
+        masks = np.array(reference[task.masks])
+        masks[best] = np.roll(masks[best], masks.shape[-1] // 2, axis=-1)
+        yield "a mask moved", {**reference, task.masks: masks}
+
+
+def _undecided(
+    scores: npt.NDArray[np.float64], task: Detection, limits: Limits, tolerance: float
+) -> npt.NDArray[np.bool_]:
+    """Detections that a difference within the limits can push out of their list, or below the threshold."""
+    if not len(scores):
+        return np.zeros(0, np.bool_)
+    if not limits.tasks.faint:
+        return np.asarray(scores <= max(float(scores.min()), task.score_threshold) + tolerance)
+    # A list of nearly equal scores has no end that could tell: its best stays decided.
+    return np.asarray((scores <= scores.min() + tolerance) & (scores < scores.max()))
+
+
+def _is_exact(limits: Limits) -> bool:
+    """Whether nothing may change: such rows judge detections that decide nothing, too."""
+    return limits.top1_agreement == 1.0
+
+
+def _nothing_found(task: Detection) -> str:
+    return f"no detection has a score of {task.score_threshold:g} or more; give samples and weights that decide"
+
+
+def _moved_boxes(boxes: AnyArray, images: list[int], limits: Limits) -> AnyArray:
+    moved = np.array(boxes)
+    iou, pixels = limits.tasks.box_iou, limits.tasks.box_pixels
+    for image in images:
+        width = float(moved[image, 0, 2] - moved[image, 0, 0])
+        allowed = width * (1 - iou) / (1 + iou)
+        shift = 1.0 if pixels is not None else max(1.0, _CONTROL_SCALE * allowed)
+        moved[image, 0, ::2] = boxes[image, 0, ::2].astype(np.float64) + shift
+    return moved
+
+
+def _without_best(task: Detection, reference: Arrays, images: list[int]) -> dict[str, AnyArray]:
+    changed = {name: np.array(array) for name, array in reference.items()}
+    for name in output_names(task):
+        if name == task.counts:
+            changed[name][images] = reference[name].astype(np.int64)[images] - 1
+            continue
+        changed[name][images] = np.roll(changed[name][images], -1, axis=1)
+        changed[name][images, -1] = 0
+    return changed

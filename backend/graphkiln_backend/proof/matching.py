@@ -1,0 +1,103 @@
+"""Which detection of one list is which of another: both found the same things, perhaps in another order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.proof.policy import TaskLimits
+
+Floats = npt.NDArray[np.float64]
+_MASK_LEVEL = 0.5
+"""A pixel belongs to an object from this probability."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The detections of one image, the best first.
+
+    Attributes:
+        boxes: x1, y1, x2, y2 in pixels, `[detections, 4]`.
+        scores: `[detections]`.
+        classes: `[detections]`.
+        masks: Probabilities, `[detections, height, width]`, or None.
+        keypoints: x, y, score, `[detections, keypoints, 3]`, or None.
+    """
+
+    boxes: Floats
+    scores: Floats
+    classes: npt.NDArray[np.int64]
+    masks: Floats | None = None
+    keypoints: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+def pairwise_iou(boxes: Floats, others: Floats) -> Floats:
+    """Intersection over union of each box with each other, `[boxes, others]`; 1 for two equal boxes without an area."""
+    low = np.maximum(boxes[:, None, :2], others[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
+    shared = np.prod(np.clip(high - low, 0, None), axis=-1)
+    union = _areas(boxes)[:, None] + _areas(others)[None] - shared
+    equal = np.all(boxes[:, None] == others[None], axis=-1).astype(np.float64)
+    return np.asarray(np.divide(shared, union, out=equal, where=union > 0))
+
+
+def match(reference: Found, judged: Found, limits: TaskLimits) -> npt.NDArray[np.int64]:
+    """Pairs detections, the best first, with the one of the same class that overlaps most and is within the limits.
+
+    Returns:
+        For each detection of the reference the row of its partner, or -1; `[detections]`.
+    """
+    partners = np.full(len(reference), -1, np.int64)
+    if not len(reference) or not len(judged):
+        return partners
+    overlap = pairwise_iou(reference.boxes, judged.boxes)
+    fits = (
+        (overlap >= limits.box_iou)
+        & (reference.classes[:, None] == judged.classes[None])
+        & (np.abs(reference.scores[:, None] - judged.scores[None]) <= score_tolerance(reference, limits))
+    )
+    if limits.box_pixels is not None:
+        moved = np.abs(reference.boxes[:, None] - judged.boxes[None]).max(axis=-1)
+        fits &= moved <= limits.box_pixels
+    for row in range(len(reference)):
+        candidates = np.flatnonzero(fits[row])
+        for partner in candidates[np.argsort(-overlap[row, candidates], kind="stable")]:
+            if _alike(reference, judged, row, int(partner), limits):
+                partners[row] = partner
+                fits[:, partner] = False
+                break
+    return partners
+
+
+def score_tolerance(reference: Found, limits: TaskLimits) -> float:
+    """Most that two scores of one thing may differ on an image."""
+    return limits.score * float(np.max(np.abs(reference.scores), initial=0.0))
+
+
+def _areas(boxes: Floats) -> Floats:
+    return np.asarray(np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0, None), axis=-1))
+
+
+def _alike(reference: Found, judged: Found, row: int, partner: int, limits: TaskLimits) -> bool:
+    """Whether masks and keypoints are those of the same thing, too."""
+    if reference.masks is not None and judged.masks is not None:
+        overlap = _mask_iou(reference.masks[row], judged.masks[partner], limits.score)
+        if overlap < limits.box_iou:
+            return False
+    if reference.keypoints is None or judged.keypoints is None or limits.box_pixels is None:
+        return True
+    moved = np.abs(reference.keypoints[row, :, :2] - judged.keypoints[partner, :, :2])
+    return bool(moved.max(initial=0.0) <= limits.box_pixels)
+
+
+def _mask_iou(reference: Floats, judged: Floats, noise: float) -> float:
+    """Of the pixels above one half; one that the noise can turn counts as the same."""
+    inside = reference >= _MASK_LEVEL
+    other = np.where(np.abs(reference - _MASK_LEVEL) <= noise, inside, judged >= _MASK_LEVEL)
+    union = int(np.sum(inside | other))
+    return float(np.sum(inside & other)) / union if union else 1.0

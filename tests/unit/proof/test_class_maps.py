@@ -1,0 +1,56 @@
+"""Pixels of the same class: counted, with near ties named, and a map that moved refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from task_outputs import SEGMENTATION, segmenter_outputs
+
+from graphkiln_backend.graph.task import Segmentation
+from graphkiln_backend.proof.class_maps import class_map, decide_pixels, output_of, pixel_controls
+from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
+
+MAPS = segmenter_outputs()
+TASKS = {"scores": (SEGMENTATION, MAPS), "classes": (Segmentation(classes="maps"), {"maps": MAPS["maps"].argmax(1)})}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16, BF16, INT8])
+def test_equal_maps_pass_and_each_control_is_refused(kind: str, limits: Limits) -> None:
+    task, outputs = TASKS[kind]
+    assert output_of(task) == "maps"
+    assert decide_pixels(task, outputs, outputs, limits, noise=0).within(limits)
+    controls = dict(pixel_controls(task, outputs, limits))
+    assert len(controls) == 2
+    passed = [
+        change
+        for change, changed in controls.items()
+        if decide_pixels(task, outputs, changed, limits, noise=0).within(limits)
+    ]
+    assert passed == []
+
+
+@pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16])
+def test_a_map_that_moved_by_a_pixel_is_refused(limits: Limits) -> None:
+    moved = {"maps": np.roll(MAPS["maps"], 1, axis=-1)}
+    assert not decide_pixels(SEGMENTATION, MAPS, moved, limits, noise=0).within(limits)
+    assert "the map moved by 1 pixels" in dict(pixel_controls(SEGMENTATION, MAPS, limits))
+
+
+def test_a_pixel_that_less_than_the_noise_decides_is_a_near_tie() -> None:
+    close = {"maps": MAPS["maps"].copy()}
+    close["maps"][:, 1, 0, :] = 1.0 - 1e-6
+    turned = {"maps": MAPS["maps"].copy()}
+    turned["maps"][:, 1, 0, :] = 1.0 + 1e-6
+    decision = decide_pixels(SEGMENTATION, close, turned, EXPORT, noise=1e-5)
+    assert decision.near_ties == 64
+    assert decision.within(EXPORT)
+    assert not decide_pixels(SEGMENTATION, close, turned, EXPORT, noise=1e-8).within(EXPORT)
+
+
+def test_a_map_of_one_class_decides_nothing_in_coarse_rows() -> None:
+    plain = {"maps": np.zeros((1, 2, 8, 8), np.float32)}
+    plain["maps"][:, 0] = 1
+    assert class_map(SEGMENTATION, plain).shape == (1, 8, 8)
+    assert "not judged" in str(decide_pixels(SEGMENTATION, plain, plain, INT8, noise=0))
+    assert list(pixel_controls(SEGMENTATION, plain, INT8)) == []

@@ -1,0 +1,109 @@
+"""Detections are compared whatever their order; what changed is refused, what nothing decides is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from task_outputs import DETECTION, detector_outputs
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.proof.detections import can_match, detection_controls, found_on, match_detections
+from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
+
+ROWS = [EXPORT, OTHER_ENGINE, FP16, BF16, INT8]
+REFERENCE = detector_outputs()
+
+
+def passes(outputs: dict[str, AnyArray], limits: Limits, reference: dict[str, AnyArray] = REFERENCE) -> bool:
+    return match_detections(DETECTION, reference, outputs, limits)[1].within(limits)
+
+
+def changed(name: str, row: int, value: object) -> dict[str, AnyArray]:
+    outputs = {name: array.copy() for name, array in REFERENCE.items()}
+    outputs[name][:, row] += np.asarray(value).astype(outputs[name].dtype)
+    return outputs
+
+
+@pytest.mark.parametrize("limits", ROWS)
+def test_equal_detections_pass(limits: Limits) -> None:
+    aligned, decision = match_detections(DETECTION, REFERENCE, REFERENCE, limits)
+    assert decision.within(limits)
+    assert (decision.agreeing, decision.total, decision.near_ties) == (12, 12, 0)
+    assert all(np.array_equal(aligned[name], REFERENCE[name]) for name in REFERENCE)
+
+
+def test_another_order_is_brought_back() -> None:
+    order = [1, 0, 2, 3, 4, 5]
+    shuffled = {name: array[:, order] if array.ndim > 1 else array for name, array in REFERENCE.items()}
+    aligned, decision = match_detections(DETECTION, REFERENCE, shuffled, EXPORT)
+    assert decision.within(EXPORT)
+    assert np.array_equal(aligned["boxes"], REFERENCE["boxes"])
+
+
+@pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16])
+def test_a_box_that_moved_by_a_pixel_is_refused(limits: Limits) -> None:
+    assert not passes(changed("boxes", 0, [1, 0, 1, 0]), limits)
+
+
+@pytest.mark.parametrize("limits", ROWS)
+def test_each_control_is_refused(limits: Limits) -> None:
+    controls = dict(detection_controls(DETECTION, REFERENCE, limits))
+    assert list(controls) == ["a box moved", "a class swapped", "a detection left out", "a mask moved"]
+    assert [change for change, outputs in controls.items() if passes(outputs, limits)] == []
+
+
+def test_a_row_that_allows_moves_allows_this_one() -> None:
+    outputs = changed("boxes", 0, [1, 0, 1, 0])
+    assert passes(outputs, BF16)
+    assert passes(outputs, INT8)
+
+
+def test_a_detection_more_is_refused_and_one_near_the_end_of_the_list_is_a_near_tie() -> None:
+    def one_more(score: float) -> dict[str, AnyArray]:
+        outputs = {name: array.copy() for name, array in REFERENCE.items()}
+        outputs["counts"] += np.int32(1)
+        outputs["boxes"][:, 4], outputs["scores"][:, 4] = (300, 10, 340, 50), score
+        return outputs
+
+    assert not passes(one_more(0.9), EXPORT)
+    _, decision = match_detections(DETECTION, REFERENCE, one_more(0.64), EXPORT)
+    assert decision.within(EXPORT)
+    assert decision.near_ties == 3
+    assert "3 near ties" in str(decision)
+
+
+def test_below_the_threshold_only_fp32_and_fp16_must_agree() -> None:
+    faint = {name: array.copy() for name, array in REFERENCE.items()}
+    faint["scores"][:, 2] = 0.3
+    faint["scores"][:, 3] = 0.1
+    moved = {name: array.copy() for name, array in faint.items()}
+    moved["boxes"][:, 2] += np.float32(100)
+    assert not passes(moved, EXPORT, faint)
+    assert not passes(moved, FP16, faint)
+    assert passes(moved, BF16, faint)
+    assert passes(moved, INT8, faint)
+
+
+def test_samples_without_a_detection_decide_nothing_and_say_so() -> None:
+    empty = {name: np.zeros_like(array) for name, array in REFERENCE.items()}
+    _, decision = match_detections(DETECTION, empty, empty, INT8)
+    assert decision.within(INT8)
+    assert "not judged" in str(decision)
+    assert list(detection_controls(DETECTION, empty, EXPORT)) == []
+    assert not passes(REFERENCE, INT8, empty)
+    assert not passes(REFERENCE, EXPORT, empty)
+
+
+def test_outputs_that_are_no_detections_are_left_to_the_numbers() -> None:
+    assert can_match(DETECTION, REFERENCE, REFERENCE)
+    assert not can_match(DETECTION, REFERENCE, {**REFERENCE, "counts": REFERENCE["counts"] + np.int32(9)})
+    assert not can_match(DETECTION, REFERENCE, {**REFERENCE, "boxes": REFERENCE["boxes"][:, :2]})
+    assert not can_match(DETECTION, REFERENCE, {name: array for name, array in REFERENCE.items() if name != "boxes"})
+
+
+def test_only_rows_that_count_are_read() -> None:
+    found = found_on(DETECTION, REFERENCE, 1)
+    assert len(found) == 4
+    assert found.masks is not None
+    assert found.masks.shape == (4, 14, 14)
+    assert found.keypoints is None

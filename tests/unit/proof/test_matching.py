@@ -1,0 +1,80 @@
+"""Which detection is which: overlap, class, score, corners, masks, keypoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pycocotools import mask as coco
+
+from graphkiln_backend.proof.matching import Found, match, pairwise_iou, score_tolerance
+from graphkiln_backend.proof.policy import BF16_TASKS, FP16_TASKS, FP32_TASKS
+
+GENERATOR = np.random.default_rng(5)
+CORNERS = np.sort(GENERATOR.uniform(0, 100, (6, 2, 2)), axis=1).reshape(6, 4)
+FOUND = Found(boxes=CORNERS, scores=np.linspace(0.9, 0.4, 6), classes=np.arange(6))
+
+
+def test_overlaps_are_those_of_pycocotools() -> None:
+    others = np.sort(GENERATOR.uniform(0, 100, (9, 2, 2)), axis=1).reshape(9, 4)
+    sizes = [np.hstack([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]]) for boxes in (CORNERS, others)]
+    expected = coco.iou(*sizes, [False] * 9)
+    np.testing.assert_allclose(pairwise_iou(CORNERS, others), expected, atol=1e-12)
+
+
+def test_boxes_without_an_area_are_equal_or_apart() -> None:
+    point, other = np.array([[3.0, 3, 3, 3]]), np.array([[4.0, 4, 4, 4]])
+    assert pairwise_iou(point, point)[0, 0] == 1
+    assert pairwise_iou(point, other)[0, 0] == 0
+
+
+def test_another_order_is_the_same() -> None:
+    order = np.array([3, 1, 5, 0, 2, 4])
+    shuffled = Found(boxes=CORNERS[order], scores=FOUND.scores[order], classes=FOUND.classes[order])
+    assert order[match(FOUND, shuffled, FP32_TASKS)].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(FOUND, boxes=CORNERS + np.array([1.0, 0, 1, 0])),
+        replace(FOUND, classes=FOUND.classes + 1),
+        replace(FOUND, scores=FOUND.scores * 0.9),
+    ],
+    ids=["moved by a pixel", "another class", "another score"],
+)
+@pytest.mark.parametrize("limits", [FP32_TASKS, FP16_TASKS])
+def test_what_changed_has_no_partner(changed: Found, limits: object) -> None:
+    assert (match(FOUND, changed, limits) == -1).sum() >= 5  # type: ignore[arg-type]
+
+
+def test_two_equal_boxes_get_a_partner_each() -> None:
+    twice = Found(boxes=CORNERS[[0, 0]], scores=np.array([0.9, 0.9]), classes=np.array([1, 1]))
+    assert sorted(match(twice, twice, FP32_TASKS)) == [0, 1]
+
+
+def test_a_mask_that_moved_and_a_keypoint_that_moved_have_no_partner() -> None:
+    masks = np.zeros((6, 28, 28), np.float32)
+    masks[:, :, 7:14] = 1
+    masked = replace(FOUND, masks=masks)
+    assert (match(masked, masked, BF16_TASKS) >= 0).all()
+    assert (match(masked, replace(FOUND, masks=np.roll(masks, 1, axis=-1)), BF16_TASKS) == -1).all()
+    points = np.ones((6, 2, 3), np.float32)
+    pointed = replace(FOUND, keypoints=points)
+    assert (match(pointed, replace(FOUND, keypoints=points + np.float32(1)), FP16_TASKS) == -1).all()
+
+
+def test_mask_pixels_that_nothing_decides_count_as_the_same() -> None:
+    masks = np.full((6, 28, 28), 0.5, np.float32)
+    masks[:, :, :14] = 1
+    turned = np.where(masks == 0.5, np.float32(0.4999), masks)
+    assert (match(replace(FOUND, masks=masks), replace(FOUND, masks=turned), FP32_TASKS) >= 0).all()
+
+
+def test_nothing_matches_nothing() -> None:
+    empty = Found(boxes=np.zeros((0, 4)), scores=np.zeros(0), classes=np.zeros(0, np.int64))
+    assert match(empty, FOUND, FP32_TASKS).size == 0
+    assert match(FOUND, empty, FP32_TASKS).tolist() == [-1] * 6
+    assert score_tolerance(empty, FP32_TASKS) == 0
+    assert score_tolerance(FOUND, FP32_TASKS) == pytest.approx(0.9e-3)
