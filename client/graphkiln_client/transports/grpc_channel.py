@@ -25,8 +25,9 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),  # retries are the client's, under its deadline
     # By default a channel that could not connect refuses calls for a second, later for two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Not what its name says: how long a connection may take. Source: subchannel.cc of gRPC, `min_connect_timeout`.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
 _TOO_LARGE = "message larger than max"
 """How grpcio says that it did not take a response, in the words that it has for overload, too."""

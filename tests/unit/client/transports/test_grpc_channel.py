@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +98,26 @@ class TestOpenChannel:
 
         open_channel(Library, Endpoint.parse("grpc://[::1]:9", {}, None), "")
         assert seen == ["[::1]:9"]
+
+
+def test_a_connection_may_take_as_long_as_a_slow_network_or_a_busy_server_needs() -> None:
+    with CannedGrpc([GRPC_INFERRED]) as server, socket.create_server(("127.0.0.1", 0)) as listener:
+        relay = threading.Thread(target=_relay_late, args=(listener, server.port, 0.5))
+        relay.start()
+        with Client(f"grpc://127.0.0.1:{listener.getsockname()[1]}", timeout_s=20, max_retries=0) as client:
+            assert client.model("m").infer({})["Y"] == [2]
+        relay.join()
+
+
+def _relay_late(listener: socket.socket, port: int, delay_s: float) -> None:
+    """Relays one connection, whose first bytes it holds back."""
+    near, _ = listener.accept()
+    time.sleep(delay_s)
+    with near, socket.create_connection(("127.0.0.1", port)) as far:
+        ends = {near: far, far: near}
+        with suppress(OSError):
+            while True:
+                for ready in select.select(list(ends), [], [])[0]:
+                    if not (data := ready.recv(1 << 16)):
+                        return
+                    ends[ready].sendall(data)
