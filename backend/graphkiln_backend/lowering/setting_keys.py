@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from graphkiln_backend.engines.base import GraphLevel
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
+from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.spelling import did_you_mean
@@ -43,7 +45,7 @@ TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKI
 """Read by Triton's Python backend itself."""
 UNREAD_KEYS = ("execute_delay_ms",)
 """Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
-PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER)
+PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
 """What changes nothing where a person writes it."""
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from graphkiln_backend.graph.image_model import image_model_name
 from graphkiln_backend.graph.model_name import fault_in_served_name
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import is_version, version_folders
@@ -39,6 +40,7 @@ class StoredModel:
         problem: What is wrong with the folder as a whole, or empty.
         faults: Version number -> what is wrong with its folder alone.
         unreadable: Whether the folder is there and cannot be read, which does not mean that it is empty.
+        tensor_model: The model whose encoded images this one takes; empty for a model with files of its own.
     """
 
     folder: Path
@@ -47,11 +49,12 @@ class StoredModel:
     problem: str = ""
     faults: Mapping[int, str] = field(default_factory=dict)
     unreadable: bool = False
+    tensor_model: str = ""
 
     @property
     def name(self) -> str:
         """Of the model."""
-        return self.folder.name
+        return image_model_name(self.tensor_model) if self.tensor_model else self.folder.name
 
 
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:

@@ -20,6 +20,7 @@ from graphkiln_backend.repository.sequence_tensors import withhold_text_id
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
 from graphkiln_backend.repository.version_policy import select_versions
+from graphkiln_backend.server.image_models import add_image_models, complete_pair, configure
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.quarantine import Quarantine
 
@@ -102,6 +103,20 @@ class ManagedStores:
         self._opened = True
         return all(model.config or not model.versions for model in self.served.values())
 
+    def scan(self) -> dict[str, StoredModel]:
+        """Every model of the stores by name, those that take images for others among them.
+
+        Raises:
+            OSError: A store cannot be listed.
+        """
+        found = scan_stores(self.stores)
+        return found if self._graph_folder is None else add_image_models(found)
+
+    def is_outdated(self, model: ServedModel) -> bool:
+        """Whether a model takes images for another one of which other versions are served than it has."""
+        tensor_model = self.served.get(model.stored.tensor_model)
+        return tensor_model is not None and tensor_model.versions != model.versions and not self._refused(model.stored)
+
     def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ServedModel:
         """What to show of a model: the versions of its policy among those that are not kept away.
 
@@ -110,8 +125,10 @@ class ManagedStores:
 
         Args:
             stored: The model.
-            versions: Those that come into question.
+            versions: Those that come into question; a model that takes images has those of the other one.
         """
+        if stored.tensor_model:
+            return self._plan_images(stored)
         for version, fault in stored.faults.items():
             if not self.quarantine.reason(stored, version):
                 self.quarantine.add(stored, version, fault)
@@ -136,6 +153,22 @@ class ManagedStores:
             return ServedModel(stored=stored, versions=selected, config=config)
         return ServedModel(stored=stored)
 
+    def _plan_images(self, stored: StoredModel) -> ServedModel:
+        """What to show of a model that takes images: the versions that are shown of the model whose images they are."""
+        tensor_model = self.served.get(stored.tensor_model)
+        if tensor_model is None or tensor_model.config is None or self._refused(stored):
+            return ServedModel(stored=stored)
+        try:
+            config = configure(tensor_model.config)
+        except GraphkilnError as error:
+            for version in tensor_model.versions:
+                self.quarantine.add(stored, version, str(error))
+            return ServedModel(stored=stored)
+        return ServedModel(stored=stored, versions=tensor_model.versions, config=config)
+
+    def _refused(self, stored: StoredModel) -> bool:
+        return bool(stored.problem or self.quarantine.reasons(stored))
+
     def disagree(self, stored: StoredModel, version: int, reason: str) -> None:
         """Keeps in mind that a version has another signature than those it would stand beside, and says so once."""
         known = self._disagreeing.setdefault(stored.name, {})
@@ -152,6 +185,8 @@ class ManagedStores:
         stored = model.stored
         if not model.versions:
             mirror.refuse(stored.name, self.reasons(stored))
+        elif stored.tensor_model and model.config is not None:
+            mirror.show_images(stored.name, stored.folder, model.versions, model.config)
         else:
             mirror.show(stored.folder, model.versions, model.config)
         self.served[stored.name] = model
@@ -161,7 +196,10 @@ class ManagedStores:
         reasons = self.quarantine.reasons(stored)
         if stored.problem or not reasons:
             newest = max(stored.versions, default=1)
-            reasons = {newest: stored.problem or "the version policy of its config.pbtxt selects no version"}
+            nothing = "the version policy of its config.pbtxt selects no version"
+            if stored.tensor_model:
+                nothing = f"no version of '{stored.tensor_model}' is served"
+            reasons = {newest: stored.problem or nothing}
         return reasons
 
     def refusals(self) -> dict[tuple[str, str], str]:
@@ -183,6 +221,7 @@ class ManagedStores:
             return None
         guard_batch(config)
         withhold_text_id(config)
+        complete_pair(config)
         return config
 
     def _find_disagreeing(

@@ -48,6 +48,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
 """
 
+_IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
+"""
 
 _REPORT = """
 
@@ -90,6 +92,28 @@ class Mirror:
         """
         write_mirror(model, self._next, versions, config)
         self._swap_in(model.name)
+
+    def show_images(self, name: str, model: Path, versions: Collection[int], config: ModelConfigProto) -> None:
+        """Shows a model that takes images for versions of another one.
+
+        Args:
+            name: Its name.
+            model: The folder of the other one, whose labels are its own.
+            versions: The versions.
+            config: Its configuration.
+
+        Raises:
+            OSError: The mirror cannot be written.
+        """
+        write_mirror(model, self._next, (), config)
+        for version in versions:
+            folder = self._next / str(version)
+            folder.mkdir()
+            (folder / "model.py").write_text(_IMAGES)
+        for labels in {output.label_filename for output in config.output if output.label_filename}:
+            if not (self._next / labels).exists():
+                (self._next / labels).symlink_to((model / labels).absolute())
+        self._swap_in(name)
 
     def refuse(self, name: str, reasons: dict[int, str]) -> None:
         """Shows versions of a model whose loading fails with a reason."""

@@ -134,6 +134,8 @@ class Poller:
     def _admissible(self, stored: StoredModel, served: ServedModel | None) -> ServedModel:
         """What may be served of a folder: versions that fail to prove themselves give way to older ones."""
         disagreeing: set[int] = set()
+        if stored.tensor_model:  # nothing of it need be proven
+            return self.stores.plan(stored, ())
         while True:
             planned = self.stores.plan(stored, [version for version in stored.versions if version not in disagreeing])
             if version := self._find_disagreeing(planned, served):

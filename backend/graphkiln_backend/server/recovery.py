@@ -62,7 +62,8 @@ def replace_failed(stores: ManagedStores, mirror: Mirror, control: RepositoryCon
         states = states_by_model(control.index())
         pending = False
         for name, model in list(stores.served.items()):
-            if _quarantine_failed(stores, model, states.get(name, []), mirror.path / name):
+            failed = _quarantine_failed(stores, model, states.get(name, []), mirror.path / name)
+            if failed or stores.is_outdated(model):
                 stores.present(mirror, stores.plan(model.stored, model.stored.versions))
                 control.load(name, timeout_s)
                 pending = True

@@ -1,0 +1,100 @@
+"""The configuration of the model that takes encoded images for another one: one input, the same outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
+from graphkiln_backend.graph.contract import Contracts
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.image_model import INPUT, PARAMETER, PUBLISHED, TENSOR_MODEL, image_model_name
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.protobuf import pb
+
+_IMAGE_DIMS = 3
+"""Dimensions of one image: two, and its channels."""
+_PASSED_ON = (CONTRACTS, PREPROCESS, RANKING, TASK)
+_RANK = "tensor_rank"
+
+TENSOR_INPUT = "tensor_input"
+"""The key under which the configuration says which input of the tensor model an image becomes."""
+
+
+def image_config(tensor_model: ModelConfigProto, *, instances: int) -> ModelConfigProto:
+    """The configuration of the model that takes a model's images.
+
+    Args:
+        tensor_model: The configuration of that model: complete, with what its versions say.
+        instances: How many processes decode.
+
+    Raises:
+        RepositoryError: The model takes no images: it publishes no preprocessing, or its input is none of an image.
+    """
+    _check(tensor_model)
+    config = pb.ModelConfig(
+        name=image_model_name(tensor_model.name), backend="python", max_batch_size=tensor_model.max_batch_size
+    )
+    batched = tensor_model.max_batch_size > 0
+    config.input.add(name=INPUT, data_type=pb.TYPE_STRING, dims=[1 if batched else _whole_images(tensor_model)])
+    config.output.extend(tensor_model.output)
+    config.version_policy.CopyFrom(tensor_model.version_policy)
+    if tensor_model.max_batch_size > 1:
+        config.dynamic_batching.SetInParent()
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=instances)
+    for key in _PASSED_ON:
+        if key in tensor_model.parameters:
+            config.parameters[key].string_value = tensor_model.parameters[key].string_value
+    config.parameters[TENSOR_MODEL].string_value = tensor_model.name
+    config.parameters[TENSOR_INPUT].string_value = tensor_model.input[0].name
+    config.parameters[_RANK].string_value = str(len(tensor_model.input[0].dims) + batched)
+    return config
+
+
+def publish_image_model(config: ModelConfigProto) -> None:
+    """Says in a model's configuration which model takes its images."""
+    config.parameters[PUBLISHED].string_value = image_model_name(config.name)
+
+
+def is_stacked(config: ModelConfigProto) -> bool:
+    """Whether the tensor model takes several images at once, by the configuration of the one that takes images."""
+    return int(config.parameters[_RANK].string_value) > _IMAGE_DIMS
+
+
+def _check(config: ModelConfigProto) -> None:
+    where = f"parameters: {PARAMETER} of '{config.name}'"
+    if config.HasField("sequence_batching"):
+        raise RepositoryError(f"{where}: a model with sequences takes no encoded images", hint=f"remove {PARAMETER}")
+    if len(config.input) != 1 or config.batch_input:
+        raise RepositoryError(
+            f"{where}: an image becomes the only input, and the model has {len(config.input) + len(config.batch_input)}"
+        )
+    if PREPROCESS not in config.parameters and not _all_say_preprocess(config):
+        raise RepositoryError(
+            f"{where}: nothing says how an image becomes its input",
+            hint="convert the model with --preprocess, or give the spec as parameters: preprocess",
+        )
+    if len(_sample_dims(config.input[0], batched=config.max_batch_size > 0)) != _IMAGE_DIMS:
+        raise RepositoryError(f"{where}: its input '{config.input[0].name}' has the dims of no image")
+
+
+def _all_say_preprocess(config: ModelConfigProto) -> bool:
+    """Whether every version says how an image becomes its input, each its own way."""
+    if CONTRACTS not in config.parameters:
+        return False
+    contracts = Contracts.from_json(config.parameters[CONTRACTS].string_value)
+    return all(contract.preprocess for contract in contracts.contracts.values())
+
+
+def _sample_dims(tensor: Any, *, batched: bool) -> list[int]:
+    """The dims of one image; of a model without batches, a fourth one in front counts images."""
+    dims = list(tensor.dims)
+    return dims if batched or len(dims) == _IMAGE_DIMS else dims[1:]
+
+
+def _whole_images(config: ModelConfigProto) -> int:
+    """How many images make one request of a model without batches; -1 for any number."""
+    dims = list(config.input[0].dims)
+    return dims[0] if len(dims) > _IMAGE_DIMS else 1

@@ -1,0 +1,79 @@
+"""The models beside others that take encoded images for them: found in the stores, planned, configured.
+
+Such a model has no files of its own. It comes and goes with the model whose images it takes, and has the versions that
+are served of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.image_model import PARAMETER, accepts_images, image_model_name
+from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.image_config import image_config, publish_image_model
+from graphkiln_backend.repository.stores import StoredModel
+from graphkiln_backend.repository.version import CONFIG_FILE
+
+_FEWEST_INSTANCES, _MOST_INSTANCES = 2, 4
+"""Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as
+many threads as there are cores, and some 70 MB."""
+_CORES_PER_INSTANCE = 4
+
+
+def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]:
+    """The models of stores, and after them those that take images for some of them.
+
+    Args:
+        found: By name, as scanned.
+    """
+    takers = {
+        image_model_name(name): replace(
+            stored, tensor_model=name, problem=_problem(stored, found.get(image_model_name(name)))
+        )
+        for name, stored in found.items()
+        if _accepts(stored)
+    }
+    return {**found, **takers}
+
+
+def complete_pair(config: ModelConfigProto) -> None:
+    """Says in a model's configuration which model takes its images, if it accepts and can have any.
+
+    Args:
+        config: Complete; changed in place.
+    """
+    if not accepts_images(config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""):
+        return
+    try:
+        configure(config)
+    except GraphkilnError:  # the model that takes the images is refused, and says why
+        return
+    publish_image_model(config)
+
+
+def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
+    """The configuration of the model that takes a model's images, on this machine.
+
+    Raises:
+        RepositoryError: The model takes none.
+    """
+    wanted = max(_FEWEST_INSTANCES, min(_MOST_INSTANCES, usable_cores() // _CORES_PER_INSTANCE))
+    return image_config(tensor_model, instances=wanted)
+
+
+def _accepts(stored: StoredModel) -> bool:
+    """Whether a model's configuration asks for a model that takes its images; one that cannot be read does not."""
+    try:
+        parameters = read_config(stored.folder / CONFIG_FILE).parameters
+        return PARAMETER in parameters and accepts_images(parameters[PARAMETER].string_value)
+    except GraphkilnError:  # it is refused for that itself
+        return False
+
+
+def _problem(stored: StoredModel, same_name: StoredModel | None) -> str:
+    if same_name is None:
+        return stored.problem
+    return f"{same_name.folder} has the name of the model that takes the images of '{stored.name}': rename it"

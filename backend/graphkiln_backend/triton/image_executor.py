@@ -1,0 +1,144 @@
+"""Requests with encoded images in, results of the tensor model out: decode, ask, split; without Triton.
+
+The images of all requests that Triton hands over are decoded at once, those that become samples of one shape are asked
+for in one request, and whatever is wrong with an image is an error of its own request. While the tensor model computes,
+another instance decodes what came next: the two stages overlap, and neither waits for the other's processor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput
+from graphkiln_backend.graph.image_model import INPUT
+from graphkiln_backend.images.encoded import Decoder
+from graphkiln_backend.triton.batching import split_batch
+from graphkiln_backend.triton.executor import InferenceRequest, OutOfMemory, Outputs, Result
+from graphkiln_backend.triton.precondition import check_contract
+
+_log = logging.getLogger("graphkiln.triton")
+
+Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]
+"""Has the tensor model compute some outputs of samples; raises a `GraphkilnError` where it does not."""
+
+
+class ImageExecutor:
+    """Executes requests with encoded images. Not thread-safe; does not own the decoder.
+
+    Args:
+        decoder: Turns images into samples.
+        ask: Asks the tensor model.
+        outputs: The tensor model's outputs, in their order.
+        batching: Whether requests may be computed together.
+        stacked: Whether the tensor model takes several images at once; otherwise a request holds one.
+        contract: Digest of the version's contract; requests made for another are refused.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ask: Ask,
+        *,
+        outputs: Sequence[str],
+        batching: bool,
+        stacked: bool = True,
+        contract: str = "",
+    ) -> None:
+        self._decoder = decoder
+        self._ask = ask
+        self._outputs = tuple(outputs)
+        self._batching = batching
+        self._stacked = stacked
+        self._contract = contract
+
+    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
+        """Executes requests.
+
+        Returns:
+            One result per request, in order.
+        """
+        results: dict[int, Result] = {}
+        images: dict[int, list[bytes]] = {}
+        for index, request in enumerate(requests):
+            try:
+                images[index] = self._read(request)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+                results[index] = _as_result(error)
+        samples = self._decode(images, results)
+        names = {index: self._requested(requests[index]) for index in samples}
+        for group in self._groups(samples):
+            results.update(self._ask_together({index: samples[index] for index in group}, names))
+        return [results[index] for index in range(len(requests))]
+
+    def _read(self, request: InferenceRequest) -> list[bytes]:
+        """The encoded images of a request."""
+        if self._contract:
+            check_contract(request.parameters(), self._contract)
+        for tensor in request.inputs():
+            if tensor.name() == INPUT:
+                return [bytes(element) for element in tensor.as_numpy().reshape(-1)]
+        raise InvalidInput(f"the request has no input '{INPUT}'")
+
+    def _requested(self, request: InferenceRequest) -> tuple[str, ...]:
+        requested = request.requested_output_names()
+        return tuple(name for name in self._outputs if name in requested)
+
+    def _decode(self, images: Mapping[int, list[bytes]], results: dict[int, Result]) -> dict[int, AnyArray]:
+        """The samples by request; the errors of the others are among the results."""
+        found: dict[int, AnyArray] = {}
+        try:
+            decoded = self._decoder.decode([*images.values()])
+        except Exception as error:  # noqa: BLE001 - no image is known to be at fault: each request says so
+            results.update(dict.fromkeys(images, _as_result(error)))
+            return found
+        for index, samples in zip(images, decoded, strict=True):
+            if isinstance(samples, InvalidInput):
+                results[index] = samples
+            elif not self._stacked and len(samples) > 1:
+                results[index] = InvalidInput(f"the model takes one image, the request has {len(samples)}")
+            else:
+                found[index] = samples
+        return found
+
+    def _groups(self, samples: Mapping[int, AnyArray]) -> list[list[int]]:
+        """Indices of the requests that are computed together: their samples have one shape."""
+        if not self._batching:
+            return [[index] for index in samples]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, array in samples.items():
+            groups.setdefault(array.shape[1:], []).append(index)
+        return [*groups.values()]
+
+    def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Asks for samples of one shape at once; when that fails, for each request on its own."""
+        union = tuple(name for name in self._outputs if any(name in names[index] for index in samples))
+        try:
+            if len(samples) == 1:
+                ((index, array),) = samples.items()
+                return {index: self._ask(array if self._stacked else array[0], union)}
+            outputs = self._ask(np.concatenate([*samples.values()]), union)
+            parts = split_batch(outputs, [len(array) for array in samples.values()])
+            return {
+                index: {name: part[name] for name in names[index]} for index, part in zip(samples, parts, strict=True)
+            }
+        except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
+            if len(samples) == 1:
+                return dict.fromkeys(samples, _as_result(error))
+        return {
+            index: result
+            for each, array in samples.items()
+            for index, result in self._ask_together({each: array}, names).items()
+        }
+
+
+def _as_result(error: Exception) -> GraphkilnError:
+    if isinstance(error, GraphkilnError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"there is not enough memory for this request: {error}")
+    _log.error("a request with images failed unexpectedly", exc_info=error)
+    return ExecutionError(f"unexpected {type(error).__name__}: {error}")

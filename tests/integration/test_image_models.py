@@ -1,0 +1,138 @@
+"""Encoded images as the input of a served model, by every way in: the same scores as by the tensor, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from running import Server, Serving
+from tritonclient.utils import serialize_byte_tensor, shared_memory
+
+from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.images.decoding import load_sample
+from graphkiln_client import Client, Model
+
+pytestmark = pytest.mark.server
+
+ACCEPTS = 'parameters { key: "accept_images" value { string_value: "true" } }\n'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Server]:
+    """A server of the example model, which accepts images."""
+    folder = tmp_path_factory.mktemp("encoded")
+    shutil.copytree(digits, folder / "store" / "digits")
+    with (folder / "store" / "digits" / "config.pbtxt").open("a") as config:
+        config.write(ACCEPTS)
+    with Serving(folder, "--model-store", folder / "store") as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def images(repository: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((repository / "docs" / "digits").glob("*.png"))]
+
+
+@pytest.fixture
+def expected(server: Server, images: list[bytes]) -> list[bytes]:
+    """The scores of each image by the tensor, prepared by the client."""
+    with Client(server.url) as client:
+        model = client.model("digits")
+        spec = model.preprocess
+        return [
+            model.infer({"INPUT_0": load_sample(image, spec)[np.newaxis]})["OUTPUT_0"].tobytes() for image in images
+        ]
+
+
+def elements(*images: bytes) -> np.ndarray:
+    return np.array(images, dtype=object).reshape(-1, 1)
+
+
+def scores(model: Model, *images: bytes) -> np.ndarray:
+    return model.infer({"IMAGE": elements(*images)})["OUTPUT_0"]
+
+
+def post(server: Server, content: bytes) -> bytes:
+    """What `curl --data-binary @FILE` does with the one header that Triton asks for; the scores behind the JSON."""
+    headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
+    request = Request(f"{server.url}/v2/models/digits.images/infer", content, headers)
+    with urlopen(request, timeout=30) as response:
+        return response.read()[int(response.headers["Inference-Header-Content-Length"]) :]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_stock_client_gets_the_same_scores(
+    server: Server, images: list[bytes], expected: list[bytes], protocol: str
+) -> None:
+    module, port = (
+        (tritonclient.http, server.http_port) if protocol == "http" else (tritonclient.grpc, server.grpc_port)
+    )
+    client = module.InferenceServerClient(f"127.0.0.1:{port}")
+    for image, right in zip(images, expected, strict=True):
+        tensor = module.InferInput("IMAGE", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(elements(image))
+        assert client.infer("digits.images", [tensor]).as_numpy("OUTPUT_0").tobytes() == right
+    client.close()
+
+
+def test_the_body_of_a_request_is_an_image(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    assert [post(server, image) for image in images] == expected
+    with pytest.raises(HTTPError) as refused:
+        post(server, b"hello")
+    assert refused.value.code == 400
+    assert b"image 0: 5 bytes is not an image" in refused.value.read()
+
+
+def test_images_lie_in_shared_memory(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    encoded = serialize_byte_tensor(elements(images[0])).item()
+    name = f"/graphkiln-test-{server.http_port}"
+    region = shared_memory.create_shared_memory_region("encoded", name, len(encoded))
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}")
+    admin = {HTTP_HEADER: find_key(server.http_port) or ""}
+    try:
+        shared_memory.set_shared_memory_region(region, [np.frombuffer(encoded, np.uint8)])
+        client.register_system_shared_memory("encoded", name, len(encoded), headers=admin)
+        tensor = tritonclient.http.InferInput("IMAGE", [1, 1], "BYTES")
+        tensor.set_shared_memory("encoded", len(encoded))
+        assert client.infer("digits.images", [tensor]).as_numpy("OUTPUT_0").tobytes() == expected[0]
+        client.unregister_system_shared_memory("encoded", headers=admin)
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+        client.close()
+
+
+def test_damaged_images_among_good_ones_fail_alone(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    """Requests at the same time, which are decoded and computed together."""
+    with Client(server.url) as client:
+        model = client.model("digits.images")
+
+        def ask(number: int) -> bool | str:
+            image, right = images[number % len(images)], expected[number % len(images)]
+            if number % 5 == 4:
+                with pytest.raises(InvalidInput, match=r"image 1: .*cannot be decoded") as refused:
+                    scores(model, image, image[:-40])
+                return str(refused.value)[:0]
+            np.testing.assert_allclose(scores(model, image)[0], np.frombuffer(right, np.float32), rtol=1e-5, atol=1e-6)
+            return True
+
+        with ThreadPoolExecutor(8) as callers:
+            answers = list(callers.map(ask, range(60)))
+    assert (answers.count(True), answers.count("")) == (48, 12)
+
+
+def test_a_request_of_several_images_keeps_their_order(
+    server: Server, images: list[bytes], expected: list[bytes]
+) -> None:
+    with Client(server.grpc_url) as client:
+        got = scores(client.model("digits.images"), *images)
+    np.testing.assert_allclose(got, [np.frombuffer(right, np.float32) for right in expected], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,141 @@
+"""Encoded images of several requests: the samples of each beside the client's own way, and the errors of each alone."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images import encoded as module
+from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.images.encoded import Decoder
+
+SPEC = Preprocess(resize=16, crop=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+FREE = Preprocess(dtype=DType.UINT8)
+
+
+def encode(width: int = 40, height: int = 24, kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((width, height), 60).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+def turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    return encode(exif=exif)
+
+
+def animation() -> bytes:
+    frames = [Image.new("P", (20, 20), color) for color in (1, 2)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes whose header promises 40,000 by 40,000 pixels."""
+    content = encode(1, 1, kind="PNG")
+    header = b"IHDR" + struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
+
+
+GOOD = {
+    "jpeg": encode(),
+    "progressive": encode(progressive=True),
+    "gray": encode(mode="L"),
+    "cmyk": encode(mode="CMYK"),
+    "png": encode(kind="PNG"),
+    "alpha": encode(kind="PNG", mode="RGBA"),
+    "palette": encode(kind="PNG", mode="P"),
+    "webp": encode(kind="WEBP"),
+    "bmp": encode(kind="BMP"),
+    "gif": animation(),
+    "turned": turned(),
+    "one pixel": encode(1, 1),
+    "portrait": encode(9, 300),
+}
+BAD = {
+    "nothing": (b"", "0 bytes is not an image"),
+    "text": (b"hello", "5 bytes is not an image"),
+    "cut": (encode()[:-100], "cannot be decoded"),
+    "bomb": (bomb(), "too large to decode safely"),
+}
+
+
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    with Decoder(SPEC, threads=3) as decoder:
+        yield decoder
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_sample_is_the_clients_bit_for_bit(decoder: Decoder, name: str) -> None:
+    (samples,) = decoder.decode([[GOOD[name]]])
+    assert isinstance(samples, np.ndarray)
+    assert samples.tobytes() == load_sample(GOOD[name], SPEC)[np.newaxis].tobytes()
+
+
+def test_the_images_of_a_request_keep_their_order(decoder: Decoder) -> None:
+    images = [*GOOD.values()]
+    (samples,) = decoder.decode([images])
+    np.testing.assert_array_equal(samples, [load_sample(image, SPEC) for image in images])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_image_is_the_fault_of_its_request_alone(decoder: Decoder, name: str) -> None:
+    content, reason = BAD[name]
+    before, bad, after = decoder.decode([[GOOD["jpeg"]], [GOOD["png"], content], [GOOD["gif"]]])
+    assert isinstance(bad, InvalidInput)
+    assert bad.message.startswith("image 1: ")
+    assert reason in bad.message
+    np.testing.assert_array_equal(before, [load_sample(GOOD["jpeg"], SPEC)])
+    np.testing.assert_array_equal(after, [load_sample(GOOD["gif"], SPEC)])
+
+
+def test_of_many_bad_images_some_are_named(decoder: Decoder) -> None:
+    (bad,) = decoder.decode([[b"x", GOOD["jpeg"], b"y", b"z", b"u", b"v"]])
+    assert isinstance(bad, InvalidInput)
+    assert [f"image {index}:" in bad.message for index in range(6)] == [True, False, True, True, False, False]
+    assert bad.message.endswith("and 2 more")
+
+
+def test_samples_of_several_sizes_do_not_fit_one_request() -> None:
+    with Decoder(FREE, threads=1) as decoder:
+        (bad,) = decoder.decode([[encode(8, 8), encode(9, 8)]])
+        (good,) = decoder.decode([[encode(9, 8), encode(9, 8)]])
+    assert isinstance(bad, InvalidInput)
+    assert "image 1 becomes [3, 8, 9], image 0 [3, 8, 8]" in bad.message
+    assert isinstance(good, np.ndarray)
+    assert good.shape == (2, 3, 8, 9)
+
+
+def test_a_request_without_images_is_refused(decoder: Decoder) -> None:
+    (bad,) = decoder.decode([[]])
+    assert isinstance(bad, InvalidInput)
+
+
+def test_what_is_no_fault_of_an_image_is_not_told_as_one(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_image: bytes, _spec: Preprocess) -> AnyArray:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(module, "load_sample", fail)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        decoder.decode([[GOOD["jpeg"]]])
+
+
+def test_eight_thousand_pixels(decoder: Decoder) -> None:
+    content = io.BytesIO()
+    Image.new("L", (8000, 40), 200).save(content, "PNG")
+    (samples,) = decoder.decode([[content.getvalue()]])
+    assert isinstance(samples, np.ndarray)
+    assert samples.shape == (1, 3, 16, 16)

@@ -1,0 +1,73 @@
+"""The configuration of the model that takes images, made from that of the model whose images they are."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import text_format
+
+from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.image_config import image_config, is_stacked, publish_image_model
+
+TENSORS = """
+    name: "cats" backend: "graphkiln" max_batch_size: 8 version_policy { all { } }
+    input { name: "x" data_type: TYPE_FP32 dims: [3, 8, 8] }
+    output { name: "y" data_type: TYPE_FP32 dims: [5] label_filename: "labels.txt" }
+"""
+
+
+def config(text: str = TENSORS, *, spec: bool = True) -> ModelConfigProto:
+    parsed: ModelConfigProto = text_format.Parse(text, ModelConfigProto())
+    if spec:
+        parsed.parameters["preprocess"].string_value = Preprocess(crop=(8, 8)).to_json()
+    return parsed
+
+
+def test_it_has_one_input_and_the_same_outputs() -> None:
+    made = image_config(config(), instances=3)
+    assert (made.name, made.backend, made.max_batch_size) == ("cats.images", "python", 8)
+    assert [(tensor.name, tensor.data_type, [*tensor.dims]) for tensor in made.input] == [("IMAGE", 13, [1])]
+    assert made.output == config().output
+    assert made.instance_group[0].count == 3
+    assert made.version_policy.HasField("all")
+    assert made.HasField("dynamic_batching")
+    assert is_stacked(made)
+
+
+def test_versions_that_say_different_things_have_contracts() -> None:
+    said = {str(size): Contract(preprocess=Preprocess(crop=(size, size))) for size in (8, 9)}
+    varied = config(spec=False)
+    varied.parameters["contracts"].string_value = Contracts.of(said).to_json()
+    assert image_config(varied, instances=1).parameters["contracts"] == varied.parameters["contracts"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "stacked", "images"), [("3, 8, 8", False, 1), ("-1, 3, 8, 8", True, -1), ("2, 3, 8, 8", True, 2)]
+)
+def test_a_model_without_batches(dims: str, stacked: bool, images: int) -> None:
+    whole = config(TENSORS.replace("max_batch_size: 8", "").replace("dims: [3, 8, 8]", f"dims: [{dims}]"))
+    made = image_config(whole, instances=1)
+    assert (is_stacked(made), [*made.input[0].dims]) == (stacked, [images])
+    assert not made.HasField("dynamic_batching")
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "reason"),
+    [
+        (TENSORS, False, "nothing says how an image becomes its input"),
+        (TENSORS + 'input { name: "more" }', True, "the model has 2"),
+        (TENSORS + "sequence_batching { }", True, "a model with sequences"),
+        (TENSORS.replace("3, 8, 8", "192"), True, "the dims of no image"),
+    ],
+)
+def test_a_model_that_takes_no_images_is_refused(text: str, spec: bool, reason: str) -> None:
+    with pytest.raises(RepositoryError, match=reason):
+        image_config(config(text, spec=spec), instances=1)
+
+
+def test_the_other_model_names_it() -> None:
+    tensors = config()
+    publish_image_model(tensors)
+    assert tensors.parameters["image_model"].string_value == "cats.images"
