@@ -98,7 +98,7 @@ def test_images_lie_in_shared_memory(server: Server, images: list[bytes], expect
     name = f"/graphkiln-test-{server.http_port}"
     region = shared_memory.create_shared_memory_region("encoded", name, len(encoded))
     client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}")
-    admin = {HTTP_HEADER: find_key(server.http_port) or ""}
+    admin = {HTTP_HEADER: find_key("127.0.0.1", server.http_port)}
     try:
         shared_memory.set_shared_memory_region(region, [np.frombuffer(encoded, np.uint8)])
         client.register_system_shared_memory("encoded", name, len(encoded), headers=admin)
