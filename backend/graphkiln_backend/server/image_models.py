@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from graphkiln_backend.engines.cores import usable_cores
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.image_model import PARAMETER, accepts_images, image_model_name
 from graphkiln_backend.repository.config import ModelConfigProto, read_config

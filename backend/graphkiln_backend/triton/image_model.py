@@ -15,9 +15,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from graphkiln_backend.engines.cores import usable_cores
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput, ModelNotFound, ModelNotReady
