@@ -73,12 +73,13 @@ class ManagedStores:
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def scan(self) -> dict[str, StoredModel]:
-        """What lies in the stores, by model.
+        """What lies in the stores, by model; where we complete configurations, also the models that take images.
 
         Raises:
             OSError: A store cannot be listed, which does not mean that it is empty.
         """
-        return self.mark(scan_stores(self.stores))
+        found = self.mark(scan_stores(self.stores))
+        return found if self._graph_folder is None else add_image_models(found)
 
     def open(self, mirror: Mirror, backends: frozenset[str], graph_folder: GraphFolder | None) -> bool:
         """Fills the mirror for a server that is about to start.
@@ -102,15 +103,6 @@ class ManagedStores:
                 self.present(mirror, self.plan(stored, stored.versions))
         self._opened = True
         return all(model.config or not model.versions for model in self.served.values())
-
-    def scan(self) -> dict[str, StoredModel]:
-        """Every model of the stores by name, those that take images for others among them.
-
-        Raises:
-            OSError: A store cannot be listed.
-        """
-        found = scan_stores(self.stores)
-        return found if self._graph_folder is None else add_image_models(found)
 
     def is_outdated(self, model: ServedModel) -> bool:
         """Whether a model takes images for another one of which other versions are served than it has."""
