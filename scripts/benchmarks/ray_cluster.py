@@ -93,13 +93,17 @@ def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
         (Path(folder) / "ray").mkdir()
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
-        nodes = RayNodes(folder)
         try:
-            for _ in range(count):
-                nodes.add()
-            yield nodes
+            nodes = RayNodes(folder)
+            try:
+                for _ in range(count):
+                    nodes.add()
+                yield nodes
+            finally:
+                nodes.close()
         finally:
-            nodes.close()
+            for left in processes_of(folder):  # of a node that was not up in the 30 s that Ray gives it
+                kill(left)
             _forget()
             for name, value in before.items():
                 if value is None:

@@ -16,6 +16,29 @@ from graphkiln_backend.scoring.errors import ScoringError
 _SAMPLE_RANK = 3
 
 
+class BatchBuffer:
+    """Memory of a batch, used again by the next one: new memory is cleared by the system before it is written to.
+
+    Of 8 images of 224 x 224 that took five times as long as copying them.
+    """
+
+    def __init__(self) -> None:
+        self._memory: AnyArray = np.empty(0, np.uint8)
+
+    def stack(self, samples: Sequence[AnyArray]) -> AnyArray:
+        """Samples as a batch `[rows, ...]`, which the next call overwrites.
+
+        Args:
+            samples: Of one shape and dtype.
+        """
+        first = samples[0]
+        size = len(samples) * first.nbytes
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        batch = self._memory[:size].view(first.dtype).reshape(len(samples), *first.shape)
+        return np.stack(samples, out=batch)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageInput:
     """The input of a graph that takes images.
@@ -65,15 +88,16 @@ class ImageInput:
         ]
         return Signature(inputs=signature.inputs, outputs=tuple(outputs))
 
-    def feeds(self, samples: Sequence[AnyArray]) -> dict[str, AnyArray]:
+    def feeds(self, samples: Sequence[AnyArray], batches: BatchBuffer) -> dict[str, AnyArray]:
         """What a session is fed for some images.
 
         Args:
             samples: Of one shape, at most `most_rows`.
+            batches: Where they become a batch; its next one replaces this one.
         """
         if not self.batched:
             return {self.name: samples[0]}
-        return {self.name: np.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]}
+        return {self.name: batches.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]}
 
     def rows(self, outputs: dict[str, AnyArray], count: int) -> dict[str, AnyArray]:
         """Outputs with the row as their first dimension.

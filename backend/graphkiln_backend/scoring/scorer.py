@@ -16,7 +16,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.scoring.answers import Answers
 from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.image_input import ImageInput
+from graphkiln_backend.scoring.image_input import BatchBuffer, ImageInput
 from graphkiln_backend.scoring.reading import Prepared, Reader
 from graphkiln_backend.scoring.rows import Row
 
@@ -152,6 +152,7 @@ class _Unit:
 
     def __init__(self, computation: Computation, computing: threading.Lock) -> None:
         self._computation, self._computing = computation, computing
+        self._batches = BatchBuffer()
         self.answers = Answers(computation.encoder.schema, computation.model, computation.version)
         self.seconds = dict.fromkeys(("read_s", "decode_s", "wait_s", "compute_s", "encode_s"), 0.0)
 
@@ -206,7 +207,7 @@ class _Unit:
     def _run(self, samples: Sequence[AnyArray]) -> None:
         encoder, image_input = self._computation.encoder, self._computation.image_input
         begun = time.thread_time()
-        feeds = image_input.feeds(samples)
+        feeds = image_input.feeds(samples, self._batches)
         fed = time.thread_time()
         with self._computing:
             started = time.perf_counter()

@@ -86,12 +86,12 @@ class Serving:
         try:
             with self._progress.track(number) as track:
                 report = self._worker.score(assignment.attempt, track)
-        except Exception as error:  # noqa: BLE001 - whatever a row does must reach the driver
+        except BaseException as error:  # noqa: BLE001 - whatever a row does must reach the driver: Rust panics, too
             self.send(self._explain(number, error))
         else:
             self.send(Done(worker=self._name, attempt=number, report=report))
 
-    def _explain(self, number: int, error: Exception) -> Outcome:
+    def _explain(self, number: int, error: BaseException) -> Outcome:
         cause = cause_of(error)
         if cause is Cause.ROWS and not isinstance(error, WorkerUnfit):
             try:
@@ -114,7 +114,7 @@ _CAUSES: tuple[tuple[type[Exception], Cause], ...] = (
 )
 
 
-def cause_of(error: Exception) -> Cause:
+def cause_of(error: BaseException) -> Cause:
     """What kind of thing an error of an attempt is; anything unheard of may be a row's doing."""
     return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Cause.ROWS)
 

@@ -79,6 +79,7 @@ def test_faults() -> None:
 
 
 def test_verification() -> None:
-    row = score_speed.verify_row({"units": 2, "rows": 2000, "list_s": 0.1, "verify_s": 4.0, "units_per_s": 0.5})
+    times = {"list_s": 0.1, "verify_s": 4.0, "verify_cpu_s": 3.0, "units_per_s": 0.5, "grown_mb": 20.2}
+    row = score_speed.verify_row({"units": 2, "rows": 2000, **times})
     assert (row["row"], row["rows/s"]) == ("verification of 2 units, 2000 rows", 500)
-    assert row["note"] == "4.0 s, listing 0.1 s"
+    assert row["note"] == "4.0 s, processor time 3.0 s, listing 0.1 s, memory grew by 20 MB"

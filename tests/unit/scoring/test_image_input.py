@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.image_input import ImageInput
+from graphkiln_backend.scoring.image_input import BatchBuffer, ImageInput
 
 RGB = Preprocess(crop=(8, 6))
 
@@ -27,8 +27,9 @@ class TestForms:
         found = ImageInput.of(signature("batch", 3, 8, 6), RGB, 4)
         assert (found.batched, found.most_rows) == (True, 4)
         samples = [np.full((3, 8, 6), number, np.float32) for number in range(2)]
-        assert found.feeds(samples)["x"].tolist() == np.stack(samples).tolist()
-        assert found.feeds(samples[:1])["x"].shape == (1, 3, 8, 6)
+        batches = BatchBuffer()
+        assert found.feeds(samples, batches)["x"].tolist() == np.stack(samples).tolist()
+        assert found.feeds(samples[:1], batches)["x"].shape == (1, 3, 8, 6)
 
     @pytest.mark.parametrize("first", [1, "batch"])
     def test_without_batches_one_by_one(self, first: int | str) -> None:
@@ -39,7 +40,7 @@ class TestForms:
         graph = signature(3, 8, 6)
         found = ImageInput.of(graph, RGB, 0)
         assert (found.batched, found.most_rows) == (False, 1)
-        assert found.feeds([np.zeros((3, 8, 6), np.float32)])["x"].shape == (3, 8, 6)
+        assert found.feeds([np.zeros((3, 8, 6), np.float32)], BatchBuffer())["x"].shape == (3, 8, 6)
         assert found.rows({"y": np.zeros(10)}, 1)["y"].shape == (1, 10)
         assert found.signature_of_rows(graph).outputs[0].shape == ("batch", 10)
 
@@ -80,3 +81,17 @@ class TestRefusals:
         found = ImageInput.of(signature("batch", 3, 8, 6), RGB, 4)
         with pytest.raises(ExecutionError, match=r"shape \[3, 10\] for 2 images"):
             found.rows({"y": np.zeros((3, 10))}, 2)
+
+
+class TestBatchBuffer:
+    def test_batches_of_any_size_shape_and_type_share_its_memory(self) -> None:
+        batches = BatchBuffer()
+        first = batches.stack([np.full((3, 8, 6), number, np.float32) for number in range(4)])
+        assert first[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+        smaller = batches.stack([np.full((3, 4, 4), number, np.uint8) for number in (7, 9)])
+        assert (smaller.shape, smaller.dtype) == ((2, 3, 4, 4), np.uint8)
+        assert smaller[:, 2, 3, 3].tolist() == [7, 9]
+        assert np.shares_memory(first, smaller)
+        larger = batches.stack([np.full((3, 9, 9), number, np.float16) for number in range(9)])
+        assert larger[8].tolist() == np.full((3, 9, 9), 8).tolist()
+        assert larger.flags.c_contiguous

@@ -43,7 +43,7 @@ class Broken:
 
     facts = facts()
 
-    def __init__(self, error: Exception, *, unfit: bool) -> None:
+    def __init__(self, error: BaseException, *, unfit: bool) -> None:
         self._error, self._unfit = error, unfit
 
     def score(self, *_: object) -> None:
@@ -74,6 +74,15 @@ def test_a_row_is_to_blame_only_when_the_session_is_sound() -> None:
     assert sound == Failed(worker="worker-1", attempt=3, cause=Cause.ROWS, reason=reason)
     unfit = answer(Broken(ExecutionError("device lost"), unfit=True))
     assert unfit == Ended(worker="worker-1", blame=Blame.WORKER, reason="it computes wrongly")
+
+
+def test_what_is_no_exception_is_told_too_and_is_no_hang() -> None:
+    class PanicException(BaseException):
+        """As what is written in Rust raises it."""
+
+    found = answer(Broken(PanicException("index out of bounds"), unfit=False))
+    reason = "raised PanicException: index out of bounds"
+    assert found == Failed(worker="worker-1", attempt=3, cause=Cause.ROWS, reason=reason)
 
 
 def test_a_store_that_fails_asks_for_no_proof() -> None:
