@@ -77,18 +77,18 @@ def measured(events: list[dict[str, Any]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def found(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """A search: what `--json` printed, and the page. On a busy machine no p99 may be proven, which is no fault."""
+    """A search: what `--json` printed, and the page. Its target is met on a machine that is busy with others, too."""
     folder = tmp_path_factory.mktemp("tune")
     model = folder / "models" / "digits"
     shutil.copytree(digits, model)
     before = digest(model)
     page = folder / "page.html"
     done = tune(
-        folder, model, "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "60s", "--json", "--html", page,
+        folder, model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "150s", "--json", "--html", page,
         "--price", "1",
     )  # fmt: skip
     document = json.loads(done.stdout)
-    assert done.returncode == (0 if document["met"] else 1), done.stderr
+    assert done.returncode == 0, done.stderr
     assert digest(model) == before, "the user's files are as they were"
     return document, page.read_text()
 
@@ -96,7 +96,8 @@ def found(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 class TestFound:
     def test_a_configuration_that_was_really_served(self, found: tuple[dict[str, Any], str]) -> None:
         document, _ = found
-        shown = document["promise"] or document["closest"]["best"]
+        assert document["met"]
+        shown = document["promise"]
         assert shown["placed"] == "onnxruntime on cpu in fp32"
         assert shown["throughput"] > 0
         assert shown["memory_mb"] > 30
@@ -104,15 +105,14 @@ class TestFound:
         assert shown["price_per_1000"] > 0
         assert document["requests"] == "golden samples"
         assert document["measurements"] >= 3
-        if document["met"]:
-            assert document["promise"]["rate"] == 200
-            assert document["promise"]["p99_range_ms"][1] <= 2000
+        assert shown["rate"] == 60
+        assert shown["p99_range_ms"][1] <= 2000
+        assert document["spent_s"] <= 150 + 30, "the budget; a start may be slower than the slowest before it"
 
     def test_what_is_not_tried_has_a_reason(self, found: tuple[dict[str, Any], str]) -> None:
         document, _ = found
         assert document["space"]["candidates"] > 1
-        chosen = document["chosen"] or {"id": ""}
-        assert not document["met"] or all(row["lost"] for row in document["rows"] if row["id"] != chosen["id"])
+        assert all(row["lost"] for row in document["rows"] if row["id"] != document["chosen"]["id"])
         assert any(line.startswith("precision int8") for line in document["space"]["left_out"])
 
     @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -139,7 +139,7 @@ def test_an_impossible_target_is_missed_with_the_closest(model: Path, tmp_path: 
 
 def test_killed_and_gone_on_with(model: Path, tmp_path: Path) -> None:
     """The server that was being measured ends with the tuner."""
-    words = [str(model), "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "45s", "--json"]
+    words = [str(model), "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "120s", "--json"]
     process = subprocess.Popen(
         [*COMMAND, "tune", *words], env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -157,7 +157,7 @@ def test_killed_and_gone_on_with(model: Path, tmp_path: Path) -> None:
     assert alive == []
 
     done = tune(tmp_path, *words)
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode == 0, done.stderr
     assert "going on with" in done.stderr
     after = measured(journal(tmp_path))
     assert after[: len(before)] == before
@@ -211,8 +211,8 @@ def test_a_running_server_gets_its_configuration_back(model: Path, tmp_path: Pat
     server.wait_ready()
     with Client(server.url) as client:
         before = client.model("digits").config
-    done = tune_beside(tmp_path, model, "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "20s", "--url", server.url)
-    assert done.returncode in (0, 1), done.stderr
+    done = tune_beside(tmp_path, model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "90s", "--url", server.url)
+    assert done.returncode == 0, done.stderr
     assert "stays as it is" in done.stderr
     with Client(server.url) as client:
         assert client.model("digits").config == before

@@ -70,7 +70,13 @@ class Reference:
                 self.candidate = candidate
                 break
             failed[candidate] = outcome.reason
+            if self.trials.budget.searching_s <= 0:
+                break
         return failed
+
+    def affords(self, candidate: Candidate, seconds: float) -> bool:
+        """Whether the budget bears a measurement of so many seconds, with the start of a server where it takes one."""
+        return self.trials.budget.affords(candidate, seconds)
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int = 0) -> Measured | Failed:
         """Measures a candidate; load and outcome are those of the machine at the first reading."""
@@ -105,6 +111,8 @@ class Reference:
     def _has_shifted(self) -> bool:
         """Whether a reading that is due finds another level; it counts from then on."""
         if self.candidate is None or self.trials.spent_s - self.readings[-1].spent_s < _EVERY_S:
+            return False
+        if not self.affords(self.candidate, self._seconds):
             return False
         if isinstance(self._read(self.candidate), Failed):
             self.notes.append(f"the reference failed at {self.trials.spent_s:.0f} s")

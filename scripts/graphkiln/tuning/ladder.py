@@ -67,11 +67,16 @@ class Ladder:
             if not self._has_time():
                 return [*done, *(each if each.points else each.out(_NO_TIME) for each in running[start:])]
             reached = best_reached([*done, *running])
-            done += self._reference.steadily(partial(self._advance, chunk, seconds, reached))
+            done += self._reference.steadily(partial(self._advance_all, chunk, seconds, reached))
         return done
 
-    def _advance(self, chunk: Sequence[Standing], seconds: float, reached: float) -> list[Standing]:
-        return [self._contest.advance(each, seconds, reached) for each in chunk]
+    def _advance_all(self, chunk: Sequence[Standing], seconds: float, reached: float) -> list[Standing]:
+        return [self._advance(each, seconds, reached) for each in chunk]
+
+    def _advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+        if self._has_time():
+            return self._contest.advance(standing, seconds, reached)
+        return standing if standing.points else standing.out(_NO_TIME)
 
     def _halve(self, rung: Sequence[Standing], seconds: float) -> list[Standing]:
         reached = best_reached(rung)

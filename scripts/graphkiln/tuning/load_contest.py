@@ -52,6 +52,8 @@ class LoadContest:
         for _ in range(_DOUBLINGS):
             if standing.lost or (standing.points and self._is_settled(standing, enough_s)):
                 break
+            if not self._reference.affords(standing.candidate, min(seconds, longest_s)):
+                break
             standing = self._measured(standing, min(seconds, longest_s))
             if seconds >= longest_s:
                 break

@@ -102,6 +102,8 @@ class RateContest:
             slowest = _capacity(standing) * _SLOWEST if standing.points else 0.0
             if standing.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest):
                 break
+            if not self._affords(standing, bracket.next_rate):
+                break
             standing = self.advance(standing, 0.0, reached)
         return standing
 
@@ -153,6 +155,9 @@ class RateContest:
             if standing.lost or self.bracket(standing).refuted <= rate:
                 return standing
         return self._measured(standing, OpenLoop(rate), long_s)
+
+    def _affords(self, standing: Standing, rate: float) -> bool:
+        return self._reference.affords(standing.candidate, self._long_enough(0.0, rate))
 
     def _hope(self, standing: Standing, bracket: Bracket) -> float:
         """A guess before any rate met the target: less than the capacity by as much as callers waited too long there.

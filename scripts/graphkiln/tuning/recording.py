@@ -8,10 +8,12 @@ killed goes on where it was. What a candidate takes down with it includes the tu
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.records import Outcome, load_as_json, outcome_as_json, outcome_from_json
@@ -31,8 +33,8 @@ class RecordedTrials:
         clock: Seconds since any moment; differences are what is spent.
 
     Attributes:
-        spent_s: Seconds that the measurements took that were asked for, whether now or in an earlier run: a search that
-            goes on sees its budget shrink as it did the first time.
+        budget: Charged with what was asked for, whether it was measured now or in an earlier run: a search that goes on
+            sees its budget shrink as it did the first time. Endless until a search says what it may take.
 
     Raises:
         MeasurementError: The journal is damaged.
@@ -43,9 +45,14 @@ class RecordedTrials:
         self._known: dict[str, tuple[Outcome, float]] = {}
         self._asked: set[str] = set()
         self._begun: Counter[str] = Counter()
-        self.spent_s = 0.0
+        self.budget = Budget(math.inf)
         for number, event in enumerate(journal.events, 2):
             self._remember(number, event)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the measurements took that were asked for."""
+        return self.budget.spent_s
 
     @property
     def count(self) -> int:
@@ -59,24 +66,34 @@ class RecordedTrials:
 
     def probe(self, session: Candidate) -> Bare | Failed:
         """As `Trials.probe`, once."""
-        return self._once({"probe": session.as_json()}, lambda: self._trials.probe(session))
+        task = {"probe": session.as_json()}
+        outcome, took_s = self._once(task, lambda: self._trials.probe(session))
+        if self._is_first(task):
+            self.budget.take_probe(took_s)
+        return outcome
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         """As `Trials.measure`, once for the same arguments."""
         task = {"measure": candidate.as_json(), "load": load_as_json(load), "seconds": seconds, "seed": seed}
-        return self._once(task, lambda: self._trials.measure(candidate, load, seconds, seed))
+        outcome, took_s = self._once(task, lambda: self._trials.measure(candidate, load, seconds, seed))
+        if self._is_first(task):
+            self.budget.take(candidate, seconds, took_s, failed=isinstance(outcome, Failed))
+        return outcome
 
-    def _once(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> _Outcome | Failed:
+    def _is_first(self, task: dict[str, Any]) -> bool:
+        """Whether this run asks for it for the first time."""
+        key = _key(task)
+        is_first = key not in self._asked
+        self._asked.add(key)
+        return is_first
+
+    def _once(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> tuple[_Outcome | Failed, float]:
         key = _key(task)
         if key not in self._known:
             self._known[key] = self._new(task, work)
         outcome: Any
         outcome, took_s = self._known[key]
-        if key not in self._asked:
-            self._asked.add(key)
-            self.spent_s += took_s
-        known: _Outcome | Failed = outcome
-        return known
+        return outcome, took_s
 
     def _new(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> tuple[Outcome, float]:
         if self._begun[_key(task)] >= _ATTEMPTS:

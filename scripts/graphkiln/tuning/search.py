@@ -27,18 +27,20 @@ from graphkiln.tuning.limits import limit_of
 from graphkiln.tuning.load_contest import LoadContest
 from graphkiln.tuning.rate_contest import RateContest
 from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.rematch import NEAR, rematch
 from graphkiln.tuning.result import Result, Row, knee, pareto_front
 from graphkiln.tuning.shortlist import Probes, probe, shortlist
 from graphkiln.tuning.space import Exclusion, Space
 from graphkiln.tuning.standing import Contest, Point, Standing
 from graphkiln.tuning.target import Objective, Target
 
-_FIRST_RUNG, _LADDER, _SEARCHING = 0.25, 0.5, 0.7
-"""Shares of the budget: for the first rung, after which no rung begins, and no measurement but the confirmation."""
+_PROBING, _FIRST_RUNG, _LADDER, _SEARCHING, _REMATCH = 0.3, 0.25, 0.5, 0.7, 0.75
+"""Shares of the budget: for bare sessions, for the first rung, after which no rung begins, none but near-ties are
+measured, and nothing but the confirmation."""
 _CONFIRMED = 3
 """Configurations that are measured once more before the search gives up."""
 _FEWEST = 8
-"""Candidates that are measured however small the budget is."""
+"""Candidates of the first rung, however short its share is."""
 
 
 class Search:
@@ -57,10 +59,12 @@ class Search:
         self, space: Space, target: Target, trials: RecordedTrials, *, budget_s: float, cores: int, seed: int = 0
     ) -> None:
         self._space, self._target, self._trials = space, target, trials
-        self._budget_s, self._cores = budget_s, cores
+        self._cores = cores
+        self._budget = trials.budget
+        self._budget.total_s = budget_s
         self._reading_s = min(3.0, max(1.0, budget_s / 200))
         self._reference = Reference(trials, self._reading_s, seed)
-        longest_s = max(budget_s / 15, 4 * self._reading_s)
+        self._longest_s = longest_s = max(budget_s / 15, 4 * self._reading_s)
         by_rate = target.objective is Objective.THROUGHPUT
         self._contest: Contest = (RateContest if by_rate else LoadContest)(
             self._reference, target, self._reading_s, longest_s
@@ -71,26 +75,29 @@ class Search:
 
     def run(self) -> Result:
         """Searches until the best is found, or the budget is spent."""
-        self._probes = probe(self._space, self._target, self._trials)
+        self._probes = probe(self._space, self._target, self._trials, self._has_time_to_probe)
         for candidate, reason in self._reference.begin(self._probes.viable[:_FEWEST]).items():
             self._keep(self._enter(candidate).out(reason))
         self._climb()
         self._settle([each for each in self._by_score() if not each.lost])
         self._come_closer()
         self._look_around()
+        self._rematch()
         self._settle_default()
         chosen, promise = self._confirm()
         curve: tuple[Point, ...] = ()
         if chosen and promise and self._target.objective is Objective.THROUGHPUT:
-            curve = sweep(self._trials, chosen.candidate, promise, self._reading_s * 2, self._left_s)
+            curve = sweep(self._trials, chosen.candidate, promise, self._reading_s * 2)
         return self._result(chosen, promise, curve)
 
-    @property
-    def _left_s(self) -> float:
-        return self._budget_s - self._trials.spent_s
+    def _has_time_to_probe(self) -> bool:
+        return self._budget.spent_s + self._budget.probe_s <= _PROBING * self._budget.total_s
 
     def _has_time(self, share: float) -> bool:
-        return self._trials.spent_s < share * self._budget_s
+        return self._budget.spent_s < share * self._budget.total_s and self._budget.searching_s > 0
+
+    def _has_time_to_climb(self) -> bool:
+        return self._has_time(_LADDER) and self._budget.searching_s >= self._budget.start_s + self._reading_s
 
     def _climb(self) -> None:
         left = [each for each in self._probes.viable if each not in self._standings]
@@ -98,20 +105,24 @@ class Search:
         probes = replace(self._probes, viable=tuple(left))
         reading = self._reference.readings[0].spent_s if self._reference.readings else self._trials.spent_s
         each_s = max(reading / max(1, self._trials.count), self._reading_s)
-        most = max(_FEWEST, int(_FIRST_RUNG * self._budget_s / each_s))
-        ladder = Ladder(self._contest, self._reference, lambda: self._has_time(_LADDER), default)
+        most = max(_FEWEST, int(_FIRST_RUNG * self._budget.total_s / each_s))
+        ladder = Ladder(self._contest, self._reference, self._has_time_to_climb, default)
         entered = [self._enter(each) for each in shortlist(probes, most, default)]
         for standing in ladder.climb(entered, self._reading_s):
             self._keep(standing)
 
     def _settle(self, standings: Sequence[Standing]) -> None:
         """Measures the best first, so that what follows needs to be measured against it only."""
-        for number, standing in enumerate(standings):
+        for standing in standings:
             reached = best_reached(list(self._standings.values()))
-            must = number == 0 and self._best() is None  # one at least, however late it is
-            if standing.score.upper >= reached and (must or self._has_time(_SEARCHING)):
-                self._keep(self._reference.steadily(partial(self._contest.settle, standing, reached)))
+            must = not any(each.points for each in self._standings.values())  # one at least, however late it is
+            if standing.score.upper >= reached and (must or self._affords(standing)):
+                begun = self._contest.advance(standing, 0.0, reached) if must else standing
+                self._keep(self._reference.steadily(partial(self._contest.settle, begun, reached)))
                 self._settled.add(standing.candidate)
+
+    def _affords(self, standing: Standing) -> bool:
+        return self._has_time(_SEARCHING) and self._reference.affords(standing.candidate, self._reading_s)
 
     def _come_closer(self) -> None:
         """Where nothing met the target yet: settles what was nearest to it, so that it is known how near it comes."""
@@ -135,6 +146,23 @@ class Search:
                 return
             best = found
 
+    def _rematch(self) -> None:
+        """Measures near-ties again: a bracket may have been lost by noise alone."""
+        best = self._best()
+        if best is None or self._target.objective is not Objective.THROUGHPUT:
+            return
+        near = [
+            each
+            for each in self._by_score()
+            if each.points and each.score.value >= NEAR * best.score.lower and self._may_win(each)
+        ]
+        near.sort(key=lambda each: -each.score.value)
+        for standing in rematch(near, best, self._reference, lambda: self._has_time(_REMATCH), self._longest_s):
+            self._keep(standing)
+
+    def _may_win(self, standing: Standing) -> bool:
+        return not standing.lost or standing.candidate in self._settled
+
     def _settle_default(self) -> None:
         """Finds what the default configuration reaches by itself: what the choice is compared with."""
         default = self._standings.get(self._space.default)
@@ -153,11 +181,11 @@ class Search:
 
     def _confirm(self) -> tuple[Standing | None, Point | None]:
         """The best one whose figures hold when it is measured again, and what it did."""
-        for _ in range(_CONFIRMED):
+        for number in range(_CONFIRMED):
             best = self._best()
-            if best is None:
+            if best is None or (number and self._budget.left_s < self._budget.start_s + self._reading_s):
                 break
-            promise, reason = confirm(self._trials, best, self._target, self._reference.level, self._left_s)
+            promise, reason = confirm(self._trials, best, self._target, self._reference.level)
             if promise:
                 return best, promise
             self._keep(best.out(reason))
@@ -175,8 +203,13 @@ class Search:
 
     def _by_score(self) -> list[Standing]:
         return sorted(
-            self._standings.values(), key=lambda each: (bool(each.lost), -each.score.lower, -each.score.value)
+            self._standings.values(),
+            key=lambda each: (bool(each.lost), self._distance(each), -each.score.lower, -each.score.value),
         )
+
+    def _distance(self, standing: Standing) -> int:
+        """0 for what was measured, 1 for what a server runs with at the beginning."""
+        return 0 if standing.points else 1 if standing.candidate == self._reference.candidate else 2
 
     def _result(self, chosen: Standing | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
         rows = {each.candidate: self._row(each, chosen) for each in self._by_score() if each.points}
@@ -198,10 +231,21 @@ class Search:
             curve=curve,
             knee=knee(curve),
             readings=tuple(self._reference.readings),
-            notes=tuple(self._reference.notes),
+            notes=(*self._reference.notes, *self._budget_notes(chosen)),
             spent_s=self._trials.spent_s,
             measurements=self._trials.count,
         )
+
+    def _budget_notes(self, chosen: Standing | None) -> list[str]:
+        """What the budget did not allow."""
+        notes, budget = [], self._budget
+        if budget.left_s < 0:
+            over = f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s"
+            notes.append(f"{over}: a server takes {budget.start_s:.0f} s to start")
+        is_over = not self._has_time(_SEARCHING) or budget.searching_s < budget.start_s + self._reading_s
+        if chosen is None and self._standings and is_over:
+            notes.append("the budget was spent before a configuration was proven: with a larger one the search goes on")
+        return notes
 
     def _why_unmeasured(self, candidate: Candidate) -> str:
         standing = self._standings.get(candidate)

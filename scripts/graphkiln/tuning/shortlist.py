@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -39,10 +39,19 @@ class Probes:
         return found
 
 
-def probe(space: Space, target: Target, trials: Trials) -> Probes:
-    """Measures the bare session of every candidate, each session once."""
+def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], bool] = lambda: True) -> Probes:
+    """Measures the bare session of every candidate, each session once.
+
+    Args:
+        space: The candidates.
+        target: What they must meet.
+        trials: What measures.
+        has_time: Whether another session may be timed; the simplest one always is.
+    """
     by_session = dict.fromkeys(each.restricted_to(SESSION_KEYS) for each in space.candidates)
-    sessions = {session: trials.probe(session) for session in by_session}
+    sessions: dict[Candidate, Bare | Failed] = {}
+    for session in by_session:
+        sessions[session] = trials.probe(session) if not sessions or has_time() else _UNTIMED
     viable, refused = [], []
     for candidate in space.candidates:
         reason = objection(candidate, sessions[candidate.restricted_to(SESSION_KEYS)], target)
@@ -51,6 +60,9 @@ def probe(space: Space, target: Target, trials: Trials) -> Probes:
         else:
             viable.append(candidate)
     return Probes(sessions=sessions, viable=tuple(viable), refused=tuple(refused))
+
+
+_UNTIMED = Failed(reason="the budget was spent before its session was timed")
 
 
 def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> list[Candidate]:

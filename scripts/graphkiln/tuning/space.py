@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from graphkiln.tuning.candidate import Candidate, Value
+from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate, Value
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.spelling import did_you_mean
 
@@ -85,13 +85,26 @@ class Space:
         return sum(step > 0 for step in steps), sum(steps), candidate.id
 
     def neighbors(self, candidate: Candidate) -> tuple[Candidate, ...]:
-        """The legal candidates that are one step away: on one axis, the next value on either side."""
-        found = []
+        """The legal candidates that are one step away: on one axis, the next value on either side.
+
+        An exchange of threads for instances is a step, too: the way from one to the other leads through set-ups that
+        use too few cores or too many, and is never climbed.
+        """
+        found = self._exchanges(candidate)
         for axis in self.axes:
             at = self._positions[axis.key][candidate[axis.key]]
             nearby = [axis.values[each] for each in (at - 1, at + 1) if 0 <= each < len(axis.values)]
             found += [candidate.with_values({axis.key: value}) for value in nearby]
         return tuple(each for each in found if not self.objection(each))
+
+    def _exchanges(self, candidate: Candidate) -> list[Candidate]:
+        """The candidates with as many threads in all, by more or fewer instances."""
+        values = {axis.key: axis.values for axis in self.axes}
+        cores = candidate.number(THREADS) * candidate.number(INSTANCES)
+        pairs = product(values.get(THREADS, ()), values.get(INSTANCES, ()))
+        found = [candidate.with_values({THREADS: threads, INSTANCES: instances}) for threads, instances in pairs]
+        same = [each for each in found if each.number(THREADS) * each.number(INSTANCES) == cores]
+        return [each for each in same if each != candidate]
 
     def objection(self, candidate: Candidate) -> str:
         """What the first constraint that objects says; empty where none does."""

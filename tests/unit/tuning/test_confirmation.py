@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning.confirmation import confirm, sweep
+from graphkiln.tuning.journal import Journal
+from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.result import knee
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Standing
@@ -25,51 +31,79 @@ def standing(space: Space, rate: float) -> Standing:
     return Standing(candidate=space.default, score=Interval.exact(rate))
 
 
-def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space) -> None:
+Within = Callable[[SimulatedServer, float], RecordedTrials]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Within]:
+    """Measures on a simulated server within a budget."""
+    with ExitStack() as stack:
+
+        def within(server: SimulatedServer, budget_s: float) -> RecordedTrials:
+            journal = stack.enter_context(Journal(tmp_path / f"{server.now_s}", {}))
+            trials = RecordedTrials(server, journal, server.clock)
+            trials.budget.total_s = budget_s
+            return trials
+
+        yield within
+
+
+def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.5 * true_rate(server, space.default, TARGET.p99_s)
-    promise, reason = confirm(server, standing(space, rate), TARGET, 1.0, 1000.0)
+    promise, reason = confirm(recorded(server, 1000.0), standing(space, rate), TARGET, 1.0)
     assert reason == ""
     assert promise is not None
     assert promise.load == OpenLoop(float(f"{rate:.4g}"))
     assert promise.measured.latency.p99.upper <= TARGET.p99_s
 
 
-def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space) -> None:
+def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     true = true_rate(server, space.default, TARGET.p99_s)
-    promise, _ = confirm(server, standing(space, 1.3 * true), TARGET, 1.0, 1000.0)
+    promise, _ = confirm(recorded(server, 1000.0), standing(space, 1.3 * true), TARGET, 1.0)
     assert promise is not None
     assert isinstance(promise.load, OpenLoop)
     assert 0.5 * true <= promise.load.rate <= true * 1.03
 
 
-def test_a_slower_machine_is_promised_less(server: SimulatedServer, space: Space) -> None:
-    promise, _ = confirm(server, standing(space, 40.0), TARGET, 0.5, 1000.0)
+def test_a_slower_machine_is_promised_less(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    promise, _ = confirm(recorded(server, 1000.0), standing(space, 40.0), TARGET, 0.5)
     assert promise is not None
     assert promise.load == OpenLoop(20.0)
 
 
-def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space) -> None:
+def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     target = Target(p99_s=0.08, rate=500.0, objective=Objective.COST)
-    promise, reason = confirm(server, standing(space, -1.0), target, 1.0, 100.0)
+    promise, reason = confirm(recorded(server, 100.0), standing(space, -1.0), target, 1.0)
     assert promise is None
     assert reason.startswith("its p99 did not hold")
     assert {call[1] for call in server.measured} == {OpenLoop(500.0)}
 
 
-def test_a_failure_is_the_reason(server: SimulatedServer, space: Space) -> None:
+def test_a_budget_that_is_spent_ends_it(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    trials = recorded(server, 12.0)
+    promise, reason = confirm(trials, standing(space, 1000.0), TARGET, 1.0)
+    assert promise is None
+    assert reason.endswith("and the budget is spent")
+    assert trials.spent_s <= 12.0
+
+
+def test_a_failure_is_the_reason(server: SimulatedServer, space: Space, recorded: Within) -> None:
     server.fault = lambda _: "crash"
-    assert confirm(server, standing(space, 10.0), TARGET, 1.0, 100.0) == (None, "the server died with signal 11")
+    assert confirm(recorded(server, 100.0), standing(space, 10.0), TARGET, 1.0) == (
+        None,
+        "the server died with signal 11",
+    )
 
 
-def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space) -> None:
+def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
-    promise, _ = confirm(server, standing(space, rate), TARGET, 1.0, 1000.0)
+    promise, _ = confirm(recorded(server, 1000.0), standing(space, rate), TARGET, 1.0)
     assert promise is not None
-    curve = sweep(server, space.default, promise, 20.0, 1000.0)
+    curve = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
     rates = [each.load.rate for each in curve if isinstance(each.load, OpenLoop)]
     assert len(rates) == 6
     assert rates == sorted(rates)
     assert curve[-1].measured.latency.p99.value > curve[0].measured.latency.p99.value
     assert knee(curve) in (None, *rates)
-    assert len(sweep(server, space.default, promise, 20.0, 50.0)) == 2
+    assert len(sweep(recorded(server, 50.0), space.default, promise, 20.0)) == 2
     assert isinstance(curve[0].measured, Measured)

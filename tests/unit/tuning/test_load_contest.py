@@ -79,6 +79,9 @@ class Restless:
     def measure(self, *_: object) -> Measured:
         return self.measured
 
+    def affords(self, *_: object) -> bool:
+        return True
+
 
 @pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.MEMORY])
 @pytest.mark.parametrize(("wide_s", "meets"), [(0.05, True), (0.2, False)])
