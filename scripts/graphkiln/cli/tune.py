@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import say
 from graphkiln.cli.options import AsJson
+from graphkiln.cli.tune_together import INTERRUPTED, apply_choice, refuse_options, tune_models
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from graphkiln.tuning.subject import Subject
     from graphkiln.tuning.target import Target
     from graphkiln.tuning.tuner import Report, Tuning
-
-_INTERRUPTED = 130
 
 
 class Objective(StrEnum):
@@ -39,7 +39,9 @@ class Objective(StrEnum):
 @with_connection(timeout_s=None, admin=True)
 def tune(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")],
+    model: Annotated[
+        str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; with --share STORE.")
+    ],
     p99: Annotated[str, typer.Option(help="What 99 of 100 requests may take, such as 50ms.", metavar="TIME")],
     rate: Annotated[
         str | None,
@@ -77,6 +79,14 @@ def tune(
     only: Annotated[
         str, typer.Option(help="Keys that vary; the others stay as they are.", show_default="all", metavar="KEY,...")
     ] = "",
+    share: Annotated[
+        str,
+        typer.Option(
+            help="Several models of a store on this machine, with the part of the requests that is each one's.",
+            show_default="one model",
+            metavar="NAME=SHARE,...",
+        ),
+    ] = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write what is chosen into the model's config.pbtxt.")] = False,
     price: Annotated[
         float | None, typer.Option(help="Of an hour of this machine: what 1,000 requests cost is told.", min=0)
@@ -100,6 +110,14 @@ def tune(
     if html and not html.parent.is_dir():
         raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
     target = _target(p99, rate, objective, accuracy_floor)
+    if share:
+        given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
+        refuse_options({**given, "--url": _is_given(context, "url")}, target)
+        plan = partial(
+            _plan, target=target, samples=None, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
+            client=None,
+        )  # fmt: skip
+        tune_models(model, share, plan, apply=apply, as_json=as_json)
     tuning = _plan(
         model, target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
         client=_client(connection) if _is_given(context, "url") else None,
@@ -111,7 +129,7 @@ def tune(
     document = _document(result, tuning, price)
     _show(document, as_json=as_json, html=html)
     if apply and result.candidate:
-        _apply(tuning, result)
+        apply_choice(result.candidate, tuning)
     raise typer.Exit(0 if result.chosen else 1)
 
 
@@ -225,7 +243,7 @@ def _search(tuning: Tuning) -> Result:
             return tuning.run(report)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -272,20 +290,3 @@ def _show(document: dict[str, Any], *, as_json: bool, html: Path | None) -> None
     from graphkiln.tuning.tables import print_result
 
     print_result(document)
-
-
-def _apply(tuning: Tuning, result: Result) -> None:
-    from graphkiln.tuning.application import apply
-
-    if result.candidate is None:
-        return
-    if result.candidate == tuning.spanned.space.default:
-        say("nothing is written: what serves today is the best")
-        return
-    applied = apply(result.candidate, tuning.subject, tuning.questions)
-    say(f"wrote {applied.config}")
-    for note in applied.notes:
-        say(note)
-    say("these two commands go back (the second where a server runs in explicit mode; others see the file change):")
-    for command in applied.commands_back:
-        say(f"  {command}")

@@ -21,7 +21,8 @@ from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.server.owned_folder import OwnedFolder
 
-_FLAGS = ("--replay-interval=0", "--drain=1")
+FLAGS = ("--replay-interval=0", "--drain=1")
+"""Of every server that is measured: nothing else computes, and it stops at once."""
 _PUBLISHED_S = 20.0
 """Instances publish what they serve with once a second; on a busy machine they may be late."""
 _POLL_S = 0.05
@@ -82,7 +83,7 @@ class LocalTrials(Closeable):
 
     @contextmanager
     def _start(self, candidate: Candidate) -> Iterator[ServedCandidate]:
-        flags = (*_FLAGS, f"--load-deadline={self.deadline_s:g}")
+        flags = (*FLAGS, f"--load-deadline={self.deadline_s:g}")
         with stage(self.subject, changes_of(candidate, self.subject)) as store, OwnedFolder() as folder:
             log = folder.path / "server.log"
             with start_server(store, flags=flags, log=log, deadline_s=self.deadline_s) as server:

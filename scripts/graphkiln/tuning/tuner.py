@@ -34,6 +34,8 @@ _PATIENCE = 20
 """A request that takes so many times the target's p99 has failed."""
 _TIMEOUT_S = (5.0, 60.0)
 """The least and the most that a request gets."""
+_DEADLINE_S = (60.0, 180.0)
+"""The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,7 @@ class Tuning:
         budget_s: Seconds that measurements may take.
         client: Arguments of the client of a server that runs; None for servers of our own.
         folder: Where journals lie; the user's cache by default.
+        limit: What of the space is searched, in words, where it is a part; the journal is that of this part.
     """
 
     subject: Subject
@@ -82,6 +85,7 @@ class Tuning:
     budget_s: float = 1200.0
     client: Mapping[str, Any] | None = None
     folder: Path | None = None
+    limit: str = ""
 
     @property
     def journal(self) -> Path:
@@ -103,11 +107,19 @@ class Tuning:
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
             "server": str(self.client["url"]) if self.client else "our own",
             "space": axes,
+            "limit": self.limit,
             "target": str(self.target),
             "floor": self.target.accuracy_floor,
             "load": f"{self.arriving}; {self._trace_digest()}",
             "requests": _digest_of(self.questions),
         }
+
+    @property
+    def loading(self) -> Loading:
+        """How candidates are loaded."""
+        least, most = _TIMEOUT_S
+        timeout_s = min(most, max(least, _PATIENCE * self.target.p99_s))
+        return Loading(questions=self.questions, arriving=self.arriving, timeout_s=timeout_s)
 
     def run(self, report: Report) -> Result:
         """Searches, or goes on with a search that was interrupted.
@@ -130,18 +142,14 @@ class Tuning:
             return search.run()
 
     def _open_trials(self, stack: ExitStack) -> Trials:
-        least, most = _TIMEOUT_S
-        loading = Loading(
-            questions=self.questions,
-            arriving=self.arriving,
-            timeout_s=min(most, max(least, _PATIENCE * self.target.p99_s)),
-        )
+        loading = self.loading
         local = stack.enter_context(
             LocalTrials(
                 subject=self.subject,
                 loading=loading,
                 batch_sizes=batch_sizes(self.spanned),
                 floor=self.target.accuracy_floor,
+                deadline_s=min(_DEADLINE_S[1], max(_DEADLINE_S[0], self.budget_s / 4)),
             )
         )
         if self.client is None:

@@ -1,0 +1,210 @@
+"""`graphkiln tune STORE --share a=0.7,b=0.3`: several models on one machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from graphkiln.cli.console import say
+from graphkiln_backend.graph.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from graphkiln.tuning.candidate import Candidate
+    from graphkiln.tuning.target import Target
+    from graphkiln.tuning.together import Together
+    from graphkiln.tuning.tuner import Progress, Tuning
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+_COLUMNS = 80
+
+
+def refuse_options(given: Mapping[str, object], target: Target) -> None:
+    """Several models are tuned for the highest rate of all together, with golden samples, on servers of our own.
+
+    Raises:
+        InvalidInput: Another option is given.
+    """
+    unfit = [option for option, value in given.items() if value]
+    unfit += ["--objective"] if target.objective.value != "throughput" else []
+    if unfit:
+        raise InvalidInput(f"{unfit[0]} is for a single model, --share for several", hint="leave one of them out")
+
+
+def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply: bool, as_json: bool) -> NoReturn:
+    """Tunes several models of a store together, shows what was found, and exits.
+
+    Args:
+        store: Their folder.
+        share: As written.
+        plan: Path of a model -> what is to be found out.
+        apply: Whether to write what was found.
+        as_json: Whether to print JSON.
+    """
+    from graphkiln.tuning.progress import line_of
+    from graphkiln.tuning.together import tune_together
+
+    shares = parse_shares(share)
+    check_store(store, shares)
+    tunings = {name: plan(f"{store}/{name}") for name in shares}
+    budget_s = next(iter(tunings.values())).budget_s
+
+    def report(name: str, progress: Progress) -> None:
+        say(f"{name}: {line_of(progress, tunings[name].spanned.space.default, budget_s)}")
+
+    try:
+        found = tune_together(tunings, shares, budget_s, report)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        raise typer.Exit(INTERRUPTED) from None
+    show_together(found, tunings, shares, as_json=as_json)
+    if apply and found.rate is not None:
+        for name, response in found.plan.responses.items():
+            apply_choice(response.candidate, tunings[name])
+    raise typer.Exit(0 if found.rate is not None else 1)
+
+
+def parse_shares(text: str) -> dict[str, float]:
+    """Reads `a=0.7,b=0.3`; any numbers above 0 will do, as only their ratios count.
+
+    Raises:
+        InvalidInput: A share is no number above 0, a model is named twice, or there is one model only.
+    """
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        try:
+            share = float(value)
+        except ValueError:
+            share = 0.0
+        if not name or not 0 < share < float("inf") or name in shares:
+            raise InvalidInput(f"--share {text}: expected MODEL=SHARE,MODEL=SHARE", hint="such as --share a=0.7,b=0.3")
+        shares[name] = share
+    if len(shares) < 2:
+        raise InvalidInput(f"--share {text}: a single model", hint="graphkiln tune STORE/NAME tunes one")
+    return shares
+
+
+def check_store(store: str, names: Mapping[str, float]) -> None:
+    """Refuses models that a store does not have.
+
+    Raises:
+        InvalidInput: The store is no folder, or lacks one.
+    """
+    missing = [name for name in names if not (Path(store) / name).is_dir()]
+    if missing:
+        raise InvalidInput(
+            f"--share: {store} has no model {', '.join(missing)}", hint="graphkiln tune STORE --share MODEL=SHARE,..."
+        )
+
+
+def show_together(
+    found: Together, tunings: Mapping[str, Tuning], shares: Mapping[str, float], *, as_json: bool
+) -> None:
+    """Prints what was found, as a table of 80 columns or as JSON."""
+    document = document_of_together(found, tunings, shares)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        _print(document)
+
+
+def document_of_together(found: Together, tunings: Mapping[str, Tuning], shares: Mapping[str, float]) -> dict[str, Any]:
+    """What was found as JSON data."""
+    from graphkiln.tuning.document import in_words
+    from graphkiln.tuning.trials import Measured
+
+    whole = sum(shares.values())
+    models = {}
+    for name, response in found.plan.responses.items():
+        outcome = found.measured.get(name)
+        measured = outcome if isinstance(outcome, Measured) else None
+        bound_s = measured.latency.p99_at_most_s if measured else float("inf")
+        models[name] = {
+            "share": shares[name] / whole,
+            "configuration": response.candidate.as_json(),
+            "changes": in_words(response.candidate, tunings[name].spanned.space.default),
+            "cores": response.cores,
+            "rate_alone": response.rate,
+            "rate": None if found.rate is None else found.rate * shares[name] / whole,
+            "p99_at_most_ms": bound_s * 1e3 if bound_s < float("inf") else None,
+            "requests": measured.requests if measured else 0,
+        }
+    plan = found.plan
+    return {
+        "met": found.rate is not None,
+        "rate": found.rate,
+        "rate_by_models_alone": plan.rate,
+        "limited_by": plan.limited_by,
+        "cores": plan.cores,
+        "memory_mb": plan.memory_bytes / (1 << 20),
+        "reason": found.reason,
+        "models": models,
+        "spent_s": found.spent_s,
+    }
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    console.width = min(console.width, _COLUMNS)
+    table = Table("model", "share", "cores", "configuration", "per s", "p99 ms, at most", collapse_padding=True)
+    for name, row in sorted(document["models"].items()):
+        rate, bound = row["rate"], row["p99_at_most_ms"]
+        table.add_row(
+            escape(name),
+            f"{row['share']:.0%}",
+            f"{row['cores']:g}",
+            escape(row["changes"]),
+            "-" if rate is None else f"{rate:.4g}",
+            "-" if bound is None else f"{bound:.3g}",
+        )
+    for line in _lines(document):
+        console.print(line, markup=False, highlight=False)
+    console.print(table)
+    console.print(f"{document['spent_s'] / 60:.1f} minutes", markup=False, highlight=False)
+
+
+def _lines(document: Mapping[str, Any]) -> list[str]:
+    alone = f"{document['rate_by_models_alone']:.4g}"
+    if document["rate"] is None:
+        return [
+            f"no rate held for all models together: {document['reason']}",
+            f"by each model alone: {alone} per second",
+        ]
+    return [
+        f"together: {document['rate']:.4g} requests per second, measured in one server ({alone} by each model alone)",
+        f"limited by {document['limited_by']}; {document['cores']:g} cores, {document['memory_mb']:.0f} MiB",
+    ]
+
+
+def apply_choice(candidate: Candidate, tuning: Tuning) -> None:
+    """Writes what was chosen into the configuration of its model, proven once more, and says how to go back.
+
+    Args:
+        candidate: The choice.
+        tuning: What was asked.
+
+    Raises:
+        VerificationError: The session cannot be built any more, or answers otherwise.
+        RepositoryError: The file cannot be written.
+    """
+    from graphkiln.tuning.application import apply
+
+    if candidate == tuning.spanned.space.default:
+        say(f"nothing is written: what serves '{tuning.subject.name}' today is the best")
+        return
+    applied = apply(candidate, tuning.subject, tuning.questions)
+    say(f"wrote {applied.config}")
+    for note in applied.notes:
+        say(note)
+    say("these two commands go back (the second where a server runs in explicit mode; others see the file change):")
+    for command in applied.commands_back:
+        say(f"  {command}")
