@@ -68,6 +68,15 @@ class FakeModel:
             if options["progress"]:
                 options["progress"](number + 1)
 
+    def answer_many(self, images: list[Path], **options: Any) -> Iterator[Any]:
+        """What `answers` holds for each file name, or the error."""
+        self.options = options
+        for image in images:
+            yield self.error if self.error and image.name not in self.answers else self.answers[image.name]
+
+    detect_many = segment_many = embed_many = answer_many
+    answers: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     failing: tuple[str, ...] | None = None
     """File names that end in `error`; all of them when None."""
     result_outputs: dict[str, tuple[Classification, ...]] | None = None

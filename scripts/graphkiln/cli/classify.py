@@ -5,22 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.image_arguments import (
+    check_formats,
+    expand_folders,
+    report_failures,
+    show_progress,
+    split_errors,
+)
 from graphkiln.cli.options import AsJson
-from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.images.formats import SUFFIXES, image_files
 
 if TYPE_CHECKING:
     from graphkiln_client import Result
-
-_MANY = 20
 
 
 @with_connection()
@@ -40,12 +41,11 @@ def classify(
 
     Exit code 1 when an image failed; the others are classified all the same.
     """
-    if as_json and as_csv:
-        raise InvalidInput("--json and --csv: choose one")
-    paths = _expand_folders(images)
+    check_formats([], None, as_json=as_json, as_csv=as_csv)
+    paths = expand_folders(images)
     with (
         connection.connect() as client,
-        _progress(len(paths)) as progress,
+        show_progress(len(paths), "classifying") as progress,
     ):
         answers = client.model(model, version).classify_many(
             paths,
@@ -56,50 +56,15 @@ def classify(
             on_error="return",
             progress=progress,
         )
-        results_or_errors = list(answers)
-    pairs = zip(paths, results_or_errors, strict=True)
-    failures = [(path, error) for path, error in pairs if isinstance(error, ClientError)]
-    if len({str(error) for _, error in failures}) == 1 and len(failures) == len(paths):
-        raise failures[0][1]  # nothing worked, for one reason: say it once
-    results = [result for result in results_or_errors if not isinstance(result, ClientError)]
+        answered, failures = split_errors(paths, list(answers))
+    results = [result for _, result in answered]
     if as_json:
         typer.echo(json.dumps([result.to_dict() for result in results], indent=2))
     elif as_csv:
         _write_csv(results)
     elif results:
         _print_table(results)
-    for path, error in failures:
-        typer.echo(f"graphkiln: {path}: {error}", err=True)
-    if failures:
-        raise typer.Exit(1)
-
-
-@contextmanager
-def _progress(count: int) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on a terminal's stderr, for many images."""
-    if count < _MANY or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("classifying", total=count)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _expand_folders(images: list[Path]) -> list[Path]:
-    """Files as they are; folders as the images in them, sorted."""
-    paths: list[Path] = []
-    for image in images:
-        if not image.is_dir():
-            paths.append(image)
-            continue
-        files = image_files(image)
-        if not files:
-            raise InvalidInput(f"folder {image} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
-        paths += files
-    return paths
+    report_failures(failures)
 
 
 def _print_table(results: list[Result]) -> None:

@@ -14,7 +14,9 @@ from graphkiln.cli.bench import bench
 from graphkiln.cli.classify import classify
 from graphkiln.cli.console import log_to_stderr, printable, say
 from graphkiln.cli.convert import convert
+from graphkiln.cli.detect import detect
 from graphkiln.cli.doctor import doctor
+from graphkiln.cli.embed import embed
 from graphkiln.cli.explain import explain
 from graphkiln.cli.health import health
 from graphkiln.cli.infer import infer
@@ -24,6 +26,7 @@ from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
 from graphkiln.cli.recipe_options import RecipeCommand
 from graphkiln.cli.score import score
+from graphkiln.cli.segment import segment
 from graphkiln.cli.serve import serve
 from graphkiln.cli.sign import keygen, sign
 from graphkiln.cli.story import story
@@ -78,6 +81,9 @@ app.command()(explain)
 app.command()(lower)
 app.add_typer(cache.app, name="cache")
 app.command()(classify)
+app.command()(detect)
+app.command()(segment)
+app.command()(embed)
 app.command()(infer)
 app.command()(models)
 app.command()(load)

@@ -99,7 +99,9 @@ class TestWithConnection:
         assert with_connection()(verb).__doc__ == "Does nothing."
 
 
-@pytest.mark.parametrize("verb", ["bench", "classify", "health", "infer", "load", "models", "unload"])
+@pytest.mark.parametrize(
+    "verb", ["bench", "classify", "detect", "embed", "segment", "health", "infer", "load", "models", "unload"]
+)
 def test_every_verb_that_talks_to_a_server_offers_them(run: RunVerb, verb: str) -> None:
     shown = run(verb, "--help").out
     for option in ("--url", "--header", "--ca-file", "--client-cert", "--client-key"):

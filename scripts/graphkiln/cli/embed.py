@@ -1,0 +1,74 @@
+"""`graphkiln embed`: images in, vectors out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.image_arguments import check_formats, expand_folders, report_failures, show_progress, split_errors
+from graphkiln.cli.options import AsJson
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Found = Sequence[tuple[Path, npt.NDArray[np.float32]]]
+
+
+@with_connection()
+def embed(
+    images: Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")],
+    model: Annotated[str, typer.Option(help="Model name.")],
+    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
+    batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
+    concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a column for each feature.")] = False,
+) -> None:
+    """Turn images into vectors.
+
+    --json and --csv hold all of them. Exit code 1 when an image failed; the others are answered all the same.
+    """
+    paths = expand_folders(images)
+    check_formats(paths, None, as_json=as_json, as_csv=as_csv)
+    with connection.connect() as client, show_progress(len(paths), "embedding") as progress:
+        answers = client.model(model, version).embed_many(
+            paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
+        )
+        found, failures = split_errors(paths, list(answers))
+    if as_json:
+        typer.echo(json.dumps([{"source": str(path), "vector": vector.tolist()} for path, vector in found]))
+    elif as_csv:
+        _write_csv(found)
+    elif found:
+        _print_table(found)
+    report_failures(failures)
+
+
+def _print_table(found: Found) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("image", "features", "length", "begins with")
+    for path, vector in found:
+        begin = " ".join(f"{value:.4f}" for value in vector[:4])
+        length = float((vector.astype("float64") ** 2).sum() ** 0.5)
+        table.add_row(escape(path.name), str(len(vector)), f"{length:.4f}", begin)
+    Console().print(table)
+
+
+def _write_csv(found: Found) -> None:
+    writer = csv.writer(sys.stdout)
+    if found:
+        writer.writerow(["source", *(f"v{place}" for place in range(len(found[0][1])))])
+    for path, vector in found:
+        writer.writerow([path, *vector.tolist()])

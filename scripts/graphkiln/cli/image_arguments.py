@@ -1,0 +1,105 @@
+"""What the verbs that take images share: folders of them, progress, and errors of single images."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.images.formats import SUFFIXES, image_files
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+T = TypeVar("T")
+
+_MANY = 20
+
+
+@contextmanager
+def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar on a terminal's stderr, for many images."""
+    if count < _MANY or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=count)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def expand_folders(images: Sequence[Path]) -> list[Path]:
+    """Files as they are; folders as the images in them, sorted.
+
+    Raises:
+        InvalidInput: A folder holds none.
+    """
+    paths: list[Path] = []
+    for image in images:
+        if not image.is_dir():
+            paths.append(image)
+            continue
+        files = image_files(image)
+        if not files:
+            raise InvalidInput(f"folder {image} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
+        paths += files
+    return paths
+
+
+def split_errors(
+    paths: Sequence[Path], answers: Sequence[T | ClientError]
+) -> tuple[list[tuple[Path, T]], list[tuple[Path, ClientError]]]:
+    """The answers and the errors, each with its image.
+
+    Raises:
+        ClientError: Nothing worked, for one reason: it is said once.
+    """
+    pairs = list(zip(paths, answers, strict=True))
+    failures = [(path, answer) for path, answer in pairs if isinstance(answer, ClientError)]
+    if len({str(error) for _, error in failures}) == 1 and len(failures) == len(paths):
+        raise failures[0][1]
+    return [(path, answer) for path, answer in pairs if not isinstance(answer, ClientError)], failures
+
+
+def report_failures(failures: Sequence[tuple[Path, ClientError]]) -> None:
+    """Says on stderr which images failed; exit code 1 where one did."""
+    for path, error in failures:
+        typer.echo(f"graphkiln: {path}: {error}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as_csv: bool) -> None:
+    """Refuses options that exclude one another.
+
+    Raises:
+        InvalidInput: They do.
+    """
+    if as_json and as_csv:
+        raise InvalidInput("--json and --csv: choose one")
+    if draw and len(paths) > 1 and draw.suffix:
+        raise InvalidInput(f"--draw {draw} is one file for {len(paths)} images", hint="give a folder: --draw OUT/")
+    if draw and len(paths) == 1 and draw.suffix and draw.suffix.lower() not in SUFFIXES:
+        raise InvalidInput(
+            f"--draw {draw}: not a format of images", hint=f"known endings: {' '.join(sorted(SUFFIXES))}"
+        )
+
+
+def save_drawing(image: Image.Image, source: Path, draw: Path) -> None:
+    """Writes a drawing: into a file, or under the image's name into a folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if draw.suffix and not draw.is_dir():
+        image.save(draw)
+        return
+    draw.mkdir(parents=True, exist_ok=True)
+    image.save(draw / f"{source.stem}.png")

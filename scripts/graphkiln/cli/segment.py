@@ -1,0 +1,94 @@
+"""`graphkiln segment`: images in, a class for each pixel out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.image_arguments import (
+    check_formats,
+    expand_folders,
+    report_failures,
+    save_drawing,
+    show_progress,
+    split_errors,
+)
+from graphkiln.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from graphkiln_client import SegmentedImage
+
+    Found = Sequence[tuple[Path, SegmentedImage]]
+
+
+@with_connection()
+def segment(
+    images: Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")],
+    model: Annotated[str, typer.Option(help="Model name.")],
+    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
+    connection: ConnectionOptions = DEFAULT_CONNECTION,
+    draw: Annotated[
+        Path | None, typer.Option(help="Tint a copy of the image by its classes; a folder for several.", metavar="OUT")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 8,
+    concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 4,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+) -> None:
+    """Find the class of every pixel of images.
+
+    --json holds the masks as run lengths. Exit code 1 when an image failed; the others are answered all the same.
+    """
+    paths = expand_folders(images)
+    check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
+    with connection.connect() as client, show_progress(len(paths), "segmenting") as progress:
+        answers = client.model(model, version).segment_many(
+            paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
+        )
+        found, failures = split_errors(paths, list(answers))
+    if as_json:
+        typer.echo(json.dumps([{"source": str(path), **image.to_dict()} for path, image in found], indent=2))
+    elif as_csv:
+        _write_csv(found)
+    elif found:
+        _print_table(found)
+    for path, image in found if draw else ():
+        _draw(path, image, draw)
+    report_failures(failures)
+
+
+def _draw(path: Path, segmented: SegmentedImage, draw: Path | None) -> None:
+    from graphkiln.cli.drawing import draw_segments
+    from graphkiln_backend.images.decoding import open_image
+
+    if draw:
+        save_drawing(draw_segments(open_image(path), segmented), path, draw)
+
+
+def _print_table(found: Found) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("image", "label", "index", "share")
+    for path, image in found:
+        for place, index in enumerate(image.present):
+            name = "" if place else escape(path.name)
+            table.add_row(name, escape(image.label(index) or "-"), str(index), f"{100 * image.share(index):.1f} %")
+    Console().print(table)
+
+
+def _write_csv(found: Found) -> None:
+    """One row for each class of an image, with the share of its pixels."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(["source", "index", "label", "share"])
+    for path, image in found:
+        for index in image.present:
+            writer.writerow([path, index, image.label(index), image.share(index)])

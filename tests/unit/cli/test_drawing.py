@@ -1,0 +1,86 @@
+"""Drawings: what is found is seen, at any size of the image."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from graphkiln.cli.drawing import color_of, draw_detections, draw_segments
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.frame import frame_of
+from graphkiln_client import Box, Detection, Mask, SegmentedImage
+
+
+def detection(*box: float, **options: Any) -> Detection:
+    return Detection(**{"box": Box(*box), "label": "cat", "index": 1, "score": 0.9, **options})
+
+
+def drawn(size: tuple[int, int], *found: Detection) -> Any:
+    return np.asarray(draw_detections(Image.new("RGB", size), found)).astype(int)
+
+
+@pytest.mark.parametrize("width", [320, 4000])
+def test_lines_and_labels_grow_with_the_image(width: int) -> None:
+    unit = width // 320
+    pixels = drawn((width, width), detection(40 * unit, 80 * unit, 200 * unit, 240 * unit))
+    color = np.array(color_of(1))
+    left = (pixels[160 * unit] == color).all(axis=-1)
+    line = int(left[: 120 * unit].sum())
+    assert line >= 2
+    assert 0.9 * unit <= line <= 2.1 * unit
+    plate = (pixels[:, 41 * unit] == color).all(axis=-1)[: 80 * unit].sum()
+    assert 8 * unit <= plate <= 20 * unit
+
+
+def test_the_box_ends_where_it_says() -> None:
+    pixels = drawn((320, 320), detection(40, 80, 200, 240))
+    rows, columns = np.nonzero(pixels[90:].any(axis=-1))
+    assert (rows.max() + 91, columns.min(), columns.max() + 1) == (240, 40, 200)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 320, 320), (300, 300, 320, 320), (5, 5, 5, 5), (0, 310, 1, 311)])
+def test_at_the_edges_and_of_no_size(box: Any) -> None:
+    assert drawn((320, 320), detection(*box)).any()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1)])
+def test_images_of_a_pixel(size: tuple[int, int]) -> None:
+    assert drawn(size, detection(0, 0, *size)).shape == (size[1], size[0], 3)
+
+
+def test_none_and_three_hundred() -> None:
+    assert not drawn((64, 64)).any()
+    assert drawn((64, 64), *[detection(i % 60, i % 50, i % 60 + 4, i % 50 + 4, index=i) for i in range(300)]).any()
+
+
+def test_masks_and_keypoints() -> None:
+    frame = frame_of(Preprocess(resize=(32, 32)), (320, 320))
+    mask = Mask(probabilities=np.ones((28, 28), np.float32), frame=frame, box=(100, 100, 200, 200))
+    pixels = drawn((320, 320), detection(100, 100, 200, 200, mask=mask, keypoints=np.array([[150.0, 120, 1]])))
+    assert pixels[180, 150].any()
+    assert (pixels[120, 150] == 255).all()
+
+
+def test_letters_that_the_font_lacks_are_no_boxes() -> None:
+    one, other = (drawn((320, 320), detection(10, 50, 90, 90, label=label)) for label in ("größe", "gro?e"))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_segments_are_tinted_and_named() -> None:
+    classes = np.zeros((320, 320), np.uint8)
+    classes[160:] = 2
+    image = SegmentedImage(classes=classes, labels=("a", "b", "c"), unseen=255)
+    pixels = np.asarray(draw_segments(Image.new("RGB", (320, 320)), image))
+    assert (pixels[300, 300] == pixels[200, 200]).all()
+    assert pixels[300, 300].any()
+    assert not pixels[100, 300].any()
+    assert pixels[2, 2].any()  # the legend
+
+
+def test_neighbors_differ() -> None:
+    colors = [np.array(color_of(index)) for index in range(20)]
+    assert min(abs(one - other).sum() for one, other in itertools.pairwise(colors)) > 150

@@ -1,0 +1,39 @@
+"""`graphkiln embed`: a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import FakeClient, RunVerb
+
+
+@pytest.fixture
+def image(tmp_path: Path, client: FakeClient) -> Path:
+    (tmp_path / "a.png").write_bytes(b"")
+    client.fake_model.answers = {"a.png": np.array([3, 4, 0, 0, 0], np.float32)}
+    return tmp_path / "a.png"
+
+
+def test_a_table(run: RunVerb, image: Path) -> None:
+    out = run("embed", image, "--model", "m").out
+    assert "5.0000" in out
+    assert "3.0000 4.0000 0.0000 0.0000" in out
+
+
+def test_json(run: RunVerb, image: Path) -> None:
+    (row,) = json.loads(run("embed", image, "--model", "m", "--json").out)
+    assert row == {"source": str(image), "vector": [3, 4, 0, 0, 0]}
+
+
+def test_csv(run: RunVerb, image: Path) -> None:
+    (row,) = csv.DictReader(io.StringIO(run("embed", image, "--model", "m", "--csv").out))
+    assert (row["source"], row["v1"], row["v4"]) == (str(image), "4.0", "0.0")
+
+
+def test_both_formats(run: RunVerb, image: Path) -> None:
+    assert run("embed", image, "--model", "m", "--csv", "--json").code == 2
