@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -69,8 +68,12 @@ class Outcome:
     rate: float
     replacements: int = 0
     answered: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def fail(self, reason: str) -> None:
+        """Counts a request that failed."""
+        self.failed[reason] = self.failed.get(reason, 0) + 1
 
 
 class Proxy:
@@ -188,9 +191,9 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, outcome: O
             if answer.status == 200 and len(found["outputs"][0]["data"]) == 10:
                 outcome.answered += 1
             else:
-                outcome.failed[f"HTTP {answer.status}"] += 1
+                outcome.fail(f"HTTP {answer.status}")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        outcome.failed[type(error).__name__] += 1
+        outcome.fail(type(error).__name__)
 
 
 async def roll(rate: float, rounds: int, *, pause: bool) -> Outcome:
