@@ -8,6 +8,7 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.task import Embedding, Task, is_classification, output_names
 from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
 from graphkiln_backend.scoring.encoders.scores import AllScores
@@ -29,13 +30,15 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
         request: The run.
 
     Raises:
-        ScoringError: The model has no such outputs, or none that can be ranked.
+        ScoringError: The model has no such outputs, or none that can be ranked, or its task is none that is written.
     """
     if request.top_k < 1:
         raise ScoringError(f"top_k must be at least 1, got {request.top_k}")
     specs = {spec.name: spec for spec in signature.outputs}
     if request.outputs:
         return Tensors(_named(specs, request.outputs), (*RESERVED, *request.keep_columns))
+    if not is_classification(contract.task):
+        return _of_task(specs, contract.task, (*RESERVED, *request.keep_columns))
     if contract.ranking:
         return _ranked(specs, contract, request)
     spec = _checked_scores(specs, contract.output or next(iter(specs)))
@@ -48,6 +51,21 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
             hint=f"--output {spec.name} writes it as it is",
         )
     return AllScores(spec.name, spec.dtype, classes, softmax=request.softmax)
+
+
+def _of_task(specs: Mapping[str, TensorSpec], task: Task | None, reserved: Collection[str]) -> Encoder:
+    """The encoder of a version that scores no classes: vectors as they are.
+
+    Raises:
+        ScoringError: It finds boxes or class maps, which need the size of each image.
+    """
+    if isinstance(task, Embedding) and not task.normalize:
+        return Tensors([specs[task.vectors]], tuple(reserved))
+    outputs = ", ".join(output_names(task)) if task else ""
+    raise ScoringError(
+        f"the model answers a {task.kind if task else 'task'}, of which score writes no columns of its own",
+        hint=f"--output NAME writes an output as it is: {outputs}",
+    )
 
 
 def _named(specs: Mapping[str, TensorSpec], names: Collection[str]) -> list[TensorSpec]:

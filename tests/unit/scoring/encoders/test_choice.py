@@ -11,6 +11,7 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import Embedding, Segmentation, Task
 from graphkiln_backend.scoring.encoders.choice import choose_encoder
 from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
 from graphkiln_backend.scoring.encoders.scores import AllScores
@@ -42,6 +43,19 @@ def test_labels_name_the_output() -> None:
     encoder = choose_encoder(GRAPH, Contract(labels=("a",) * 8, output="vector"), request())
     assert encoder.outputs == ("vector",)
     assert "labels" in encoder.schema.names
+
+
+def test_vectors_are_not_ranked() -> None:
+    encoder = choose_encoder(GRAPH, Contract(task=Embedding(vectors="vector")), request())
+    assert isinstance(encoder, Tensors)
+    assert encoder.outputs == ("vector",)
+
+
+@pytest.mark.parametrize("task", [Segmentation(scores="map"), Embedding(vectors="vector", normalize=True)])
+def test_a_task_without_columns_of_its_own(task: Task) -> None:
+    with pytest.raises(ScoringError, match=r"of which score writes no columns.*--output NAME"):
+        choose_encoder(GRAPH, Contract(task=task), request())
+    assert isinstance(choose_encoder(GRAPH, Contract(task=task), request(outputs=("map",))), Tensors)
 
 
 def test_all_scores() -> None:

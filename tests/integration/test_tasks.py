@@ -1,0 +1,160 @@
+"""Detection, segmentation and embedding by a real server: both clients, both protocols, the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+from onnx import TensorProto, helper, reference, save
+from PIL import Image
+from running import StartServer, run_command
+
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_client import AsyncClient, Box, Client
+from graphkiln_converters.proving import ReferenceSamples
+from graphkiln_converters.writer import SourceInfo, prove_and_write
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), interpolation="box")
+TASKS: dict[str, Task] = {
+    "detector": Detection(boxes="boxes", scores="scores", classes="classes", counts="counts"),
+    "segmenter": Segmentation(scores="map"),
+    "embedder": Embedding(vectors="vector", normalize=True),
+}
+
+
+def light_box() -> Any:
+    """A graph that answers all three: the box around the light pixels, which pixels are light, the mean color."""
+    n = helper.make_node
+    nodes = [
+        n("ReduceMean", ["x", "one"], ["gray"], keepdims=0),
+        n("Greater", ["gray", "limit"], ["is_light"]),
+        n("Cast", ["is_light"], ["light"], to=TensorProto.FLOAT),
+        n("ReduceMax", ["light", "one"], ["columns"], keepdims=0),
+        n("ReduceMax", ["light", "two"], ["rows"], keepdims=0),
+    ]
+    for name, axis in (("x", "columns"), ("y", "rows")):
+        nodes += [
+            n("ArgMax", [axis], [f"{name}1"], axis=1, keepdims=1),
+            n("ArgMax", [axis], [f"{name}_last"], axis=1, keepdims=1, select_last_index=1),
+            n("Add", [f"{name}_last", "one"], [f"{name}2"]),
+        ]
+    nodes += [
+        n("Concat", ["x1", "y1", "x2", "y2"], ["corners"], axis=1),
+        n("Cast", ["corners"], ["box"], to=TensorProto.FLOAT),
+        n("Unsqueeze", ["box", "one"], ["boxes"]),
+        n("ReduceMax", ["columns", "one"], ["scores"], keepdims=1),
+        n("Cast", ["scores"], ["classes"], to=TensorProto.INT64),
+        n("Cast", ["scores"], ["count"], to=TensorProto.INT32),
+        n("Squeeze", ["count", "one"], ["counts"]),
+        n("Unsqueeze", ["light", "one"], ["yes"]),
+        n("Sub", ["unit", "yes"], ["no"]),
+        n("Concat", ["no", "yes"], ["map"], axis=1),
+        n("ReduceMean", ["x", "plane"], ["vector"], keepdims=0),
+    ]
+    outputs = [
+        zoo.value("boxes", ("batch", 1, 4)),
+        zoo.value("scores", ("batch", 1)),
+        zoo.value("classes", ("batch", 1), TensorProto.INT64),
+        zoo.value("counts", ("batch",), TensorProto.INT32),
+        zoo.value("map", ("batch", 2, 32, 32)),
+        zoo.value("vector", ("batch", 3)),
+    ]
+    constants = {
+        "one": np.array([1], np.int64),
+        "two": np.array([2], np.int64),
+        "plane": np.array([2, 3], np.int64),
+        "limit": np.float32(0.4),
+        "unit": np.float32(1),
+    }
+    return zoo.model(nodes, [zoo.value("x", ("batch", 3, 32, 32))], outputs, constants)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A model for each task, of the same graph."""
+    graph = light_box()
+    (tmp_path / "export").mkdir()
+    save(graph, tmp_path / "export" / "graph.onnx")
+    x = np.random.default_rng(1).uniform(0, 1, (4, 3, 32, 32)).astype(np.float32)
+    names = [output.name for output in graph.graph.output]
+    outputs = dict(zip(names, reference.ReferenceEvaluator(graph).run(None, {"x": x}), strict=True))
+    for name, task in TASKS.items():
+        source = SourceInfo(
+            description=name,
+            command="",
+            libraries=("onnx",),
+            metrics={},
+            preprocess=SPEC,
+            labels=("dark", "light"),
+            task=task,
+        )
+        samples = ReferenceSamples(feeds={"x": x}, outputs=outputs)
+        prove_and_write(tmp_path / "export" / "graph.onnx", source, samples, tmp_path / "store" / name, 1)
+    return tmp_path / "store"
+
+
+def image(width: int, height: int, *box: int) -> Any:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    x1, y1, x2, y2 = box
+    pixels[y1:y2, x1:x2] = 255
+    return pixels
+
+
+IMAGES = [
+    image(64, 32, 16, 8, 32, 16),
+    image(32, 128, 8, 16, 24, 64),
+    image(64, 64, 0, 0, 0, 0),
+    image(32, 32, 3, 4, 9, 8),
+]
+BOXES = [Box(16, 8, 32, 16), Box(8, 16, 24, 64), None, Box(3, 4, 9, 8)]
+
+
+def check_blocking(url: str) -> None:
+    with Client(url) as client:
+        found = list(client.model("detector").detect_many([*IMAGES, b"damaged"], on_error="return"))
+        assert [[each.box for each in row] for row in found[:4]] == [[box] if box else [] for box in BOXES]
+        assert "cannot" in str(found[4]) or "not an image" in str(found[4])
+        assert found[0][0].label == "light"
+        areas = client.model("segmenter").segment(IMAGES[1])
+        assert areas.classes.shape == (128, 32)
+        assert areas.classes[20:60, 10:22].all()
+        assert not areas.classes[70:].any()
+        np.testing.assert_allclose(client.model("embedder").embed(IMAGES[0]), [3**-0.5] * 3, rtol=1e-5)
+
+
+async def check_async(url: str) -> None:
+    async with AsyncClient(url) as client:
+        (found,) = await client.model("detector").detect(IMAGES[1])
+        assert found.box == BOXES[1]
+        assert [len(each) async for each in client.model("detector").detect_many(IMAGES)] == [1, 1, 0, 1]
+        assert (await client.model("segmenter").segment(IMAGES[0])).classes.shape == (32, 64)
+        assert (await client.model("embedder").embed(IMAGES[0])).shape == (3,)
+
+
+def test_every_client_gets_answers_in_pixels_of_the_image(
+    store: Path, start_server: StartServer, tmp_path: Path
+) -> None:
+    Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    for url in (server.url, server.grpc_url):
+        check_blocking(url)
+        asyncio.run(check_async(url))
+
+    drawing = tmp_path / "drawn.png"
+    words = ("--model", "detector", "--url", server.url, "--json", "--draw", drawing)
+    (row,) = json.loads(run_command("detect", tmp_path / "a.png", *words).stdout)
+    assert row["detections"] == [{"label": "light", "index": 1, "score": 1.0, "box": [16, 8, 32, 16]}]
+    with Image.open(drawing) as drawn:
+        assert drawn.size == (64, 32)
+    refused = run_command("detect", tmp_path / "a.png", "--model", "segmenter", "--url", server.url)
+    assert refused.returncode == 2
+    assert "its task is segmentation" in refused.stderr
