@@ -119,6 +119,7 @@ class FakeClient:
     models_opened: list[tuple[str, str]] = field(default_factory=list)
     shared: int = 0
     open: int = 0
+    image_form: str = ""
 
     def __enter__(self) -> Self:
         self.open += 1
@@ -127,8 +128,9 @@ class FakeClient:
     def __exit__(self, *_: object) -> None:
         self.open -= 1
 
-    def model(self, name: str, version: str = "") -> FakeModel:
+    def model(self, name: str, version: str = "", *, images: str = "auto") -> FakeModel:
         self.models_opened.append((name, version))
+        self.image_form = images
         return self.fake_model
 
     def shared_memory(self) -> Self:

@@ -12,6 +12,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from graphkiln_client.encoded_images import Form
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import Transport
@@ -58,7 +59,13 @@ class AsyncClient:
         self._connection = Connection(transport_for(endpoint, compression), timeout_s, max_retries)
 
     def model(
-        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+        self,
+        name: str,
+        version: str = "",
+        *,
+        preprocess: Preprocess | None = None,
+        labels: Sequence[str] | None = None,
+        images: Form = "auto",
     ) -> AsyncModel:
         """A model of the server; no request is sent before the first use.
 
@@ -67,9 +74,17 @@ class AsyncClient:
             version: Version, or empty for the one that the server's version policy prefers.
             preprocess: In place of the spec that the server publishes.
             labels: In place of the labels that the server knows; by class index.
+            images: `"encoded"` sends images as they are, `"tensor"` decodes them here; `"auto"` sends them as they are
+                where that is smaller and the server takes them.
         """
         return AsyncModel(
-            self._connection, name, version, preprocess=preprocess, labels=labels, fetch_urls=self._fetch_urls
+            self._connection,
+            name,
+            version,
+            preprocess=preprocess,
+            labels=labels,
+            fetch_urls=self._fetch_urls,
+            images=images,
         )
 
     async def ready(self) -> bool:
@@ -182,7 +197,13 @@ class AsyncSharedMemory:
         self._fetch_urls = fetch_urls
 
     def model(
-        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+        self,
+        name: str,
+        version: str = "",
+        *,
+        preprocess: Preprocess | None = None,
+        labels: Sequence[str] | None = None,
+        images: Form = "auto",
     ) -> AsyncModel:
         """See `AsyncClient.model`."""
         return AsyncModel(
@@ -192,5 +213,6 @@ class AsyncSharedMemory:
             preprocess=preprocess,
             labels=labels,
             fetch_urls=self._fetch_urls,
+            images=images,
             regions=self._pool,
         )

@@ -23,6 +23,7 @@ from graphkiln_client.classification import (
 )
 from graphkiln_client.classifier import Classifier
 from graphkiln_client.connection import Connection
+from graphkiln_client.encoded_images import Form
 from graphkiln_client.image_requests import ImageRequests
 from graphkiln_client.image_tasks import Detections, ImageTasks, Vector
 from graphkiln_client.inference import Inference, new_request_id
@@ -47,6 +48,7 @@ class AsyncModel:
         preprocess: Preprocess | None,
         labels: Sequence[str] | None,
         fetch_urls: bool,
+        images: Form = "auto",
         regions: RegionPool | None = None,
     ) -> None:
         self.name = name
@@ -54,7 +56,7 @@ class AsyncModel:
         self._info = ModelInfo(connection, name, version)
         self._inference = Inference(connection, self._info, regions)
         self._requests = ImageRequests(
-            connection, self._info, self._inference, preprocess=preprocess, fetch_urls=fetch_urls
+            connection, self._info, self._inference, preprocess=preprocess, fetch_urls=fetch_urls, form=images
         )
         self._classifier = Classifier(self._requests, labels=labels)
         self._tasks = ImageTasks(self._requests, labels=labels)

@@ -8,9 +8,11 @@ from functools import partial
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.image_model import INPUT
 from graphkiln_backend.images.decoding import ImageLike, Prepared
 from graphkiln_client.classification import rank_scores, read_ranking, split_samples
 from graphkiln_client.classification_plan import ClassificationPlan, plan_classification
+from graphkiln_client.encoded_images import to_tensor
 from graphkiln_client.image_requests import ImageRequests, batch_of
 from graphkiln_client.inference import new_request_id
 from graphkiln_client.metadata import ALL_CLASSES, parse_labels
@@ -57,7 +59,12 @@ class Classifier:
 
         async def classify(served: ServedVersion) -> list[Result | ClientError]:
             plan = plan_classification(served, outputs, top_k=top_k, softmax=softmax)
-            return await self._requests.answer(images, served, partial(self._classify_batch, plan))
+            found = await self._requests.answer_encoded(images, served, partial(self._classify_encoded, plan))
+            rest = [index for index in range(len(images)) if index not in found]
+            given = [images[index] for index in rest]
+            decoded = await self._requests.answer(given, served, partial(self._classify_batch, plan))
+            results = {**found, **dict(zip(rest, decoded, strict=True))}
+            return [results[index] for index in range(len(images))]
 
         return await self._requests.follow(classify)
 
@@ -68,18 +75,31 @@ class Classifier:
         samples = [each.sample for each in prepared]
         batched = plan.input_rank == samples[0].ndim + 1
         tensor = batch_of(samples) if batched else samples[0]
+        return await self._ask(plan, sources, {plan.input_name: tensor}, batched=batched)
+
+    async def _classify_encoded(
+        self, plan: ClassificationPlan, sources: Sequence[str], encoded: Sequence[bytes]
+    ) -> list[Result]:
+        """Classifies images as they are in one request."""
+        batched = plan.served.config.get("max_batch_size", 0) > 0
+        return await self._ask(plan, sources, {INPUT: to_tensor(encoded, batched=batched)}, batched=batched)
+
+    async def _ask(
+        self, plan: ClassificationPlan, sources: Sequence[str], inputs: Mapping[str, AnyArray], *, batched: bool
+    ) -> list[Result]:
+        count, encoded = len(sources), _is_encoded(inputs)
         request_id = new_request_id()
         begun = time.perf_counter()
-        response = await self._requests.infer(plan.served, {plan.input_name: tensor}, plan.requested, request_id)
+        response = await self._requests.infer(plan.served, inputs, plan.requested, request_id, encoded=encoded)
         latency_ms = (time.perf_counter() - begun) * 1e3
-        first = {plan.input_name: tensor[:1] if batched else tensor}
+        first = {name: tensor[:1] if batched else tensor for name, tensor in inputs.items()}
         by_output = {
-            name: await self._rank(plan, response, name, len(samples), first, batched=batched) for name in plan.outputs
+            name: await self._rank(plan, response, name, count, first, batched=batched) for name in plan.outputs
         }
         return [
             Result(
                 source=source,
-                model=response.model,
+                model=plan.served.model if encoded else response.model,
                 version=response.version,
                 request_id=request_id,
                 latency_ms=latency_ms,
@@ -123,7 +143,14 @@ class Classifier:
         labels = served.known_labels(output)
         if labels is None:
             requested = {output: RequestedOutput(class_count=ALL_CLASSES)}
-            response = await self._requests.infer(served, first, requested, new_request_id())
+            response = await self._requests.infer(
+                served, first, requested, new_request_id(), encoded=_is_encoded(first)
+            )
             (classes,) = split_samples(response, output, 1, batched=False)
             served.labels[output] = labels = parse_labels(classes)
         return labels
+
+
+def _is_encoded(inputs: Mapping[str, AnyArray]) -> bool:
+    """Whether a request holds images as they are: bytes, not numbers."""
+    return all(array.dtype == object for array in inputs.values())

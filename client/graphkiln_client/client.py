@@ -10,6 +10,7 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_client.async_client import AsyncClient, AsyncSharedMemory
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from graphkiln_client.encoded_images import Form
 from graphkiln_client.model import Model
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.runner import run
@@ -54,7 +55,13 @@ class Client(Closeable):
         self.url = self._client.url
 
     def model(
-        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+        self,
+        name: str,
+        version: str = "",
+        *,
+        preprocess: Preprocess | None = None,
+        labels: Sequence[str] | None = None,
+        images: Form = "auto",
     ) -> Model:
         """A model of the server; no request is sent before the first use.
 
@@ -63,8 +70,10 @@ class Client(Closeable):
             version: Version, or empty for the one that the server's version policy prefers.
             preprocess: In place of the spec that the server publishes.
             labels: In place of the labels that the server knows; by class index.
+            images: `"encoded"` sends images as they are, `"tensor"` decodes them here; `"auto"` sends them as they are
+                where that is smaller and the server takes them.
         """
-        return Model(self._client.model(name, version, preprocess=preprocess, labels=labels))
+        return Model(self._client.model(name, version, preprocess=preprocess, labels=labels, images=images))
 
     def ready(self) -> bool:
         """Whether every model of the server is ready.
@@ -149,7 +158,13 @@ class SharedMemory:
         self._shared = shared
 
     def model(
-        self, name: str, version: str = "", *, preprocess: Preprocess | None = None, labels: Sequence[str] | None = None
+        self,
+        name: str,
+        version: str = "",
+        *,
+        preprocess: Preprocess | None = None,
+        labels: Sequence[str] | None = None,
+        images: Form = "auto",
     ) -> Model:
         """See `Client.model`."""
-        return Model(self._shared.model(name, version, preprocess=preprocess, labels=labels))
+        return Model(self._shared.model(name, version, preprocess=preprocess, labels=labels, images=images))

@@ -8,12 +8,14 @@ from typing import TypeVar
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ModelNotReady
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import ImageLike, Prepared, describe
 from graphkiln_client.connection import Connection
+from graphkiln_client.encoded_images import Form, check_form, choose_encoded
 from graphkiln_client.images import prepare
 from graphkiln_client.inference import Inference
+from graphkiln_client.metadata import published_image_model
 from graphkiln_client.model_info import ModelInfo
 from graphkiln_client.served_version import ServedVersion, StaleVersion, is_contract_changed, read_served_version
 from graphkiln_client.transports.base import InferResponse, RequestedOutput
@@ -34,6 +36,7 @@ class ImageRequests:
         inference: Sends its requests.
         preprocess: In place of the spec that the server publishes.
         fetch_urls: Whether images may be given as `https://` URLs.
+        form: How images travel, where that is a question.
     """
 
     def __init__(
@@ -44,7 +47,10 @@ class ImageRequests:
         *,
         preprocess: Preprocess | None,
         fetch_urls: bool,
+        form: Form = "auto",
     ) -> None:
+        check_form(form)
+        self._form = form
         self._connection = connection
         self._info = info
         self._inference = inference
@@ -132,20 +138,82 @@ class ImageRequests:
                 results.update(dict.fromkeys(group, error))
         return [results[index] for index in range(len(images))]
 
+    async def answer_encoded(
+        self,
+        images: Sequence[ImageLike],
+        served: ServedVersion,
+        ask: Callable[[Sequence[str], Sequence[bytes]], Awaitable[Sequence[T]]],
+    ) -> dict[int, T | ClientError]:
+        """Asks about images as they are, where the server takes them, and that is worth it or requested.
+
+        Where it refuses a request, its images are left to `answer`, which tells the good from the bad; where they must
+        not be decoded here, each is sent alone.
+
+        Args:
+            images: The images.
+            served: The version that answers.
+            ask: As for `answer`, with encoded images.
+
+        Returns:
+            Answers by the place of their images; of those that were not sent there is none.
+
+        Raises:
+            InvalidInput: The model takes no encoded images, and they were requested to be sent so.
+            StaleVersion: Another version answers.
+        """
+        takes = bool(published_image_model(served.config)) and self._spec is None
+        if self._form == "encoded" and not takes:
+            raise InvalidInput(
+                f"'{self._info.name}' takes no encoded images",
+                hint="leave out --encoded, or have its config.pbtxt say accept_images",
+            )
+        if self._form == "tensor" or not takes:
+            return {}
+        form, spec, timeout_s = self._form, self.spec_of(served), self._fetch_timeout_s
+        encoded = await self._connection.transport.compute(
+            lambda: choose_encoded(images, form, spec, fetch_timeout_s=timeout_s)
+        )
+        return await self._ask_encoded({i: describe(images[i]) for i in encoded}, encoded, ask) if encoded else {}
+
+    async def _ask_encoded(
+        self,
+        sources: Mapping[int, str],
+        encoded: Mapping[int, bytes],
+        ask: Callable[[Sequence[str], Sequence[bytes]], Awaitable[Sequence[T]]],
+    ) -> dict[int, T | ClientError]:
+        try:
+            answers = await ask([sources[index] for index in encoded], [*encoded.values()])
+            return dict(zip(encoded, answers, strict=True))
+        except ClientError as error:
+            if self._form == "auto" and isinstance(error, InvalidInput | ModelNotFound | ModelNotReady):
+                return {}
+            if len(encoded) == 1 or not isinstance(error, InvalidInput):
+                return dict.fromkeys(encoded, error)
+        results: dict[int, T | ClientError] = {}
+        for index, content in encoded.items():
+            results |= await self._ask_encoded(sources, {index: content}, ask)
+        return results
+
     async def infer(
         self,
         served: ServedVersion,
         inputs: Mapping[str, AnyArray],
         outputs: Mapping[str, RequestedOutput],
         request_id: str,
+        *,
+        encoded: bool = False,
     ) -> InferResponse:
         """A response of the version that the request was made for.
 
         Raises:
             StaleVersion: Another one answers.
         """
+        inference = self._inference
+        if encoded:
+            name = published_image_model(served.config)
+            inference = inference.of(ModelInfo(self._connection, name, self._info.version))
         try:
-            response = await self._inference.infer(inputs, outputs, request_id, contract=served.digest)
+            response = await inference.infer(inputs, outputs, request_id, contract=served.digest)
         except ClientError as error:
             if is_contract_changed(error) or await self._has_changed(served, error):
                 raise StaleVersion from error

@@ -74,6 +74,10 @@ class Inference:
         self._info = info
         self._regions = regions
 
+    def of(self, info: ModelInfo) -> Inference:
+        """The same way to another model."""
+        return Inference(self._connection, info, self._regions)
+
     async def infer(
         self,
         inputs: Mapping[str, AnyArray],

@@ -9,6 +9,7 @@ from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import Contracts
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
+from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
@@ -79,6 +80,11 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
             "or send tensors with infer()",
         )
     return _parsed(model, "preprocess spec", Preprocess.from_json, text)
+
+
+def published_image_model(config: Mapping[str, Any]) -> str:
+    """The name of the model that takes encoded images for a model, by its configuration; empty where there is none."""
+    return _parameter(config, IMAGE_MODEL) or ""
 
 
 def published_contracts(model: str, config: Mapping[str, Any]) -> Contracts | None:

@@ -136,3 +136,27 @@ def test_a_request_of_several_images_keeps_their_order(
     with Client(server.grpc_url) as client:
         got = scores(client.model("digits.images"), *images)
     np.testing.assert_allclose(got, [np.frombuffer(right, np.float32) for right in expected], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("url", ["url", "grpc_url"])
+def test_classify_sends_images_as_they_are_with_the_same_results(
+    server: Server, repository: Path, url: str, tmp_path: Path
+) -> None:
+    paths = sorted((repository / "docs" / "digits").glob("*.png"))
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"hello")
+    with Client(getattr(server, url)) as client:
+        before = client.model("digits.images").statistics()["inference_count"]
+        by_form = {
+            form: [client.model("digits", images=form).classify(path, top_k=10) for path in paths]
+            for form in ("encoded", "tensor", "auto")
+        }
+        sent = int(client.model("digits.images").statistics()["inference_count"]) - int(before)
+        assert sent == 2 * len(paths)  # these images are smaller than their tensors
+        told = [[(result.model, result.source, result.outputs) for result in each] for each in by_form.values()]
+        assert told[0] == told[1] == told[2]
+        for form in ("encoded", "auto"):
+            many = list(client.model("digits", images=form).classify_many([*paths, bad], on_error="return"))
+            assert [isinstance(each, InvalidInput) for each in many] == [False] * len(paths) + [True]
+        with pytest.raises(InvalidInput, match="takes no encoded images"):
+            client.model("digits.images", images="encoded").classify(paths[0])

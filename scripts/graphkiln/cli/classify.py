@@ -22,6 +22,9 @@ from graphkiln.cli.options import AsJson
 
 if TYPE_CHECKING:
     from graphkiln_client import Result
+    from graphkiln_client.encoded_images import Form
+
+_FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
 
 
 @with_connection()
@@ -34,6 +37,14 @@ def classify(
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
+    encoded: Annotated[
+        bool | None,
+        typer.Option(
+            "--encoded/--tensor",
+            help="Send images as they are, or decode them here.",
+            show_default="as they are, where that is smaller and the server takes them",
+        ),
+    ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
@@ -47,7 +58,7 @@ def classify(
         connection.connect() as client,
         show_progress(len(paths), "classifying") as progress,
     ):
-        answers = client.model(model, version).classify_many(
+        answers = client.model(model, version, images=_FORMS[encoded]).classify_many(
             paths,
             top_k=top_k,
             softmax=softmax,

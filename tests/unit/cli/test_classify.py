@@ -67,6 +67,14 @@ class TestImages:
         assert seen["progress"] is None  # nobody watches
 
 
+@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
+def test_flags_decide_how_images_travel(
+    run: RunVerb, client: FakeClient, images: Path, flags: tuple[str, ...], form: str
+) -> None:
+    run("classify", images / "a.jpg", "--model", "digits", *flags)
+    assert client.image_form == form
+
+
 class TestTable:
     @pytest.mark.usefixtures("client")
     def test_labels_best_first(self, run: RunVerb, images: Path) -> None:
