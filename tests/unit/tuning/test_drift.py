@@ -90,3 +90,17 @@ def test_a_reference_that_fails_later_is_told(reference_of: MakeReference, space
 def test_failures_are_handed_on(reference_of: MakeReference, space: Space) -> None:
     reference = reference_of(SimulatedServer(cores=2, fault=lambda _: "load"))
     assert isinstance(reference.measure(space.default, OpenLoop(5.0), 2.0), Failed)
+
+
+def test_what_was_measured_stays_where_the_budget_allows_no_repeat(reference_of: MakeReference, space: Space) -> None:
+    reference = reference_of(SimulatedServer(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else 0.5))
+    reference.begin(space.candidates)
+    measure = work(reference)
+    reference.trials.budget.total_s = 150.0
+
+    def if_affordable() -> float:
+        assert reference.candidate is not None
+        return measure() if reference.affords(reference.candidate, 60.0) else 0.0
+
+    assert reference.steadily(if_affordable) > 0
+    assert "the budget did not allow to repeat" in reference.notes[-1]
