@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -77,9 +78,8 @@ class PrometheusServer:
                 with urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{urlencode(parameters)}") as answer:
                     return json.load(answer)["data"]
             except URLError as error:
-                body = error.read().decode() if hasattr(error, "read") else ""
-                starting = not body or "starting" in body.lower()
-                assert starting, f"{parameters}: {body}"
+                if isinstance(error, HTTPError) and error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise AssertionError(f"{parameters}: {error}") from error
                 assert self._process.poll() is None, (self._folder / "log").read_text()
                 assert time.monotonic() < end, (self._folder / "log").read_text()
                 time.sleep(0.1)
