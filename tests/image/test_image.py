@@ -90,7 +90,7 @@ def test_serves_a_read_only_store_and_stops_cleanly(container: Container, reposi
 def test_is_small_unprivileged_and_watched() -> None:
     image = inspect()
     config = image["Config"]
-    assert image["Size"] < 1_000_000_000
+    assert image["Size"] < 720_000_000
     assert config["User"] not in ("", "root", "0")
     assert config["Cmd"] == ["graphkiln", "serve", "--model-store", "/models"]
     assert "graphkiln_backend.server.healthcheck" in " ".join(health_check(image))
