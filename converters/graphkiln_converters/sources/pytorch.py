@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,16 +134,23 @@ def named_outputs(outputs: Any, prefix: str = "output") -> dict[str, torch.Tenso
 
 
 def export_graph(
-    module: nn.Module, sample: AnyArray, path: Path, *, input_name: str = "INPUT_0", output_name: str = "OUTPUT_0"
+    module: nn.Module,
+    sample: AnyArray,
+    path: Path,
+    *,
+    input_name: str = "INPUT_0",
+    output_name: str = "OUTPUT_0",
+    further_outputs: Sequence[str] = (),
 ) -> None:
-    """Writes a module with one input and one output as an ONNX graph.
+    """Writes a module with one input as an ONNX graph.
 
     Args:
         module: The trained module; it is put in evaluation mode.
         sample: One sample of the input, `[...]` without the batch dimension.
         path: The .onnx file to write; the weights are inside.
         input_name: Name of the graph's input.
-        output_name: Name of the graph's output.
+        output_name: Name of the graph's output, or of the first one.
+        further_outputs: Names of the others.
 
     Raises:
         ConversionError: PyTorch cannot export the module.
@@ -155,7 +162,7 @@ def export_graph(
         {},
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         input_names=[input_name],
-        output_names=[output_name],
+        output_names=[output_name, *further_outputs],
         description=type(module).__name__,
     )
     onnx_ir.save(model, path)

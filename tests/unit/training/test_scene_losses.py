@@ -1,0 +1,44 @@
+"""Each loss falls where the answer is right."""
+
+from __future__ import annotations
+
+import torch
+
+from graphkiln.training.scene_losses import (
+    DetectorTargets,
+    detector_loss,
+    embedding_loss,
+    generalized_iou,
+    segmenter_loss,
+)
+from graphkiln.training.scenes import compose_scenes
+
+
+def test_the_right_maps_cost_less_than_others() -> None:
+    scenes = compose_scenes(2, seed=1)
+    targets, rows = DetectorTargets(scenes, 10), torch.arange(2)
+    assert int((targets.heat == 1).sum()) == sum(len(scene.classes) for scene in scenes)
+    right = torch.logit(targets.heat.clamp(1e-4, 1 - 1e-4))
+    good = detector_loss(right, targets.boxes, targets, rows)
+    assert good < detector_loss(-right, targets.boxes, targets, rows)
+    assert good < detector_loss(right, targets.boxes + 8, targets, rows)
+
+
+def test_overlaps_by_hand() -> None:
+    box = torch.tensor([[0.0, 0, 2, 2]])
+    assert generalized_iou(box, box).item() == 1
+    # Shared 2 of 6, all inside the hull of 6.
+    torch.testing.assert_close(generalized_iou(box, torch.tensor([[1.0, 0, 3, 2]])), torch.tensor([1 / 3]))
+    # Apart: a hull of 8 that holds 8 - 8 = 0 less than half.
+    torch.testing.assert_close(generalized_iou(box, torch.tensor([[4.0, 0, 6, 2]])), torch.tensor([-1 / 3]))
+
+
+def test_right_pixels_and_right_directions_cost_less() -> None:
+    classes = torch.randint(0, 3, (1, 4, 4))
+    scores = torch.nn.functional.one_hot(classes, 3).permute(0, 3, 1, 2).float()
+    assert segmenter_loss(scores, classes) < segmenter_loss(-scores, classes)
+    directions = torch.eye(3)
+    values = torch.tensor([0, 2])
+    assert embedding_loss(directions[values], directions, values) < embedding_loss(
+        -directions[values], directions, values
+    )

@@ -1,0 +1,30 @@
+"""A few steps of each training run, and what they are fed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from graphkiln.training.scene_training import embedding_samples, to_input, train_detector, train_embedding
+
+
+def test_gray_levels_become_minus_one_to_one() -> None:
+    samples = to_input([np.array([[0, 255]], np.uint8)])
+    assert samples.tolist() == [[[[-1.0, 1.0]]]]
+
+
+def test_embedding_samples_are_held_out_or_not() -> None:
+    samples, values = embedding_samples(held_out=True)
+    assert samples.shape == (450, 1, 32, 32)
+    assert set(values.tolist()) == set(range(10))
+
+
+def test_two_steps_change_weights_and_repeat_exactly() -> None:
+    first, again = train_embedding(steps=2), train_embedding(steps=2)
+    assert torch.equal(first.project.weight, again.project.weight)
+    assert not first.training
+    assert not torch.equal(first.project.weight, train_embedding(steps=3).project.weight)
+
+
+def test_a_detector_takes_a_step() -> None:
+    assert torch.isfinite(train_detector(scenes=4, steps=1).heat.weight).all()
