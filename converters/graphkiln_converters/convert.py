@@ -33,6 +33,7 @@ from graphkiln_converters.remote_source import local_source
 from graphkiln_converters.rewriting import rewrite
 from graphkiln_converters.sampling import Sampler, recorded_samples
 from graphkiln_converters.sources.base import EXPORT_BATCH, FixedBatchSource
+from graphkiln_converters.tasks import with_task
 from graphkiln_converters.version_number import check_free
 from graphkiln_converters.writer import check_name, write_next_version, write_version
 
@@ -69,7 +70,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
             _log.warning("%s", note)
         _log.info("exporting the graph")
         graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
-        model = with_fitting_labels(opened, recipe, graph)
+        model = with_task(with_fitting_labels(opened, recipe, graph), recipe, graph)
         proven = _convert(recipe, model, graph, Path(temporary) / GRAPH_FILE)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
         if recipe.version is None:

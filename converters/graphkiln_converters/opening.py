@@ -10,6 +10,7 @@ from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Task
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, WholeSource, open_source
 
@@ -23,12 +24,14 @@ class OpenModel(Closeable):
         inputs: Its inputs, with all dimensions that vary.
         preprocess: How an image becomes its input, or None.
         labels: Class names; empty for none.
+        task: What it answers about an image, by the source's names of outputs; None until the graph is known.
     """
 
     source: SourceModel
     inputs: tuple[InputSpec, ...]
     preprocess: Preprocess | None
     labels: tuple[str, ...]
+    task: Task | None = None
 
     @property
     def whole(self) -> str:
@@ -71,6 +74,7 @@ def _open_source(recipe: Recipe) -> SourceModel:
         allow_code=recipe.allow_code,
         free_batch=recipe.batch == "free",
         samples=recipe.samples,
+        task=recipe.task,
     )
     source = open_source(recipe.source, options)
     if recipe.batch == "fixed" and not isinstance(source, WholeSource):

@@ -14,6 +14,7 @@ from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import rename_outputs
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
@@ -85,6 +86,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         preprocess=remaining_preprocess(model, edge),
         labels=() if recipe.top_k else model.labels,
         ranking=_ranking(edge, model.labels),
+        task=rename_outputs(model.task, edge.outputs) if model.task else None,
     )
     conversion = Conversion(
         recipe=recipe.frozen(),

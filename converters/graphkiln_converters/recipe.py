@@ -101,6 +101,9 @@ class Recipe(BaseModel):
     )
     layout: Annotated[Literal["nchw", "nhwc"], Flag(panel=_EDGE)] = Field(default="nchw", description="nchw or nhwc.")
     softmax: Annotated[bool, Flag(panel=_EDGE)] = Field(default=False, description="Return probabilities.")
+    task: Annotated[Literal["auto", "classification", "detection", "segmentation", "embedding"], Flag(panel=_EDGE)] = (
+        Field(default="auto", description="What it answers about an image; auto: what the source says.")
+    )
     top_k: Annotated[int, Flag(panel=_EDGE)] = Field(
         default=0, ge=0, le=_MOST, description="Return the k best and their indices."
     )

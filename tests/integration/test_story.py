@@ -273,7 +273,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("words", "code", "told"),
         [
-            (["--model", "torchvision:resnet9000"], 2, "torchvision has no classifier 'resnet9000'"),
+            (["--model", "torchvision:resnet9000"], 2, "torchvision has no model 'resnet9000'"),
             (["--model", "nonsense"], 2, "'nonsense' is not a source"),
             (["--model", "torchvision:resnet18", "--weights", "no.pth"], 2, "there are no weights at no.pth"),
             (["--model", "torchvision:resnet18", "--html", "no/such/report.html"], 2, "there is no folder no/such"),

@@ -17,6 +17,7 @@ import onnx_ir
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Task
 from graphkiln_converters.sources.suggestions import suggest
 
 RANDOM_WEIGHTS = "with random weights"
@@ -62,6 +63,7 @@ class SourceOptions:
         allow_code: Open files that can run code of whoever made them.
         free_batch: Let a batch vary that a graph was saved with.
         samples: The user's samples, for sources that do not know their inputs.
+        task: What the model shall answer about an image; `auto` for what its source says.
     """
 
     weights: Path | None = None
@@ -72,6 +74,7 @@ class SourceOptions:
     allow_code: bool = False
     free_batch: bool = True
     samples: Path | None = None
+    task: str = "auto"
 
 
 class SourceModel(Protocol):
@@ -166,6 +169,16 @@ class NotedSource(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """A line each, for the log and the manifest."""
+        ...
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """A source model that knows what it answers about an image."""
+
+    @property
+    def task(self) -> Task | None:
+        """The task, by the source's own names of outputs; None where it is not known."""
         ...
 
 

@@ -18,7 +18,9 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_converters.detection.suppression import translations
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
 from graphkiln_converters.sources.tensors import to_array, to_tensor
 
@@ -36,6 +38,8 @@ class TorchModel:
         labels: Class names.
         keywords: Whether inputs are passed by name.
         outputs: Names of its outputs, in order; empty to find them by running it.
+        task: What it answers about an image, or None.
+        reference: What computes the reference, where that is not the module itself but the library that it follows.
     """
 
     module: nn.Module
@@ -46,6 +50,8 @@ class TorchModel:
     labels: tuple[str, ...] = ()
     keywords: bool = False
     outputs: tuple[str, ...] = ()
+    task: Task | None = None
+    reference: nn.Module | None = None
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`.
@@ -53,18 +59,20 @@ class TorchModel:
         Raises:
             ConversionError: The module rejects the input.
         """
+        if self.reference:
+            return replace(self, module=self.reference, reference=None).run(feeds)
         tensors = {spec.name: to_tensor(feeds[spec.name]) for spec in self.inputs}
         return {name: to_array(tensor) for name, tensor in self._forward(tensors).items()}
 
     def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `PreciseSource`."""
         try:
-            module = copy.deepcopy(self.module).double()
+            module = copy.deepcopy(self.reference or self.module).double()
         except Exception as error:
             raise ConversionError(f"{self.description} cannot be copied: {_first_line(error)}") from error
         single = np.dtype(np.float32)
         wide = {name: array.astype(np.float64) if array.dtype == single else array for name, array in feeds.items()}
-        return replace(self, module=module).run(wide)
+        return replace(self, module=module, reference=None).run(wide)
 
     def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
         """See `SourceModel.export`."""
@@ -211,6 +219,7 @@ def export_module(
                 input_names=input_names,
                 output_names=output_names,
                 opset_version=OPSET,
+                custom_translation_table=translations(),
                 optimize=False,  # our own passes do it, listed and proven
                 verbose=False,
             )

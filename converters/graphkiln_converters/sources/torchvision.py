@@ -1,4 +1,4 @@
-"""`torchvision:ARCHITECTURE`: classifiers of torchvision.models."""
+"""`torchvision:ARCHITECTURE`: classifiers of torchvision.models; detectors and segmenters have modules of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
+from graphkiln_converters.sources.torchvision_detection import list_detectors, open_detector
+from graphkiln_converters.sources.torchvision_segmentation import list_segmenters, open_segmenter
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
 
@@ -29,9 +31,14 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: There is no such architecture, or the weights are not its own.
     """
+    if location in list_detectors():
+        return open_detector(location, options)
+    if location in list_segmenters():
+        return open_segmenter(location, options)
     known = list_architectures()
     if location not in known:
-        raise ConversionError(f"torchvision has no classifier '{location}'", hint=did_you_mean(location, known))
+        known = [*known, *list_detectors(), *list_segmenters()]
+        raise ConversionError(f"torchvision has no model '{location}'", hint=did_you_mean(location, known))
     published = torchvision.models.get_model_weights(location).DEFAULT
     torch.manual_seed(0)
     try:

@@ -1,0 +1,116 @@
+"""Boxes that may be detections: the best of them, those that none overlaps, and both padded to one number an image."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from graphkiln_converters.detection.suppression import suppress
+
+OUTPUTS = ("boxes", "scores", "classes", "counts")
+"""What a detector's graph returns, before it is renamed."""
+
+
+class Candidates(NamedTuple):
+    """Candidates of a batch.
+
+    Attributes:
+        boxes: FP32 `[batch, candidates, 4]` as x1, y1, x2, y2 in pixels of the input.
+        scores: FP32 `[batch, candidates]`; 0 where there is no candidate.
+        classes: INT64 `[batch, candidates]`.
+    """
+
+    boxes: torch.Tensor
+    scores: torch.Tensor
+    classes: torch.Tensor
+
+    @classmethod
+    def joined(cls, parts: list[Candidates]) -> Candidates:
+        """All of several, in their order."""
+        boxes, scores, classes = zip(*parts, strict=True)
+        return cls(torch.cat(boxes, 1), torch.cat(scores, 1), torch.cat(classes, 1))
+
+    def above(self, threshold: float) -> Candidates:
+        """Those whose score is larger."""
+        return self._replace(scores=torch.where(self.scores > threshold, self.scores, 0.0))
+
+    def best(self, count: int) -> Candidates:
+        """The best, by falling score; all of them where there are fewer."""
+        scores, order = self.scores.topk(min(count, self.scores.shape[1]), dim=1)
+        return Candidates(taken(self.boxes, order), scores, self.classes.gather(1, order))
+
+    def suppressed(self, classes: int, iou_threshold: float) -> Candidates:
+        """Those that no better one of the same class overlaps.
+
+        Args:
+            classes: How many classes there are.
+            iou_threshold: Most that two which are kept may overlap, as intersection over union.
+        """
+        numbers = torch.arange(classes).reshape(1, -1, 1)
+        by_class = torch.where(self.classes.unsqueeze(1) == numbers, self.scores.unsqueeze(1), 0.0)
+        return self._replace(scores=suppress(self.boxes, by_class, iou_threshold).amax(1))
+
+    def padded(self, count: int) -> dict[str, torch.Tensor]:
+        """The best as a graph returns them: by falling score, then zeros.
+
+        Args:
+            count: Most detections of an image.
+
+        Returns:
+            `boxes` FP32 `[batch, detections, 4]`, `scores` FP32 `[batch, detections]`, `classes` INT64
+            `[batch, detections]`, `counts` INT32 `[batch]`.
+        """
+        boxes, scores, classes = self.best(count)
+        valid = scores > 0
+        return {
+            "boxes": torch.where(valid.unsqueeze(-1), boxes, 0.0),
+            "scores": torch.where(valid, scores, 0.0),
+            "classes": torch.where(valid, classes, 0),
+            "counts": valid.sum(1).to(torch.int32),
+        }
+
+
+def best_of_all_classes(boxes: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
+    """The best pairs of a box and a class.
+
+    Args:
+        boxes: `[batch, boxes, 4]`.
+        scores: `[batch, boxes, classes]`.
+        count: How many; all where there are fewer.
+    """
+    classes = scores.shape[2]
+    best, order = scores.flatten(1).topk(min(count, scores.shape[1] * classes), dim=1)
+    return Candidates(taken(boxes, order // classes), best, order % classes)
+
+
+def taken(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """`[batch, rows, values]` at indices `[batch, taken]`: `[batch, taken, values]`."""
+    return rows.gather(1, indices.unsqueeze(-1).expand(-1, -1, rows.shape[2]))
+
+
+def as_corners(boxes: torch.Tensor) -> torch.Tensor:
+    """Boxes `[..., 4]` of center x, center y, width, height as x1, y1, x2, y2."""
+    center, half = boxes[..., :2], boxes[..., 2:] / 2
+    return torch.cat((center - half, center + half), -1)
+
+
+def clipped(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Boxes `[..., 4]` with what is outside of an image cut off."""
+    return torch.minimum(boxes.clamp(min=0), torch.tensor([width, height, width, height], dtype=boxes.dtype))
+
+
+def suppressed_by_group(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, *, first: int) -> Candidates:
+    """Candidates of classes that have boxes of their own, without those that a better one of their class overlaps.
+
+    Args:
+        boxes: `[batch, classes, candidates, 4]`.
+        scores: `[batch, classes, candidates]`; those that are not positive are no candidates.
+        iou_threshold: Most that two which are kept may overlap, as intersection over union.
+        first: Number of the first class.
+    """
+    classes, count = scores.shape[1:]
+    kept = suppress(boxes.flatten(0, 1), scores.flatten(0, 1).unsqueeze(1), iou_threshold)
+    numbers = torch.arange(first, first + classes).repeat_interleave(count)
+    flat = kept.reshape(-1, classes * count)
+    return Candidates(boxes.flatten(1, 2), flat, numbers.expand_as(flat))
