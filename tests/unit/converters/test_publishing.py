@@ -28,7 +28,7 @@ LABELS = ("cat", "dog")
 
 def model(preprocess: Preprocess | None = PIXELS) -> Any:
     source = SimpleNamespace(description="net.py", libraries=("torch",))
-    return SimpleNamespace(source=source, preprocess=preprocess, labels=LABELS)
+    return SimpleNamespace(source=source, preprocess=preprocess, labels=LABELS, task=None)
 
 
 GOLDEN = GoldenSamples(inputs={}, source_outputs={}, graph_outputs={})

@@ -63,6 +63,6 @@ class TestLabels:
 
 
 def test_an_unknown_architecture() -> None:
-    with pytest.raises(ConversionError, match="no classifier 'resnet19'") as caught:
+    with pytest.raises(ConversionError, match="no model 'resnet19'") as caught:
         open_source("resnet19", SourceOptions())
     assert "did you mean 'resnet1" in caught.value.hint
