@@ -211,7 +211,7 @@ def test_a_running_server_gets_its_configuration_back(model: Path, tmp_path: Pat
     server.wait_ready()
     with Client(server.url) as client:
         before = client.model("digits").config
-    done = tune_beside(tmp_path, model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "90s", "--url", server.url)
+    done = tune_beside(tmp_path, model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "240s", "--url", server.url)
     assert done.returncode == 0, done.stderr
     assert "stays as it is" in done.stderr
     with Client(server.url) as client:
