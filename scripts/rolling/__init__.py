@@ -1,0 +1,1 @@
+"""Rolling updates under load (`scripts/rolling-update`)."""
