@@ -51,9 +51,8 @@ def _detection(outputs: dict[str, onnx_ir.Value]) -> Task:
     if not set(_DETECTION_OUTPUTS) <= outputs.keys():
         raise _misfit("detection", f"outputs named {', '.join(_DETECTION_OUTPUTS)}", outputs)
     masks, keypoints = (name if name in outputs else None for name in ("masks", "keypoints"))
-    return Detection(
-        boxes="boxes", scores="scores", classes="classes", counts="counts", masks=masks, keypoints=keypoints
-    )
+    boxes, scores, classes, counts = _DETECTION_OUTPUTS
+    return Detection(boxes=boxes, scores=scores, classes=classes, counts=counts, masks=masks, keypoints=keypoints)
 
 
 def _segmentation(outputs: dict[str, onnx_ir.Value]) -> Task:

@@ -212,9 +212,8 @@ def _mask(task: tasks.Detection, sample: Sample, row: int, frame: Frame, box: An
     if task.masks is None:
         return None
     x1, y1, x2, y2 = map(float, box)
-    return Mask(
-        probabilities=sample[task.masks][row], frame=frame, box=(x1, y1, x2, y2) if task.mask_frame == "box" else None
-    )
+    within = (x1, y1, x2, y2) if task.mask_frame == "box" else None
+    return Mask(probabilities=sample[task.masks][row], frame=frame, box=within)
 
 
 def _keypoints(task: tasks.Detection, sample: Sample, row: int, frame: Frame) -> npt.NDArray[np.float64] | None:

@@ -95,7 +95,5 @@ class Answers:
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ScoringError(
-                f"the input has a column '{name}', and so has the output",
-                hint="rename it in the input, or leave it out of --keep-columns",
-            )
+            hint = "rename it in the input, or leave it out of --keep-columns"
+            raise ScoringError(f"the input has a column '{name}', and so has the output", hint=hint)

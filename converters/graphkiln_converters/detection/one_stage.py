@@ -27,10 +27,9 @@ def anchors_of(model: Any, features: list[torch.Tensor], size: tuple[int, int]) 
 def decoded(coder: Any, deltas: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     """Boxes of anchors that are moved by deltas: `[batch, anchors, 4]` twice, to the same."""
     if hasattr(coder, "decode_single"):
-        boxes: torch.Tensor = coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
-        return boxes.reshape(-1, anchors.shape[1], 4)
-    linear: torch.Tensor = coder.decode(deltas, anchors)
-    return linear
+        flat: torch.Tensor = coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
+        return flat.reshape(-1, anchors.shape[1], 4)
+    return torch.as_tensor(coder.decode(deltas, anchors))
 
 
 class _OneStage(nn.Module):

@@ -74,8 +74,7 @@ def _overlaps(box: Floats, others: Floats) -> Floats:
     sides = np.maximum(most - least, np.float32(0))
     shared = sides[:, 0] * sides[:, 1]
     with np.errstate(invalid="ignore", divide="ignore"):  # two boxes without an area overlap nothing
-        overlaps: Floats = shared / (_areas(box) + _areas(others) - shared)
-    return overlaps
+        return np.asarray(shared / (_areas(box) + _areas(others) - shared), np.float32)
 
 
 def _areas(boxes: Floats) -> Floats:

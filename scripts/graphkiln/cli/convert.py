@@ -90,8 +90,7 @@ def _run(recipe: Recipe, *, as_json: bool) -> None:
 def _list(pattern: str) -> None:
     from graphkiln_converters.sources.timm import list_architectures
 
-    names = list_architectures(pattern)
-    if not names:
+    if not (names := list_architectures(pattern)):
         raise ConversionError(f"timm has no architecture like '{pattern}'", hint="patterns hold *, for example resnet*")
     typer.echo("\n".join(names))
 

@@ -118,11 +118,8 @@ def _draw_label(
 
 def _plain(text: str) -> str:
     """What the font has: Pillow's own, the only one that is surely there, knows ASCII."""
-    return (
-        "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
-        .encode("ascii", "replace")
-        .decode()
-    )
+    parts = unicodedata.normalize("NFKD", text)
+    return "".join(char for char in parts if not unicodedata.combining(char)).encode("ascii", "replace").decode()
 
 
 def _draw_points(

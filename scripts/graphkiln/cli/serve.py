@@ -269,6 +269,5 @@ def _print_table(console: Console, table: Table, states: list[ModelState]) -> No
     console.print(table if states else "no model is loaded")
     for state in states:
         if state.reason and state.state != "READY":
-            console.print(
-                f"{state.model} {state.version}: {state.reason}", markup=False, highlight=False, soft_wrap=True
-            )
+            line = f"{state.model} {state.version}: {state.reason}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

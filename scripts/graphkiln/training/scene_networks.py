@@ -36,8 +36,7 @@ class Pyramid(nn.Module):
         fine = self.stem(pixels)
         middle = self.middle(fine)
         merged = self.from_middle(middle) + _double(self.from_top(self.top(middle)))
-        features: torch.Tensor = self.from_stem(fine) + _double(merged)
-        return features
+        return torch.as_tensor(self.from_stem(fine) + _double(merged))
 
 
 class SceneDetector(nn.Module):

@@ -120,8 +120,7 @@ def _draw_digit(digit: npt.NDArray[np.float64], generator: Generator) -> npt.NDA
     """Ink of 0..1 in a random size and a random proportion, `[height, width]`."""
     side = int(generator.integers(_DIGIT_SIDES[0], _DIGIT_SIDES[1] + 1))
     width = max(8, round(side * generator.uniform(0.8, 1.1)))
-    image = digit_image(digit, side).resize((width, side))
-    ink = np.asarray(image, np.float64)
+    ink = np.asarray(digit_image(digit, side).resize((width, side)), np.float64)
     return np.asarray(ink / ink.max())
 
 
