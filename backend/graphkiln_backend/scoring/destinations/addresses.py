@@ -17,6 +17,7 @@ SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
 _TABLE = re.compile(r"\w+(\.\w+)?")
 _OBJECTS = {"s3", "gs"}
+_SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
 
 
 def destination_at(text: str, ledger: str = "", format: str = "") -> Destination:  # noqa: A002 - the flag's name
@@ -32,13 +33,13 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
     """
     if text.startswith(SCHEMES):
         return _table_at(text)
+    if (scheme := _SCHEME.match(text)) and scheme[1] not in _OBJECTS:
+        raise ScoringError(f"'{text}' cannot hold results", hint=FORMS)
     if format == "delta":
         return _delta_at(text)
     address = RemoteAddress.parse(text)
     if address is None:
         return ParquetDestination(FolderStore(Path(text)))
-    if address.scheme not in _OBJECTS:
-        raise ScoringError(f"'{text}' cannot hold results", hint=FORMS)
     if ledger:
         return _ledgered_at(address, ledger)
     return ParquetDestination(ObjectStore(address))
@@ -61,8 +62,6 @@ def _delta_at(text: str) -> Destination:
     address = RemoteAddress.parse(text)
     if address is None:
         return DeltaDestination(FolderStore(Path(text)), text, {})
-    if address.scheme not in _OBJECTS:
-        raise ScoringError(f"'{text}' cannot hold results", hint=FORMS)
     endpoint = address.options.get("endpoint_url")
     options = {"aws_endpoint": endpoint, "aws_allow_http": "true"} if endpoint else {}
     if address.scheme == "s3":

@@ -46,3 +46,9 @@ def test_what_cannot_be_written(text: str) -> None:
     with pytest.raises(GraphkilnError, match="s3://BUCKET/PATH"):
         destination_at(text)
     assert not Path(text).exists()
+
+
+@pytest.mark.parametrize("format_", ["", "delta"])
+def test_a_destination_is_not_called_a_model_store(format_: str) -> None:
+    with pytest.raises(ScoringError, match=r"'ftp://host/out' cannot hold results"):
+        destination_at("ftp://host/out", format=format_)
