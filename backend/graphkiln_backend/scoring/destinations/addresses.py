@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations.base import Destination
@@ -15,7 +15,6 @@ from graphkiln_backend.scoring.errors import ScoringError
 
 SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
-_TABLE = re.compile(r"\w+(\.\w+)?")
 _OBJECTS = {"s3", "gs"}
 _SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
 
@@ -73,9 +72,9 @@ def _table_at(text: str) -> Destination:
     from graphkiln_backend.scoring.destinations.database import Database
     from graphkiln_backend.scoring.destinations.table import TableDestination
 
-    parts = urlsplit(text)
-    options = dict(parse_qsl(parts.query))
+    options = dict(parse_qsl(urlsplit(text).query))
     table = options.pop("table", "")
-    if not _TABLE.fullmatch(table):
-        raise ScoringError("the destination names no table", hint="postgresql://USER@HOST/DATABASE?table=NAME")
-    return TableDestination(Database(urlunsplit(parts._replace(query=urlencode(options)))), table)
+    address = text.partition("?")[0]  # as it is: urlunsplit drops the slashes of an address without a host
+    if options:  # libpq takes a plus for a plus
+        address += f"?{urlencode(options, quote_via=quote)}"
+    return TableDestination(Database(address), table)

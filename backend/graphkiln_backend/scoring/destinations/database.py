@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ class Database:
             raise ScoringError(
                 f"this is no address of a database: {error}", hint="postgresql://USER@HOST:PORT/DATABASE"
             ) from error
-        self._address = address
+        self._address, self._options = address, options
         self._idle: queue.SimpleQueue[psycopg.Connection[Any]] = queue.SimpleQueue()
         self._name = f"{options.get('host', 'localhost')}:{options.get('port', 5432)}/{options.get('dbname', '')}"
 
@@ -85,9 +86,13 @@ class Database:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            settings = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
-            options: dict[str, Any] = {**_NETWORK, "options": settings}
-            return psycopg.connect(self._address, autocommit=True, **options)
+            network: dict[str, Any] = {name: value for name, value in _NETWORK.items() if name not in self._options}
+            return psycopg.connect(self._address, autocommit=True, options=self._settings(), **network)
+
+    def _settings(self) -> str:
+        """Ours, and behind them the user's, which count then: a search_path says which table is meant."""
+        own = self._options.get("options") or os.environ.get("PGOPTIONS", "")
+        return " ".join([*(f"-c {name}={value}" for name, value in _SESSION.items()), str(own)]).rstrip()
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:
         if connection.broken or connection.closed:

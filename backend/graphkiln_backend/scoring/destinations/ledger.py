@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
@@ -90,6 +91,14 @@ class Ledger:
                 found = connection.execute(query, [self._destination, piece]).fetchall()
             for unit_id, configuration, scored, errors in found:
                 yield LedgerRow(unit_id=unit_id, configuration=configuration, scored=scored, errors=errors)
+
+    def compare(self, connection: psycopg.Connection[Any], table: sql.Identifier | None) -> tuple[bool, bool]:
+        """Whether the ledger knows of rows, and whether a table has some, both at one moment."""
+        rows = sql.SQL("EXISTS (SELECT FROM {})").format(table) if table else sql.SQL("false")
+        known = "EXISTS (SELECT FROM graphkiln_units WHERE destination = %s AND scored + errors > 0)"
+        query = sql.SQL("SELECT {}, {}").format(sql.SQL(known), rows)
+        told, there = connection.execute(query, [self._destination]).fetchone() or (False, False)
+        return told, there
 
     def commit(self, result: Result, write: Write) -> None:
         """Writes a result and its row, both or none; a commit whose answer was lost is looked up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +26,18 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_float16, "real"),
     (pa.types.is_float32, "real"),
     (pa.types.is_float64, "double precision"),
+    (pa.types.is_string_view, "text"),
     (pa.types.is_binary, "bytea"),
     (pa.types.is_large_binary, "bytea"),
+    (pa.types.is_binary_view, "bytea"),
+    (pa.types.is_fixed_size_binary, "bytea"),
     (pa.types.is_date, "date"),
+    (pa.types.is_time, "time without time zone"),
+    (pa.types.is_duration, "interval"),
 )
+
+
+_COARSER = {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}
 
 
 def sql_type(kind: pa.DataType) -> str:
@@ -44,11 +53,23 @@ def sql_type(kind: pa.DataType) -> str:
 
 
 def sql_values(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, one per row."""
-    values: list[Any] = column.to_pylist()
+    """The values of a column, one per row; of times, the microseconds that PostgreSQL keeps."""
+    values: list[Any] = _in_microseconds(column).to_pylist()
     if sql_type(column.type) == "jsonb":
-        return [None if value is None else Jsonb(value) for value in values]
+        return [None if value is None else Jsonb(value, dumps=_as_json) for value in values]
     return values
+
+
+def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = _COARSER.get(column.type)
+    if pa.types.is_timestamp(column.type):
+        kind = pa.timestamp("us", column.type.tz)
+    return column.cast(kind, safe=False) if kind else column
+
+
+def _as_json(value: Any) -> str:
+    """JSON, in which bytes are hexadecimal as PostgreSQL writes them, and what else it lacks is text."""
+    return json.dumps(value, default=lambda one: f"\\x{one.hex()}" if isinstance(one, bytes) else str(one))
 
 
 def _is_list(kind: pa.DataType) -> bool:

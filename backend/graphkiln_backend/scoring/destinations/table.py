@@ -1,11 +1,13 @@
 """A table of a PostgreSQL database: the rows of a unit and its row in the ledger are written in one transaction.
 
-The table has the columns of the results, and before them `unit_id` and `unit_row`, the row's place in its unit.
+The table has the columns of the results, and before them `unit_id` and `unit_row`, the row's place in its unit. Its
+index is unique, so that the database itself refuses a unit's rows a second time, whatever a ledger says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
 from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
 from graphkiln_backend.scoring.destinations.sql_types import sql_type, sql_values
+from graphkiln_backend.scoring.destinations.table_name import TableName, parse_table, resolve_table
 from graphkiln_backend.scoring.errors import ScoringError
 
 _UNIT, _ROW = "unit_id", "unit_row"
@@ -35,21 +38,41 @@ class TableDestination:
 
     Args:
         database: The database.
-        table: Name of the table, `TABLE` or `SCHEMA.TABLE`.
+        table: Name of the table, `TABLE` or `SCHEMA.TABLE`; see `table_name`.
+
+    Raises:
+        ScoringError: It is no name.
     """
 
     def __init__(self, database: Database, table: str) -> None:
         self._database = database
-        self._table = sql.Identifier(*table.split("."))
-        self._name = table
-        self._ledger = Ledger(database, f"table {table}")
-        self._notes = DatabaseNotes(database, f"table {table}")
+        self._parts = parse_table(table)
         self._checked: set[tuple[tuple[str, str], ...]] = set()
 
+    @cached_property
+    def _name(self) -> TableName:
+        """What the server calls the table, whatever the user wrote: two names of one table would have two ledgers."""
+        with self._database.transaction() as connection:
+            return resolve_table(connection, self._parts)
+
+    @property
+    def _table(self) -> sql.Identifier:
+        return self._name.identifier
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self._database, f"table {self._name}")
+
+    @cached_property
+    def _notes(self) -> DatabaseNotes:
+        return DatabaseNotes(self._database, f"table {self._name}")
+
     def prepare(self) -> None:
-        """Makes the tables of the ledger and the notes."""
+        """Makes the tables of the ledger and the notes, and sees that the ledger is this table's."""
         self._ledger.prepare()
         self._notes.prepare()
+        self._check_ledger()
+        self._checked.clear()
 
     def claim(self, run_id: str) -> Lease:
         """A note."""
@@ -68,9 +91,12 @@ class TableDestination:
 
         def write(connection: psycopg.Connection[Any], _: str) -> None:
             values = [sql_values(column) for column in result.table.columns]
-            with connection.cursor() as cursor, cursor.copy(statement) as copy:
-                for index, row in enumerate(zip(*values, strict=True)):
-                    copy.write_row((result.unit_id, index, *row))
+            try:
+                with connection.cursor() as cursor, cursor.copy(statement) as copy:
+                    for index, row in enumerate(zip(*values, strict=True)):
+                        copy.write_row((result.unit_id, index, *row))
+            except psycopg.errors.UniqueViolation as error:
+                raise self._strange(f"rows of unit {result.unit_id}") from error
 
         self._ledger.commit(result, write)
 
@@ -123,9 +149,10 @@ class TableDestination:
         query = sql.SQL("SELECT {0}, count(*), count(error) FROM {1} WHERE {0} = ANY(%s) GROUP BY 1")
         if not rows:
             return
+        statement = query.format(sql.Identifier(_UNIT), self._table)
         with self._database.transaction() as connection:
-            statement = query.format(sql.Identifier(_UNIT), self._table)
-            found = connection.execute(statement, [[row.unit_id for row in rows]]).fetchall()
+            is_there = bool(self._existing(connection))
+            found = connection.execute(statement, [[row.unit_id for row in rows]]).fetchall() if is_there else []
         counts = {unit_id: (count - errors, errors) for unit_id, count, errors in found}
         for row in rows:
             scored, errors = counts.get(row.unit_id, (0, 0))
@@ -160,5 +187,28 @@ class TableDestination:
     def _create(self, connection: psycopg.Connection[Any], columns: dict[str, str]) -> dict[str, str]:
         declared = [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in columns.items()]
         connection.execute(sql.SQL("CREATE TABLE {} ({})").format(self._table, sql.SQL(", ").join(declared)))
-        connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self._table, sql.Identifier(_UNIT)))
+        connection.execute(
+            sql.SQL("CREATE UNIQUE INDEX ON {} ({}, {})").format(self._table, *map(sql.Identifier, _OWN))
+        )
         return columns
+
+    def _check_ledger(self) -> None:
+        """Compares ledger and table: results that were dropped would never be computed again, others' be doubled."""
+        with self._database.transaction() as connection:
+            told, there = self._ledger.compare(connection, None)  # first, as a table may appear meanwhile
+            if self._existing(connection):
+                told, there = self._ledger.compare(connection, self._table)
+        if there and not told:
+            raise self._strange("rows")
+        if told and not there:
+            forget = sql.SQL("DELETE FROM graphkiln_units WHERE destination = {}").format(f"table {self._name}")
+            raise ScoringError(
+                f"the ledger has results of table {self._name}, which is gone or empty",
+                hint=f"bring it back, name another table, or forget them: {forget.as_string()}",
+            )
+
+    def _strange(self, what: str) -> ScoringError:
+        return ScoringError(
+            f"table {self._name} holds {what} that its ledger does not know",
+            hint="they are of something else, or of a ledger in another schema (search_path): name another table",
+        )

@@ -29,11 +29,25 @@ def test_stores_of_parquet_files(text: str, kind: type) -> None:
 def test_a_table_of_a_database() -> None:
     opened = destination_at("postgresql://me@host:1/db?sslmode=require&table=results.answers")
     assert isinstance(opened, TableDestination)
-    assert opened._name == "results.answers"
+    assert opened._parts == ("results", "answers")
     assert opened._database._address == "postgresql://me@host:1/db?sslmode=require"
     for text in ("postgresql://me@host/db", "postgresql://me@host/db?table=a;b"):
         with pytest.raises(ScoringError, match=r"names no table.*\?table=NAME"):
             destination_at(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("postgresql:///db?host=/run/postgresql&table=t", "postgresql:///db?host=%2Frun%2Fpostgresql"),
+        ("postgres://h/db?options=-c%20search_path%3Dapp&table=t", "postgres://h/db?options=-c%20search_path%3Dapp"),
+        ("postgresql://h/db?table=t", "postgresql://h/db"),
+    ],
+)
+def test_the_rest_of_the_address_is_for_libpq(text: str, address: str) -> None:
+    opened = destination_at(text)
+    assert isinstance(opened, TableDestination)
+    assert opened._database._address == address
 
 
 def test_a_ledger_beside_an_object_store() -> None:

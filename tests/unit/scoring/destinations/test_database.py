@@ -27,6 +27,18 @@ def test_a_server_that_is_not_there_is_the_stores_fault_and_no_password_is_told(
     assert "secret" not in str(raised.value)
 
 
+def test_what_the_user_says_of_the_connection_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr("psycopg.connect", lambda _, **options: asked.append(options))
+    Database("postgresql://h/db?options=-csearch_path%3Dapp&connect_timeout=3")._connection()
+    monkeypatch.setenv("PGOPTIONS", "-c work_mem=1GB")
+    Database("postgresql://h/db")._connection()
+    assert str(asked[0]["options"]).endswith(" -c lock_timeout=2min -csearch_path=app")
+    assert str(asked[1]["options"]).endswith(" -c lock_timeout=2min -c work_mem=1GB")
+    assert "connect_timeout" not in asked[0]
+    assert asked[1]["connect_timeout"] == 10
+
+
 @pytest.mark.slow
 def test_a_transaction_is_all_or_nothing(database: Database) -> None:
     with database.transaction() as connection:

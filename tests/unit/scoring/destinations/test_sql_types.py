@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -24,6 +29,10 @@ from graphkiln_backend.scoring.destinations.sql_types import sql_type, sql_value
         (pa.dictionary(pa.int8(), pa.string()), "text"),
         (pa.timestamp("us", "UTC"), "timestamp with time zone"),
         (pa.timestamp("us"), "timestamp without time zone"),
+        (pa.time64("ns"), "time without time zone"),
+        (pa.duration("s"), "interval"),
+        (pa.binary(4), "bytea"),
+        (pa.string_view(), "text"),
     ],
 )
 def test_types(kind: pa.DataType, name: str) -> None:
@@ -36,3 +45,22 @@ def test_values() -> None:
     assert isinstance(first, Jsonb)
     assert first.obj == {"x": 1}
     assert second is None
+
+
+def test_times_have_the_microseconds_that_the_database_keeps() -> None:
+    whole = datetime(2026, 1, 2, 3, 4, 5, 6)
+    for kind, expected in (
+        (pa.timestamp("ns"), whole),
+        (pa.timestamp("ns", "UTC"), whole.replace(tzinfo=UTC)),
+        (pa.time64("ns"), whole.time()),
+        (pa.duration("ns"), timedelta(microseconds=6)),
+    ):
+        finer = pc.add(pa.array([expected], kind).cast(pa.int64()), 7).cast(kind)  # by 7 ns
+        assert sql_values(pa.chunked_array([finer])) == [expected]
+
+
+def test_what_json_lacks_is_text() -> None:
+    kind = pa.struct([("b", pa.binary()), ("t", pa.timestamp("s")), ("d", pa.decimal128(4, 2))])
+    row = {"b": b"\xff", "t": datetime(2026, 1, 2), "d": Decimal("1.50")}
+    (value,) = sql_values(pa.chunked_array([pa.array([row], kind)]))
+    assert json.loads(value.dumps(value.obj)) == {"b": "\\xff", "t": "2026-01-02 00:00:00", "d": "1.50"}

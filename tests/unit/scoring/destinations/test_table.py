@@ -86,10 +86,74 @@ def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, d
     assert "the ledger has 2 answers and 1 errors, the table 1 and 1" in finding.message
 
 
+@pytest.mark.parametrize("other", ["public.answers", 'public."answers"'])
+def test_another_spelling_is_the_same_table(destination: TableDestination, database: Database, other: str) -> None:
+    same = TableDestination(database, other)
+    held = destination.claim("first")  # before there is a table
+    with pytest.raises(DestinationBusy):
+        same.claim("second")
+    held.release()
+    destination.commit(result(unit(0)))
+    with pytest.raises(CommitConflict):
+        same.commit(result(unit(0)))
+    assert list(same.committed_ids()) == [unit(0).id]
+
+
+def test_names_with_dots_are_tables_of_their_own(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute("CREATE SCHEMA a")
+    tables = [TableDestination(database, name) for name in ('"a.b"', "a.b", '"A"')]
+    for each in tables:
+        each.prepare()
+        each.commit(result(unit(0)))
+        assert verify(each, [unit(0)]).ok
+    with database.transaction() as connection:
+        query = "SELECT nspname || '/' || relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+        found = connection.execute(query + "WHERE relname IN ('a.b', 'b', 'A')").fetchall()
+        connection.execute("DROP SCHEMA a CASCADE")
+    assert sorted(name for (name,) in found) == ["a/b", "public/A", "public/a.b"]
+
+
+def test_a_ledger_of_another_schema_doubles_no_rows(
+    destination: TableDestination, database: Database, postgres: PostgresServer
+) -> None:
+    destination.commit(result(unit(0)))
+    with database.transaction() as connection:
+        connection.execute("CREATE SCHEMA app")
+    other = Database(f"{postgres.address}?options=-csearch_path%3Dapp")
+    astray = TableDestination(other, "public.answers")
+    with pytest.raises(ScoringError, match="holds rows that its ledger does not know"):
+        astray.prepare()
+    with pytest.raises(ScoringError, match=f"rows of unit {unit(0).id} that its ledger does not know"):
+        astray.commit(result(unit(0)))
+    other.close()
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM answers").fetchone() == (3,)
+        assert connection.execute("SELECT count(*) FROM app.graphkiln_units").fetchone() == (0,)
+        connection.execute("DROP SCHEMA app CASCADE")
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE answers", "TRUNCATE answers"])
+def test_a_table_that_is_gone_is_not_taken_for_done(
+    destination: TableDestination, database: Database, statement: str
+) -> None:
+    destination.commit(result(unit(0)))
+    destination.prepare()
+    with database.transaction() as connection:
+        connection.execute(statement)
+    assert [finding.unit_id for finding in verify(destination, [unit(0)]).findings] == [unit(0).id]
+    with pytest.raises(ScoringError, match=r"public\.answers, which is gone or empty") as raised:
+        destination.prepare()
+    with database.transaction() as connection:
+        connection.execute(str(raised.value).rpartition("forget them: ")[2].rstrip(")").encode())
+    destination.prepare()
+    destination.commit(result(unit(0)))
+
+
 def test_a_table_of_something_else_is_refused(destination: TableDestination, database: Database) -> None:
     with database.transaction() as connection:
         connection.execute("CREATE TABLE answers (unit_id text, unit_row integer, id bigint)")
-    with pytest.raises(ScoringError, match=r"table answers has other columns.* id text \(it is bigint\)"):
+    with pytest.raises(ScoringError, match=r"table public.answers has other columns.* id text \(it is bigint\)"):
         destination.commit(result(unit(0)))
     assert list(destination.committed_ids()) == []
 
