@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from graphkiln_backend.scoring.units import Unit
 
 _TOLD = 3
 """Units that a message names."""
+_PIECE = 1000
+"""Units that are removed between two looks at the claim."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +50,14 @@ def read_standing(destination: Destination, plan: Path) -> Standing:
     return Standing(committed=committed, done_units=units, done_rows=rows, stale=frozenset(stale))
 
 
-def settle_stale(destination: Destination, stale: frozenset[str], configuration: str, *, replace: bool) -> None:
+def settle_stale(
+    destination: Destination,
+    stale: frozenset[str],
+    configuration: str,
+    *,
+    replace: bool,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Refuses, or removes, results that are not of this run's input.
 
     Args:
@@ -56,6 +65,7 @@ def settle_stale(destination: Destination, stale: frozenset[str], configuration:
         stale: Their ids.
         configuration: Of this run.
         replace: Whether those of an input that changed are removed.
+        check: Raises where the destination is another run's by now; asked before each piece is removed.
 
     Raises:
         ScoringError: They are of another model or other settings, or must not be removed.
@@ -74,7 +84,10 @@ def settle_stale(destination: Destination, stale: frozenset[str], configuration:
             "gone, or units were cut otherwise",
             hint="--replace removes their rows and scores what took their place",
         )
-    destination.remove(sorted(stale))
+    remaining = sorted(stale)
+    for begin in range(0, len(remaining), _PIECE):
+        check()
+        destination.remove(remaining[begin : begin + _PIECE])
 
 
 def account(

@@ -15,6 +15,7 @@ from graphkiln_backend.scoring.driver import drive
 from graphkiln_backend.scoring.errors import ClaimLost
 from graphkiln_backend.scoring.events import Report, RunFinished, RunPlanned, Summary
 from graphkiln_backend.scoring.fleet import RayFleet
+from graphkiln_backend.scoring.keeping import kept
 from graphkiln_backend.scoring.opening import open_destination, open_source
 from graphkiln_backend.scoring.plan import PlanTotals, read_plan, replace_units, write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
@@ -93,12 +94,13 @@ class _Run:
         schedule = Schedule(self._open_units(), self._replan, self.report, summary)
         if done < totals.units:
             self._score(schedule)
-        if schedule.replaced:
-            replace_units(self.plan, schedule.replaced)
-            self.destination.write_note(PLAN, self.plan)
-        self.lease.renew()
-        reasons = {each.unit_id: each.reason for each in schedule.failed}
-        account(self.destination, self.plan, schedule.replaced, reasons)
+        with kept(self.lease) as check:
+            if schedule.replaced:
+                replace_units(self.plan, schedule.replaced)
+                check()
+                self.destination.write_note(PLAN, self.plan)
+            reasons = {each.unit_id: each.reason for each in schedule.failed}
+            account(self.destination, self.plan, schedule.replaced, reasons)
         return summary
 
     def _score(self, schedule: Schedule) -> None:
@@ -133,9 +135,11 @@ class _Planning:
         destination, plan = self.destination, folder / PLAN
         source = open_source(request)
         totals = write_plan(plan, _held(source.ranges(request.rows_per_unit), self.lease), configuration)
-        standing = read_standing(destination, plan)
-        settle_stale(destination, standing.stale, configuration, replace=request.replace)
-        destination.write_note(PLAN, plan)
+        with kept(self.lease) as check:
+            standing = read_standing(destination, plan)
+            settle_stale(destination, standing.stale, configuration, replace=request.replace, check=check)
+            check()
+            destination.write_note(PLAN, plan)
         self._tell(configuration, totals, standing)
         return _Run(
             model=self.model,

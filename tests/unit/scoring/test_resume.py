@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from fake_fleet import unit
 
+from graphkiln_backend.scoring import resume
 from graphkiln_backend.scoring.destinations.base import Committed
-from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
 from graphkiln_backend.scoring.plan import read_plan, replace_units, write_plan
 from graphkiln_backend.scoring.resume import account, read_standing, settle_stale
 from graphkiln_backend.scoring.units import InputRange
@@ -62,6 +63,18 @@ def test_stale_results_of_the_same_model_are_replaced_when_asked() -> None:
     store = Store({"gone": "this", "kept": "this"})
     settle_stale(store, frozenset(["gone"]), "this", replace=True)  # type: ignore[arg-type]
     assert store.units == {"kept": "this"}
+
+
+def test_a_claim_that_was_lost_ends_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        if len(store.units) < 7:
+            raise ClaimLost("run second took over")
+
+    monkeypatch.setattr(resume, "_PIECE", 2)
+    store = Store({str(number): "this" for number in range(9)})
+    with pytest.raises(ClaimLost):
+        settle_stale(store, frozenset(store.units), "this", replace=True, check=check)  # type: ignore[arg-type]
+    assert sorted(store.units) == [str(number) for number in range(4, 9)]
 
 
 def test_a_unit_without_a_result_is_told_with_its_reason(tmp_path: Path) -> None:

@@ -41,10 +41,11 @@ class DatabaseNotes:
         """The database, the destination, and the name."""
         return f"{self._database}, {self._destination}{f', note {name}' if name else ''}"
 
-    def names(self) -> Iterator[str]:
-        """All of them."""
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """All of them; they are few."""
         for (name,) in self._rows("SELECT name FROM graphkiln_notes WHERE destination = %s"):
-            yield name
+            if name.startswith(prefix):
+                yield name
 
     def create(self, name: str, content: memoryview) -> bool:
         """An insert that a row which is there already makes void."""

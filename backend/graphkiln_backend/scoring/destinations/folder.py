@@ -69,11 +69,11 @@ class FolderStore:
         """Its path."""
         return str(self._folder / name)
 
-    def names(self) -> Iterator[str]:
+    def names(self, prefix: str = "") -> Iterator[str]:
         """By listing the folder once."""
         with _explained(self._folder), os.scandir(self._folder) as entries:
             for entry in entries:
-                if not entry.name.startswith("."):
+                if entry.name.startswith(prefix) and not entry.name.startswith("."):
                     yield entry.name
 
     def create(self, name: str, content: memoryview) -> bool:

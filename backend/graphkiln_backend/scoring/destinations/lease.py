@@ -3,7 +3,8 @@
 Claims are numbered, and the one with the highest number counts. A claim is taken over by creating the next number,
 which one of several succeeds in; the highest is never deleted, so that nobody can begin the count anew. It is over when
 it was released, when its process is seen to be gone on this machine, or when the store's own clock says that it was not
-renewed for `LEASE_S` seconds: the clocks of two machines are never compared.
+renewed for `LEASE_S` seconds: the clocks of two machines are never compared. A damaged claim is over by that clock;
+who holds it writes it again before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreEr
 LEASE_S = 60.0
 """How long a claim is believed without being renewed, where nobody can see whether its process lives."""
 _RENEWALS = 4
-_NAME = re.compile(r"_claim\.(\d{8})\.json")
+_PREFIX = "_claim."
+_NAME = re.compile(rf"{re.escape(_PREFIX)}(\d{{8}})\.json")
 _log = logging.getLogger("graphkiln.scoring")
 
 
@@ -36,9 +38,13 @@ class _Claim:
         return memoryview(json.dumps(asdict(self)).encode())
 
     @classmethod
-    def decode(cls, content: bytes) -> _Claim:
-        document = json.loads(content)
-        return cls(holder=Holder(**document["holder"]), nonce=document["nonce"], released=document["released"])
+    def decode(cls, content: bytes) -> _Claim | None:
+        """None where it is damaged."""
+        try:
+            document = json.loads(content)
+            return cls(holder=Holder(**document["holder"]), nonce=document["nonce"], released=document["released"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
 
 
 class StoreLease:
@@ -117,18 +123,23 @@ def claim(store: Store, run_id: str) -> StoreLease:
 
 def _check_free(store: Store, number: int) -> None:
     found = _read(store, number) if number else None
-    if found is None or found.released or is_gone(found.holder):
+    if found and (found.released or is_gone(found.holder)):
         return
-    age_s = store.age_s(_name(number))
+    age_s = store.age_s(_name(number)) if number else None
     if age_s is not None and age_s < LEASE_S:
         _refuse(store, number)
 
 
 def _refuse(store: Store, number: int) -> None:
     found, age_s = _read(store, number), store.age_s(_name(number)) or 0.0
+    rest = f"it is forgotten in {max(LEASE_S - age_s, 1):.0f} s"
+    if found is None:
+        raise DestinationBusy(
+            f"{store.place(_name(number))} says who writes there, but is damaged or has just gone",
+            hint=f"if no run writes there, {rest}, or delete it; a run that does writes it anew",
+        )
     raise DestinationBusy(
-        f"{store.place('')} is being written by {found.holder if found else 'another run'}",
-        hint=f"let it finish; if it is dead, it is forgotten in {max(LEASE_S - age_s, 1):.0f} s",
+        f"{store.place('')} is being written by {found.holder}", hint=f"let it finish; if it is dead, {rest}"
     )
 
 
@@ -138,8 +149,8 @@ def _read(store: Store, number: int) -> _Claim | None:
 
 
 def _numbers(store: Store) -> list[int]:
-    return [int(found[1]) for name in store.names() if (found := _NAME.fullmatch(name))]
+    return [int(found[1]) for name in store.names(_PREFIX) if (found := _NAME.fullmatch(name))]
 
 
 def _name(number: int) -> str:
-    return f"_claim.{number:08}.json"
+    return f"{_PREFIX}{number:08}.json"

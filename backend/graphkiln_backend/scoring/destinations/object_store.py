@@ -16,6 +16,7 @@ from typing import Any
 
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_files import open_file_system, translate
+from graphkiln_backend.repository.remote_objects import RemoteObjects
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
 _ATTEMPTS = 5
@@ -36,6 +37,7 @@ class ObjectStore:
 
     def __init__(self, address: RemoteAddress, *, exclusive: bool = True) -> None:
         self._address, self._exclusive = address, exclusive
+        self._objects = RemoteObjects(address)
         self._system: Any = None
 
     def prepare(self) -> None:
@@ -60,17 +62,16 @@ class ObjectStore:
         """Its address."""
         return f"{self._address}/{name}"
 
-    def names(self) -> Iterator[str]:
-        """By listing the folder once."""
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Page by page, as the service lists them: results are many."""
+        folder = f"{self._address.root}/"
         try:
-            self._opened().invalidate_cache()
-            found = self._call(lambda system: system.ls(self._address.root, detail=False))
-        except FileNotFoundError:  # which is what a folder without objects is
-            return
-        for path in found:
-            name = str(path).rpartition("/")[2]
-            if name and not name.startswith("."):
-                yield name
+            for found in self._objects.list(f"{folder}{prefix}"):
+                name = found.path.removeprefix(folder)
+                if name and "/" not in name and not name.startswith("."):
+                    yield name
+        except RemoteStoreError as error:
+            raise StoreError(error.message, hint=error.hint, passing=error.passing) from error
 
     def create(self, name: str, content: memoryview) -> bool:
         """A conditional put; looks at what stands there where its answer is unclear."""

@@ -25,8 +25,8 @@ class Store(Protocol):
         """What a name is called by people: its whole path or address."""
         ...
 
-    def names(self) -> Iterator[str]:
-        """All names, but for hidden ones, which begin with a dot."""
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """All names that begin with a prefix, but for hidden ones, which begin with a dot."""
         ...
 
     def create(self, name: str, content: memoryview) -> bool:

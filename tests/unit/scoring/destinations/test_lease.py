@@ -176,3 +176,41 @@ def test_a_claim_that_cannot_be_given_back_does_not_fail_the_run(
     assert "could not be given back; it ends by itself: the disk is full" in caplog.text
     with pytest.raises(DestinationBusy):
         claim(store, "second")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"holder": {}}', b'{"holder": 7, "nonce": ""}', b"\xff"])
+def test_a_damaged_claim_is_named_and_forgotten_in_time(store: Aged, tmp_path: Path, content: bytes) -> None:
+    store.replace("_claim.00000003.json", memoryview(content))
+    with pytest.raises(DestinationBusy) as raised:
+        claim(store, "next")
+    assert f"{tmp_path}/_claim.00000003.json says who writes there, but is damaged" in str(raised.value)
+    assert "if no run writes there, it is forgotten in" in str(raised.value)
+    store.added_s = LEASE_S + 1
+    claim(store, "next").release()
+    assert claims(store) == ["_claim.00000004.json"]
+
+
+def test_who_holds_a_claim_that_was_damaged_writes_it_anew(store: Aged) -> None:
+    held = claim(store, "first")
+    store.replace("_claim.00000001.json", memoryview(b"{"))
+    age(held, LEASE_S / 2)
+    held.renew()
+    with pytest.raises(DestinationBusy, match="run first"):
+        claim(store, "second")
+
+
+def test_a_damaged_claim_that_took_over_has_taken_over(store: Aged) -> None:
+    held = claim(store, "first")
+    store.replace("_claim.00000002.json", memoryview(b"{"))
+    age(held, LEASE_S / 2)
+    with pytest.raises(ClaimLost, match="another run took over"):
+        held.renew()
+
+
+def test_results_are_not_listed_to_renew_a_claim(store: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    original = store.names
+    monkeypatch.setattr(store, "names", lambda prefix="": asked.append(prefix) or original(prefix))
+    age(held := claim(store, "first"), LEASE_S / 2)
+    held.renew()
+    assert set(asked) == {"_claim."}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from faulty_proxy import CUT, LIE, LOSE, REFUSE, FaultyProxy
 
+from graphkiln_backend.repository import remote_objects
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations import object_store
 from graphkiln_backend.scoring.destinations.base import Result
@@ -79,6 +80,15 @@ def test_contents(store: ObjectStore, tmp_path: Path) -> None:
         store.open("a")
 
 
+def test_names_are_listed_page_by_page(store: ObjectStore, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_objects, "_PAGE", 2)
+    for name in ("a", "b", "_claim.1", "_claim.2", "_claim.3", ".hidden", "deeper/c"):
+        bucket.put_object(Key=f"out/{name}", Body=b"1")
+    bucket.put_object(Key="out-of-it", Body=b"1")
+    assert sorted(store.names()) == ["_claim.1", "_claim.2", "_claim.3", "a", "b"]
+    assert sorted(store.names("_claim.")) == ["_claim.1", "_claim.2", "_claim.3"]
+
+
 def test_ages_are_by_the_clock_of_the_service(store: ObjectStore) -> None:
     store.replace("a", memoryview(b"1"))
     assert 0 <= (store.age_s("a") or 0) < 60
@@ -106,6 +116,8 @@ def test_results_and_claims(store: ObjectStore) -> None:
 def test_no_such_bucket(s3_server: str) -> None:
     with pytest.raises(StoreError, match="no such bucket"):
         opened(s3_server, "nowhere/out").prepare()
+    with pytest.raises(StoreError, match="nowhere"):
+        list(opened(s3_server, "nowhere/out").names())
 
 
 @pytest.mark.slow
