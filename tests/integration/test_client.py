@@ -359,11 +359,11 @@ class TestClassify:
         assert answer.top.label == "ant"
 
     def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
-        from graphkiln_client.images import load_sample
+        from graphkiln_client.images import prepare
 
         image = Image.new("RGB", (64, 64))
-        numbers = load_sample(image, Preprocess(resize=(4, 4)))
-        assert load_sample(image, PIXELS).nbytes * 4 == numbers.nbytes
+        numbers = prepare(image, Preprocess(resize=(4, 4))).sample
+        assert prepare(image, PIXELS).sample.nbytes * 4 == numbers.nbytes
 
 
 def settled(model: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
 from graphkiln_backend.scoring.reading import Prepared, Reader
-from graphkiln_client.images import load_sample
+from graphkiln_client.images import prepare
 
 WHOLE = Preprocess(color="L", layout="HWC", dtype=DType.UINT8)
 
@@ -28,7 +28,7 @@ def test_keeps_the_order_and_the_pixels() -> None:
         for given, found in zip(rows, preparation, strict=True):
             assert found.row is given
             assert found.sample is not None
-            np.testing.assert_array_equal(found.sample, load_sample(given.load(), SPEC))
+            np.testing.assert_array_equal(found.sample, prepare(given.load(), SPEC).sample)
             preparation.release([found])
         assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
 
@@ -102,7 +102,7 @@ def test_no_more_decode_at_a_time_than_there_are_cores(monkeypatch: pytest.Monke
         with counting:
             running.add(threading.get_ident())
             inside.append(len(running))
-        sample = load_sample(content, spec)
+        sample = prepare(content, spec).sample
         with counting:
             running.discard(threading.get_ident())
         return sample
