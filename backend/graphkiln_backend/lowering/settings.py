@@ -13,6 +13,7 @@ from typing import NamedTuple
 from graphkiln_backend.engines.base import SessionTuning
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_keys import (
     ACCELERATOR_SETTINGS,
@@ -133,12 +134,17 @@ def parse_override(text: str) -> Override:
     """Reads `KEY=VALUE` of a `--set` flag.
 
     Raises:
-        RepositoryError: There is no `=`, or the key is unknown.
+        RepositoryError: There is no `=`, the key is unknown, or it is none that the command line can set.
     """
     key, equals, value = text.partition("=")
     if not equals:
         raise RepositoryError(f"--set {text}: a value is missing", hint="--set KEY=VALUE")
     check_known([key], KNOWN_KEYS, "--set")
+    if key == ACCEPT_IMAGES:
+        raise RepositoryError(
+            f"--set {text}: whether a model accepts images is read from its config.pbtxt alone",
+            hint=f'write there: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}',
+        )
     return Override(key, value, "--set")
 
 

@@ -222,6 +222,11 @@ class TestPrecedence:
         with pytest.raises(RepositoryError, match="--set must be"):
             read({}, Override("precision", "bf17", "--set"))
 
+    def test_what_the_set_flag_cannot_change_is_refused_with_the_way_that_works(self) -> None:
+        with pytest.raises(RepositoryError, match=r"config\.pbtxt alone") as caught:
+            parse_override("accept_images=true")
+        assert caught.value.hint == 'write there: parameters { key: "accept_images" value { string_value: "true" } }'
+
     def test_overrides_come_in_the_order_of_their_flags(self) -> None:
         settings = read({}, self.ENABLE, self.SET)
         assert (settings.engine, settings.origins["engine"]) == ("tensorrt", "--enable-tensorrt")
