@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkiln_converters.detection.one_stage import Ssd
 from graphkiln_converters.torch_libraries import import_torchvision
 
 detection = import_torchvision().models.detection
@@ -40,6 +41,11 @@ def tiny_detector(kind: str) -> Any:
                 spread = 1.2 / parameter[0].numel() ** 0.5
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
     return model.requires_grad_(requires_grad=False)
+
+
+def batched_ssd() -> Ssd:
+    """The SSD for batches: what `graphkiln convert python:tiny_detectors:batched_ssd` opens."""
+    return Ssd(tiny_detector("ssd"), (SIDE, SIDE))
 
 
 def images(count: int) -> torch.Tensor:

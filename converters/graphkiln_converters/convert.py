@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 
 import onnx_ir
 
-from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.graph.errors import UndecidedError, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.rounding import Rounding
-from graphkiln_backend.proof.policy import Limits, export_limits, limits_beside_fp64
+from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell, limits_beside_fp64
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.given_files import check_given_files
 from graphkiln_converters.kernels import save_runnable
@@ -70,7 +70,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
             _log.warning("%s", note)
         _log.info("exporting the graph")
         graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
-        model = with_task(with_fitting_labels(opened, recipe, graph), recipe, graph)
+        model = with_fitting_labels(with_task(opened, recipe, graph), recipe, graph)
         proven = _convert(recipe, model, graph, Path(temporary) / GRAPH_FILE)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
         if recipe.version is None:
@@ -81,7 +81,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
 def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     names = [str(value.name) for value in graph.graph.outputs]
-    recorded = recorded_samples(recipe, model.inputs, names, whole=bool(model.whole))
+    recorded = recorded_samples(recipe, model.inputs, names, whole=bool(model.whole), task=model.task)
     _log.info("rewriting the graph")
     rewritten = rewrite(graph, recipe, model.preprocess)
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
@@ -95,7 +95,9 @@ def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Pat
     limits = loosened(export_limits(rounding.precision, rounding.depth), recipe)
     try:
         fp32 = _prove(model, target, rewritten, samples, limits)
-    except VerificationError:
+    except VerificationError as error:
+        if isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
+            raise
         precise, noise = sampler.beside_fp64([] if recorded else samples)  # its own fp32 may be what is off
         looser = limits_beside_fp64(limits, noise)
         if looser is None:

@@ -11,18 +11,25 @@ import numpy as np
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError, ExecutionError, SignatureError, VerificationError
+from graphkiln_backend.graph.errors import (
+    ConversionError,
+    ExecutionError,
+    SignatureError,
+    UndecidedError,
+    VerificationError,
+)
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Task
+from graphkiln_backend.graph.task import Detection, Task
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import Limits, gradient_limits
+from graphkiln_backend.proof.tasks import judge, why_undecided
 from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.sources.base import EXPORT_BATCH
 
@@ -65,6 +72,7 @@ class ReferenceSamples:
             feeds=edge.to_graph_feeds(self.feeds),
             outputs=edge.to_graph_outputs(self.outputs),
             ranking=edge.ranking or self.ranking,
+            task=edge.to_graph_task(self.task),
         )
 
 
@@ -132,16 +140,19 @@ def prove_graph(
 
     Raises:
         VerificationError: An output is outside its limits, or the graph does not run.
+        UndecidedError: What the source finds on the samples cannot tell a right graph from a wrong one.
     """
+    _check_detected(samples, limits)
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
     largest = 0.0
     with OnnxRuntimeEngine().build_reference(graph) as session:
         for sample in samples:
             for outputs in _computed(session, sample, batch_sizes):
-                verdicts += _verdicts(sample, outputs, limits, noise, () if sample.whole else batch_sizes)
-                largest = max(largest, _largest_difference(sample.outputs, outputs))
-                for error in compare(sample.outputs, outputs):
+                verdicts += _decided(sample, outputs, limits, noise, () if sample.whole else batch_sizes)
+                aligned = judge(sample.task, sample.outputs, outputs, limits).outputs
+                largest = max(largest, _largest_difference(sample.outputs, aligned))
+                for error in compare(sample.outputs, aligned):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
         return Proof(
             verification=_worst_by_step(verdicts),
@@ -152,6 +163,24 @@ def prove_graph(
         )
 
 
+def _check_detected(samples: Sequence[ReferenceSamples], limits: Limits) -> None:
+    """Refuses samples on which nothing is detected: every graph that detects nothing would pass."""
+    reasons = [_why_empty(sample, limits) for sample in samples]
+    if reasons and all(reasons):
+        raise _undecided(reasons[0])
+
+
+def _why_empty(sample: ReferenceSamples, limits: Limits) -> str:
+    task = sample.task
+    empty = isinstance(task, Detection) and not np.any(sample.outputs.get(task.counts, 1))
+    return why_undecided(task, sample.outputs, limits) if empty else ""
+
+
+def _undecided(reason: str) -> UndecidedError:
+    hint = "--weights FILE or --pretrained instead of random weights; --samples DIR with images that hold something"
+    return UndecidedError("the samples prove nothing", report=reason, hint=hint)
+
+
 def _computed(
     session: Session, sample: ReferenceSamples, batch_sizes: tuple[int, ...]
 ) -> Iterator[dict[str, AnyArray]]:
@@ -160,6 +189,18 @@ def _computed(
         yield _run(session.run, sample.feeds)
     for size in () if sample.whole else batch_sizes:
         yield _run(session.run, sample.feeds, size)
+
+
+def _decided(
+    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
+) -> list[Verification]:
+    """The verdicts; where they fail because nothing decides the samples, that is what the error says."""
+    try:
+        return _verdicts(sample, outputs, limits, noise, batch_sizes)
+    except VerificationError as error:
+        if reason := why_undecided(sample.task, sample.outputs, limits):
+            raise _undecided(reason) from error
+        raise
 
 
 def _verdicts(

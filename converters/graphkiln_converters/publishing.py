@@ -14,7 +14,7 @@ from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import rename_outputs
+from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
@@ -54,6 +54,8 @@ def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) 
     Raises:
         ConversionError: The recipe's labels do not fit.
     """
+    if isinstance(model.task, Detection):
+        return model  # its classes are numbers, which no output counts
     outputs = {str(value.name): value for value in graph.graph.outputs}
     output = outputs.get(recipe.outputs[0]) if recipe.outputs else next(iter(outputs.values()), None)
     dims = () if output is None or output.shape is None else tuple(output.shape)
@@ -86,7 +88,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         preprocess=remaining_preprocess(model, edge),
         labels=() if recipe.top_k else model.labels,
         ranking=_ranking(edge, model.labels),
-        task=rename_outputs(model.task, edge.outputs) if model.task else None,
+        task=edge.to_graph_task(model.task),
     )
     conversion = Conversion(
         recipe=recipe.frozen(),

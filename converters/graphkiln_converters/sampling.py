@@ -11,8 +11,11 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.edge import Arrays, Edge
-from graphkiln_backend.proof.comparison import compare
+from graphkiln_backend.proof.comparison import OutputError, compare
+from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_backend.proof.tasks import judge
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
@@ -55,6 +58,11 @@ class Sampler:
         """The source's inputs, by the graph's names."""
         return {self.edge.input_name(spec.name): spec for spec in self.model.inputs}
 
+    @property
+    def task(self) -> Task | None:
+        """What users read from the outputs, by the graph's names."""
+        return self.edge.to_graph_task(self.model.task)
+
     def samples(self, recipe: Recipe) -> list[ReferenceSamples]:
         """Samples at the usual sizes (the user's own where given), then synthetic ones at the smallest and largest.
 
@@ -83,7 +91,7 @@ class Sampler:
     def _whole_reference(self, feeds: Arrays) -> ReferenceSamples:
         edge = self.edge
         outputs = edge.to_graph_outputs(edge.keep(self.model.source.run(edge.to_source_feeds(feeds))))
-        return ReferenceSamples(feeds=feeds, outputs=outputs, ranking=edge.ranking, whole=True)
+        return ReferenceSamples(feeds=feeds, outputs=outputs, ranking=edge.ranking, task=self.task, whole=True)
 
     def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float]:
         """The samples with what the source computes for them in fp64, and how far its own fp32 is from that.
@@ -100,7 +108,7 @@ class Sampler:
         except GraphkilnError:
             return [], 0.0
         pairs = zip(samples, precise, strict=True)
-        errors = [error for sample, exact in pairs for error in compare(exact.outputs, sample.outputs)]
+        errors = [error for sample, exact in pairs for error in _errors(exact, sample)]
         return precise, max(error.relative_l2 for error in errors)
 
     def _in_fp64(self, source: PreciseSource, sample: ReferenceSamples) -> ReferenceSamples:
@@ -159,8 +167,14 @@ class Sampler:
             gradients=frozenset({edge.output_name(differentiated.gradient)} if differentiated else ()),
             gradient_noise=differentiated.gradient_noise(source_feeds) if differentiated else 0.0,
             ranking=edge.ranking,
+            task=self.task,
             targets=targets,
         )
+
+
+def _errors(exact: ReferenceSamples, sample: ReferenceSamples) -> tuple[OutputError, ...]:
+    """How far samples are off, whatever the order of what was detected."""
+    return compare(exact.outputs, judge(sample.task, exact.outputs, sample.outputs, EXPORT).outputs)
 
 
 def _one(arrays: Arrays, number: int) -> dict[str, AnyArray]:
@@ -173,7 +187,12 @@ def _rows(arrays: Arrays) -> int:
 
 
 def recorded_samples(
-    recipe: Recipe, inputs: Sequence[InputSpec], outputs: Sequence[str], *, whole: bool = False
+    recipe: Recipe,
+    inputs: Sequence[InputSpec],
+    outputs: Sequence[str],
+    *,
+    whole: bool = False,
+    task: Task | None = None,
 ) -> list[ReferenceSamples]:
     """Inputs and outputs of the source that were recorded where it ran, by the source's names; none without a file.
 
@@ -182,6 +201,7 @@ def recorded_samples(
         inputs: The source's inputs.
         outputs: Names of the source's outputs.
         whole: Whether each sample is one of whole tensors.
+        task: What users read from the outputs, by the source's names.
 
     Raises:
         ConversionError: The file cannot be read or does not fit, or the graph will take other inputs than the source.
@@ -195,5 +215,8 @@ def recorded_samples(
         )
     feeds, recorded = read_reference(recipe.reference, inputs, outputs)
     if not whole:
-        return [ReferenceSamples(feeds=feeds, outputs=recorded)]
-    return [ReferenceSamples(feeds=_one(feeds, i), outputs=_one(recorded, i), whole=True) for i in range(_rows(feeds))]
+        return [ReferenceSamples(feeds=feeds, outputs=recorded, task=task)]
+    return [
+        ReferenceSamples(feeds=_one(feeds, i), outputs=_one(recorded, i), whole=True, task=task)
+        for i in range(_rows(feeds))
+    ]

@@ -129,11 +129,17 @@ class VerificationError(GraphkilnError):
     Args:
         message: What changed.
         report: The verdict with the figures.
+        relative_l2: How far they are off, where that is known.
     """
 
-    def __init__(self, message: str, *, report: str, hint: str = "") -> None:
+    def __init__(self, message: str, *, report: str, hint: str = "", relative_l2: float = 0.0) -> None:
         super().__init__(f"{message}: {report}", hint=hint)
         self.report = report
+        self.relative_l2 = relative_l2
+
+
+class UndecidedError(VerificationError):
+    """The samples decide nothing, so that a graph which is wrong would pass as one that is right."""
 
 
 class ConversionError(GraphkilnError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Task, rename_outputs
 
 Arrays = Mapping[str, AnyArray]
 """Tensors by name."""
@@ -67,6 +68,10 @@ class Edge:
     def output_name(self, name: str) -> str:
         """What the graph calls an output of the source."""
         return self.outputs.get(name, name)
+
+    def to_graph_task(self, task: Task | None) -> Task | None:
+        """A task that is read from the source's outputs, by what the graph calls them."""
+        return rename_outputs(task, self.outputs) if task else None
 
     def _kept_after(self, other: Edge) -> frozenset[str] | None:
         if other.kept is None:

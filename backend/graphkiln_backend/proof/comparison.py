@@ -116,17 +116,13 @@ def prove(
     findings: list[OutputError | Decision | TaskDecision] = [*errors, *decisions]
     failures = [str(finding) for finding in findings if not finding.within(limits)]
     count = len(next(iter(reference.values()))) if samples is None else samples
+    passed, alike = not failures, _all_alike(trusted)
     verification = _record(
-        errors,
-        decisions,
-        limits,
-        samples=count,
-        batch_sizes=batch_sizes,
-        passed=not failures,
-        alike=_all_alike(trusted),
+        errors, decisions, limits, samples=count, batch_sizes=batch_sizes, passed=passed, alike=alike
     )
     if failures:
-        raise VerificationError("the outputs changed", report=f"{verification.verdict}: {'; '.join(failures)}")
+        report = f"{verification.verdict}: {'; '.join(failures)}"
+        raise VerificationError("the outputs changed", report=report, relative_l2=verification.relative_l2)
     _check_says_something(trusted)
     _check_negative_control(trusted, limits)
     check_controls(task, reference, limits)

@@ -20,6 +20,7 @@ from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.proof.task_decision import Metric, TaskDecision
 
 Arrays = Mapping[str, AnyArray]
+_DECIDING = "give samples and weights that decide"
 _CONTROL_SCALE = 3.0
 """A control is moved by this many times what the limits allow, where they allow more than a pixel."""
 
@@ -109,6 +110,22 @@ def match_detections(
     return aligned, decision
 
 
+def why_undecided(task: Detection, reference: Arrays, limits: Limits) -> str:
+    """Why the detections of a reference cannot tell a right graph from a wrong one, or empty where they can.
+
+    Nothing was found; or half of the images have full lists of nearly equal scores, as random weights give, and which
+    of the many candidates are on such a list is chance.
+    """
+    images = [found_on(task, reference, image).scores for image in range(len(reference[task.counts]))]
+    if not any(map(len, images)):
+        return f"nothing is detected on any of the samples; {_DECIDING}"
+    rows = reference[task.scores].shape[-1]
+    tied = sum(len(scores) == rows and bool(np.ptp(scores) <= limits.tasks.score * scores.max()) for scores in images)
+    if 2 * tied < len(images):
+        return ""
+    return f"on {tied} of {len(images)} samples all of the {rows} detections have nearly the same score; {_DECIDING}"
+
+
 def found_on(task: Detection, outputs: Arrays, image: int) -> Found:
     """The detections of one image that count."""
     count = int(outputs[task.counts][image])
@@ -164,7 +181,7 @@ def _is_exact(limits: Limits) -> bool:
 
 
 def _nothing_found(task: Detection) -> str:
-    return f"no detection has a score of {task.score_threshold:g} or more; give samples and weights that decide"
+    return f"no detection has a score of {task.score_threshold:g} or more; {_DECIDING}"
 
 
 def _moved_boxes(boxes: AnyArray, images: list[int], limits: Limits) -> AnyArray:

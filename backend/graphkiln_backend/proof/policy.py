@@ -156,6 +156,15 @@ def limits_beside_fp64(limits: Limits, noise: float) -> Limits | None:
     )
 
 
+def fp64_may_tell(relative_l2: float) -> bool:
+    """Whether fp64 may find an export right that is that far from its source in fp32.
+
+    Each of them may be off by what another engine may be off, and no more: two that are further apart are not both near
+    fp64, and computing it takes minutes for a large model.
+    """
+    return relative_l2 <= 2 * OTHER_ENGINE.relative_l2
+
+
 def gradient_limits(limits: Limits, noise: float) -> Limits:
     """The row for gradients: five times that of the outputs.
 

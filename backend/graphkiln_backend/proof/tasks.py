@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task, output_names
+from graphkiln_backend.proof import detections
 from graphkiln_backend.proof.class_maps import decide_pixels, pixel_controls
 from graphkiln_backend.proof.detections import can_match, detection_controls, match_detections
 from graphkiln_backend.proof.metrics import TaskTargets, measure
@@ -64,6 +65,13 @@ def judge(
     if isinstance(task, Embedding):
         return Judgment(outputs=outputs, decisions=(decide_vectors(task, reference, outputs, limits, metric),))
     return Judgment(outputs=outputs)
+
+
+def why_undecided(task: Task | None, reference: Arrays, limits: Limits) -> str:
+    """Why a reference of detections cannot tell a right graph from a wrong one, or empty where it can."""
+    if not isinstance(task, Detection) or not can_match(task, reference, reference):
+        return ""
+    return detections.why_undecided(task, reference, limits)
 
 
 def is_judged(task: Task | None) -> bool:

@@ -214,6 +214,13 @@ def test_a_source_whose_fp32_means_little_is_refused(store: Path, monkeypatch: p
         run(store)
 
 
+def test_fp64_is_not_computed_where_it_could_change_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened_rough(monkeypatch, 1e-3)
+    monkeypatch.setattr(Rough, "run_in_fp64", lambda *_: pytest.fail("that takes minutes for a large model"))
+    with pytest.raises(VerificationError, match=r"limit 1e-05"):
+        run(store)
+
+
 def test_an_export_that_is_wrong_is_not_excused_by_its_source(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened_rough(monkeypatch, 1.5e-5)
     wrong = WEIGHTS | {"head": WEIGHTS["head"] * np.float32(1 + 5e-5)}

@@ -9,10 +9,12 @@ import numpy as np
 import onnx_ir
 import pytest
 from graphs import compute, draw, graph
+from task_outputs import detector_outputs
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.graph.errors import UndecidedError, VerificationError
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.proof.policy import EXPORT, FP16
 from graphkiln_converters.proving import (
@@ -152,3 +154,53 @@ class TestAtAnEdge:
         made = known.at(Edge())
         assert (made.gradients, made.gradient_noise, made.ranking) == (known.gradients, 0.5, known.ranking)
         assert made.targets is known.targets
+
+
+DETECTOR = """(float[batch,rows,4] b, float[batch,rows] s, int64[batch,rows] k, int32[batch] n) =>
+    (float[batch,rows,4] boxes, float[batch,rows] scores, int64[batch,rows] classes, int32[batch] counts) {
+    boxes = Add(b, shift) scores = Identity(s) classes = Identity(k) counts = Identity(n)
+}"""
+
+
+class TestDetections:
+    """A graph that returns what it is fed, its boxes moved."""
+
+    OUTPUTS = ("boxes", "scores", "classes", "counts")
+    TASK = Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")
+
+    def prove(self, folder: Path, source: dict[str, AnyArray], found: dict[str, AnyArray], shift: float = 0.0) -> str:
+        onnx_ir.save(graph(DETECTOR, shift=np.float32(shift)), folder / "model.onnx")
+        feeds = dict(zip("bskn", (found[name] for name in self.OUTPUTS), strict=True))
+        outputs = {name: source[name] for name in self.OUTPUTS}
+        sample = ReferenceSamples(feeds=feeds, outputs=outputs, task=self.TASK)
+        proof = prove_graph(folder / "model.onnx", [sample], EXPORT)
+        assert max(proof.errors.values()) == proof.noise == 0, "as users read them"
+        return proof.verification[0].verdict
+
+    def tied(self) -> dict[str, AnyArray]:
+        outputs = detector_outputs(objects=6)
+        return {**outputs, "scores": np.full_like(outputs["scores"], 0.01)}
+
+    def test_are_the_same_in_another_order(self, tmp_path: Path) -> None:
+        source = detector_outputs()
+        source["scores"][:, :2] = 0.9
+        swapped = {name: array.copy() for name, array in source.items()}
+        swapped["boxes"][:, [0, 1]] = source["boxes"][:, [1, 0]]
+        swapped["classes"][:, [0, 1]] = source["classes"][:, [1, 0]]
+        assert "detections matched at IoU 0.99: 12/12" in self.prove(tmp_path, source, swapped)
+
+    def test_that_moved_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(VerificationError, match="the outputs changed"):
+            self.prove(tmp_path, detector_outputs(), detector_outputs(), shift=1.0)
+
+    def test_that_tie_and_are_others_are_told(self, tmp_path: Path) -> None:
+        with pytest.raises(UndecidedError, match=r"nearly the same score.*--weights"):
+            self.prove(tmp_path, self.tied(), self.tied(), shift=100.0)
+
+    def test_that_tie_and_are_the_same_are_proven(self, tmp_path: Path) -> None:
+        assert "18/18" in self.prove(tmp_path, self.tied(), self.tied())
+
+    def test_that_are_none_prove_nothing(self, tmp_path: Path) -> None:
+        none = {name: np.zeros_like(array) for name, array in detector_outputs().items()}
+        with pytest.raises(UndecidedError, match="nothing is detected"):
+            self.prove(tmp_path, none, none)

@@ -16,6 +16,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
@@ -152,6 +153,12 @@ class TestFittingLabels:
     def test_those_of_the_user_must_fit(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match=r"l\.txt has 3 labels for the 4 classes"):
             self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }", tmp_path / "l.txt")
+
+    def test_of_a_detector_whose_first_output_has_no_classes(self) -> None:
+        task = Detection(boxes="b", scores="y", classes="c", counts="n")
+        model = OpenModel(source=Any, inputs=(), preprocess=None, labels=self.LABELS, task=task)  # type: ignore[arg-type]
+        scores = graph("(float[batch,300] x) => (float[batch,300] y) { y = Relu(x) }")
+        assert with_fitting_labels(model, recipe(), scores).labels == self.LABELS
 
     def test_of_the_output_that_is_kept(self) -> None:
         text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sources import TextSource
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Segmentation
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.pipeline import edge_passes
@@ -154,6 +156,20 @@ class TestGradients:
         made, _ = sampler(TextSource(TEXT, (IMAGE,)))
         (sample,) = made.samples(recipe())
         assert (sample.gradients, sample.gradient_noise) == (frozenset(), 0.0)
+
+
+def test_samples_say_what_is_read_from_them_by_the_graphs_names(tmp_path: Path) -> None:
+    source = TextSource(TEXT, (IMAGE,))
+    made, _ = sampler(source)
+    knowing = Sampler(model=replace(made.model, task=Segmentation(scores="map")), edge=made.edge, preprocess=None)
+    (sample,) = knowing.samples(recipe())
+    assert sample.task == Segmentation(scores="OUTPUT_1")
+    image = draw(2, 3, 8, 8)
+    np.savez(tmp_path / "r.npz", image=image, **compute(source.graph(), image=image))
+    (recorded,) = recorded_samples(
+        recipe(reference=tmp_path / "r.npz"), [IMAGE], ["y", "map"], task=Segmentation(scores="map")
+    )
+    assert recorded.at(made.edge).task == sample.task
 
 
 class TestOwn:

@@ -7,7 +7,7 @@ import pytest
 from task_outputs import DETECTION, detector_outputs
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.proof.detections import can_match, detection_controls, found_on, match_detections
+from graphkiln_backend.proof.detections import can_match, detection_controls, found_on, match_detections, why_undecided
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
 
 ROWS = [EXPORT, OTHER_ENGINE, FP16, BF16, INT8]
@@ -107,3 +107,31 @@ def test_only_rows_that_count_are_read() -> None:
     assert found.masks is not None
     assert found.masks.shape == (4, 14, 14)
     assert found.keypoints is None
+
+
+class TestUndecided:
+    def full(self, *scores: float) -> dict[str, AnyArray]:
+        """Lists without an empty row; the scores are those of the rows."""
+        outputs = detector_outputs(objects=6)
+        outputs["scores"][:] = np.float32(scores)
+        return outputs
+
+    def test_nothing_on_any_image(self) -> None:
+        empty = {name: np.zeros_like(array) for name, array in REFERENCE.items()}
+        assert "nothing is detected" in why_undecided(DETECTION, empty, EXPORT)
+        one = {**empty, "counts": np.array([0, 1, 0], np.int32)}
+        assert why_undecided(DETECTION, one, EXPORT) == ""
+
+    def test_full_lists_of_nearly_equal_scores(self) -> None:
+        tied = self.full(*np.linspace(0.01, 0.010001, 6))
+        assert "on 3 of 3 samples all of the 6 detections" in why_undecided(DETECTION, tied, EXPORT)
+        assert why_undecided(DETECTION, self.full(0.9, 0.5, 0.4, 0.3, 0.2, 0.1), EXPORT) == ""
+
+    def test_a_list_with_room_is_decided_whatever_its_scores(self) -> None:
+        equal = {**REFERENCE, "scores": np.where(REFERENCE["scores"] > 0, np.float32(0.7), np.float32(0))}
+        assert why_undecided(DETECTION, equal, EXPORT) == ""
+
+    def test_most_images_decide(self) -> None:
+        mixed = self.full(*[0.01] * 6)
+        mixed["scores"][:2] = np.float32([0.9, 0.5, 0.4, 0.3, 0.2, 0.1])
+        assert why_undecided(DETECTION, mixed, EXPORT) == ""

@@ -16,6 +16,7 @@ from graphkiln_backend.proof.policy import (
     REPLAY,
     Limits,
     export_limits,
+    fp64_may_tell,
     gradient_limits,
     limits_beside_fp64,
 )
@@ -25,6 +26,14 @@ ROWS = [*BY_PRECISION.values(), *REPLAY.values()]
 
 def test_every_saved_precision_has_both_rows() -> None:
     assert set(BY_PRECISION) == set(REPLAY) == set(SAVED)
+
+
+def test_fp64_is_asked_wherever_both_could_be_right() -> None:
+    """Both within what `limits_beside_fp64` allows at most: the export by the whole row, its source by half of it."""
+    most = REPLAY[Precision.FP32].relative_l2
+    assert limits_beside_fp64(EXPORT, most / 2)
+    assert fp64_may_tell(1.5 * most)
+    assert not fp64_may_tell(3 * most)
 
 
 def test_tf32_has_no_row_of_its_own() -> None:
