@@ -47,7 +47,7 @@ class FakeModel:
         outputs = [
             {"name": name, "datatype": "FP32", "shape": list(array.shape)} for name, array in self.outputs.items()
         ]
-        return {"inputs": self.inputs, "outputs": outputs}
+        return {"inputs": self.inputs, "outputs": outputs, "versions": self.versions}
 
     def infer(self, feeds: dict[str, AnyArray], outputs: Any = ()) -> dict[str, AnyArray]:
         self.fed.append(dict(feeds))
@@ -74,7 +74,15 @@ class FakeModel:
         for image in images:
             yield self.error if self.error and image.name not in self.answers else self.answers[image.name]
 
+    def embed(self, image: Path) -> Any:
+        (answer,) = self.answer_many([image])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     detect_many = segment_many = embed_many = answer_many
+    versions: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
     answers: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     failing: tuple[str, ...] | None = None

@@ -119,7 +119,7 @@ async def read_served_version(info: ModelInfo, answered: str) -> ServedVersion:
         ClientError: The request failed, or what is published cannot be read.
     """
     metadata, config = await info.metadata(), await info.config()
-    version = info.version or answered or _newest(metadata)
+    version = info.version or answered or newest_version(metadata)
     contracts = published_contracts(info.name, config)
     return ServedVersion(
         model=info.name,
@@ -137,7 +137,7 @@ def is_contract_changed(error: ClientError) -> bool:
     return ContractChanged.MARK in error.message
 
 
-def _newest(metadata: Mapping[str, Any]) -> str:
+def newest_version(metadata: Mapping[str, Any]) -> str:
     """The version that a server with several prefers. Source: Triton's version policy."""
     return max(filter(str.isdecimal, _versions(metadata)), key=int, default="")
 

@@ -12,6 +12,7 @@ import pytest
 import zoo
 from onnx import TensorProto, helper, reference, save
 from PIL import Image
+from pyarrow import parquet
 from running import StartServer, run_command
 
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
@@ -158,3 +159,39 @@ def test_every_client_gets_answers_in_pixels_of_the_image(
     refused = run_command("detect", tmp_path / "a.png", "--model", "segmenter", "--url", server.url)
     assert refused.returncode == 2
     assert "its task is segmentation" in refused.stderr
+
+
+def test_vectors_are_written_and_searched(store: Path, start_server: StartServer, tmp_path: Path) -> None:
+    """Of plain colors the vector is the color, divided by its length."""
+    colors = {"red": (255, 0, 0), "rose": (255, 64, 64), "gray": (90, 90, 90), "blue": (0, 0, 255), "dim": (128, 0, 0)}
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name, color in colors.items():
+        Image.new("RGB", (32, 32), color).save(photos / f"{name}.png")
+    (photos / "damaged.png").write_bytes(b"damaged")
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    vectors, url = tmp_path / "vectors.parquet", ("--url", server.url)
+
+    written = run_command("embed", photos, "--model", "embedder", "--out", vectors, "--batch-size", "2", *url)
+    assert written.returncode == 1
+    assert f"{photos / 'damaged.png'}: " in written.stderr
+    table = parquet.read_table(vectors)
+    names = [Path(source).stem for source in table.column("source").to_pylist()]
+    assert names == sorted(colors)
+    expected = np.array([colors[name] for name in names], np.float64)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(table.column("vector").to_pylist(), expected, atol=1e-5)
+    assert table.schema.metadata[b"graphkiln.version"] == b"1"
+    assert table.schema.metadata[b"graphkiln.contract"]
+
+    asked = ("similar", photos / "red.png", "--in", vectors, "--top", "3", "--json")
+    found = json.loads(run_command(*asked, "--url", server.grpc_url).stdout)
+    cosines = expected @ (1, 0, 0)
+    assert [Path(each["source"]).stem for each in found] == ["dim", "red", "rose"]
+    np.testing.assert_allclose([each["score"] for each in found], sorted(cosines)[:-4:-1], atol=1e-5)
+
+    refused = run_command(*asked, "--model", "detector", *url)
+    assert (refused.returncode, "the image's would be by 'detector' version 1" in refused.stderr) == (2, True)
+    refused = run_command(*asked, "--version", "7", *url)
+    assert (refused.returncode, "version 7" in refused.stderr) == (2, True)

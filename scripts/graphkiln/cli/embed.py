@@ -14,6 +14,8 @@ import typer
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import check_formats, expand_folders, report_failures, show_progress, split_errors
 from graphkiln.cli.options import AsJson
+from graphkiln.cli.vectors import save_vectors
+from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +32,9 @@ def embed(
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a Parquet file for `graphkiln similar` instead.", metavar="FILE")
+    ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a column for each feature.")] = False,
 ) -> None:
@@ -37,8 +42,13 @@ def embed(
 
     --json and --csv hold all of them. Exit code 1 when an image failed; the others are answered all the same.
     """
+    check_formats([], None, as_json=as_json, as_csv=as_csv)
+    if out:
+        if as_json or as_csv:
+            raise InvalidInput("--out writes a file: leave out --json and --csv")
+        save_vectors(images, out, connection, (model, version), batch_size=batch_size, concurrency=concurrency)
+        return
     paths = expand_folders(images)
-    check_formats(paths, None, as_json=as_json, as_csv=as_csv)
     with connection.connect() as client, show_progress(len(paths), "embedding") as progress:
         answers = client.model(model, version).embed_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress

@@ -29,6 +29,7 @@ from graphkiln.cli.score import score
 from graphkiln.cli.segment import segment
 from graphkiln.cli.serve import serve
 from graphkiln.cli.sign import keygen, sign
+from graphkiln.cli.similar import similar
 from graphkiln.cli.story import story
 from graphkiln.cli.tune import tune
 from graphkiln.cli.verify import verify
@@ -84,6 +85,7 @@ app.command()(classify)
 app.command()(detect)
 app.command()(segment)
 app.command()(embed)
+app.command()(similar)
 app.command()(infer)
 app.command()(models)
 app.command()(load)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from graphkiln_backend.graph.errors import EngineUnavailable
@@ -9,12 +10,16 @@ from graphkiln_backend.graph.errors import EngineUnavailable
 _NEEDED = ("ray", "pyarrow", "onnxruntime", "onnx")
 
 
-def check_extra() -> None:
+def check_extra(what: str = "scoring", needed: Sequence[str] = _NEEDED) -> None:
     """Checks that the extra `[score]` is installed; imports nothing of it.
+
+    Args:
+        what: Needs it.
+        needed: What of it.
 
     Raises:
         EngineUnavailable: It is not; the hint installs it.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise EngineUnavailable(f"scoring needs {', '.join(missing)}", extra="score")
+        raise EngineUnavailable(f"{what} needs {', '.join(missing)}", extra="score")

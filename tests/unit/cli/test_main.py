@@ -16,7 +16,8 @@ from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerE
 
 VERBS = (
     "serve", "convert", "verify", "inspect", "sign", "keygen", "explain", "lower", "classify", "detect", "segment",
-    "embed", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story", "tune", "cache",
+    "embed", "similar", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story", "tune",
+    "cache",
 )  # fmt: skip
 
 

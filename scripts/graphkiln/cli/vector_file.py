@@ -1,0 +1,199 @@
+"""Vectors of images in a Parquet file: a row for each image, and in the schema's metadata what made them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from graphkiln.cli.vector_origin import Origin
+from graphkiln.cli.vector_search import Chunk
+from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
+from graphkiln_backend.graph.files import MIB, open_regular
+
+SOURCE, VECTOR = "source", "vector"
+_PIECE_BYTES = 8 * MIB
+"""Of vectors in memory at a time; the search, in float64, takes some six times that."""
+_MOST_ROWS = 1 << 16
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of another when it is whole; after an error or Ctrl-C, nothing has changed.
+
+    Args:
+        path: The file; where it is a link, what that leads to.
+
+    Raises:
+        InvalidInput: It cannot be written there.
+    """
+    target = Path(os.path.realpath(path))
+    new = target.parent / f".{target.name}.{os.getpid()}"
+    try:
+        if target.exists() and not target.is_file():
+            raise InvalidInput(f"cannot write {path}: there is something that is no file")
+        file = new.open("wb")
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+class VectorWriter:
+    """Writes vectors, several MiB at a time; a context whose end makes the file readable.
+
+    Args:
+        file: Where to; stays open.
+        origin: What makes the vectors.
+
+    Attributes:
+        rows: How many were given.
+        features: Elements of each vector; 0 before the first.
+    """
+
+    def __init__(self, file: BinaryIO, origin: Origin) -> None:
+        self._file, self._metadata = file, origin.to_metadata()
+        self._writer: pq.ParquetWriter | None = None
+        self._sources: list[str] = []
+        self._vectors: list[npt.NDArray[np.float32]] = []
+        self.rows = self.features = 0
+
+    def __enter__(self) -> VectorWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._flush()
+        if self._writer:
+            self._writer.close()
+
+    def add(self, source: Path, vector: npt.NDArray[np.float32]) -> None:
+        """Adds a row; bytes of a name that are not UTF-8 are written in hexadecimal.
+
+        Raises:
+            ProtocolError: The vector has no elements, or more or less than those before.
+            OSError: It cannot be written.
+        """
+        self.features = self.features or len(vector)
+        if not len(vector) == self.features > 0:
+            raise ProtocolError(f"the model gives vectors of {self.features} and of {len(vector)} features")
+        self._sources.append(os.fsencode(source).decode("utf-8", "backslashreplace"))
+        self._vectors.append(vector)
+        self.rows += 1
+        if len(self._sources) >= _rows_of(self.features):
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes what was added since as one row group."""
+        if not self._sources:
+            return
+        schema = self._schema()
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", use_dictionary=False)
+        values = pa.array(np.concatenate(self._vectors).astype(np.float32, copy=False))
+        columns = [pa.array(self._sources), pa.FixedSizeListArray.from_arrays(values, self.features)]
+        self._writer.write_batch(pa.record_batch(columns, schema=schema))
+        self._sources, self._vectors = [], []
+
+    def _schema(self) -> pa.Schema:
+        columns = [(SOURCE, pa.string()), (VECTOR, pa.list_(pa.float32(), self.features))]
+        return pa.schema(columns, metadata=self._metadata)
+
+
+class VectorFile:
+    """A file of vectors, open.
+
+    Args:
+        path: Its name, for messages.
+        parquet: Its content.
+
+    Attributes:
+        origin: What made the vectors.
+        features: Elements of each vector.
+
+    Raises:
+        ManifestError: It holds something else.
+    """
+
+    def __init__(self, path: Path, parquet: pq.ParquetFile) -> None:
+        schema = parquet.schema_arrow
+        if not (_has(schema, SOURCE, pa.types.is_string) and _has(schema, VECTOR, _is_vector)):
+            raise ManifestError(
+                f"it has {_describe(schema)}, expected {SOURCE} (string) and {VECTOR} (lists of float of one length)",
+                hint="write the file with: graphkiln embed IMAGES --model NAME --out FILE",
+            )
+        self.origin = Origin.from_metadata(schema.metadata or {})
+        self.features = int(schema.field(VECTOR).type.list_size)
+        self._path, self._parquet = path, parquet
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows in the order of the file, some MiB at a time.
+
+        Raises:
+            ManifestError: The file cannot be read, or a source or a vector is missing.
+        """
+        with _telling(self._path):
+            for batch in self._parquet.iter_batches(_rows_of(self.features), columns=[SOURCE, VECTOR]):
+                sources, values = batch.column(SOURCE), batch.column(VECTOR).flatten()
+                if sources.null_count or values.null_count or len(values) != len(batch) * self.features:
+                    raise ManifestError("it has rows without a source or a vector")
+                yield sources.to_pylist(), values.to_numpy().reshape(-1, self.features)
+
+
+@contextmanager
+def open_vectors(path: Path) -> Iterator[VectorFile]:
+    """Opens a file that `graphkiln embed --out` wrote.
+
+    Raises:
+        ManifestError: It cannot be read, or is something else.
+    """
+    with ExitStack() as stack:
+        with _telling(path):
+            file = stack.enter_context(open_regular(path))
+            vectors = VectorFile(path, pq.ParquetFile(file, buffer_size=MIB))
+        yield vectors
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Says of what goes wrong with a file which one it is."""
+    try:
+        yield
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
+    except (OSError, pa.ArrowException) as error:
+        raise ManifestError(f"{path} cannot be read as Parquet: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).partition("\n")[0]
+
+
+def _describe(schema: pa.Schema) -> str:
+    return f"the columns {', '.join(f'{field.name} ({field.type})' for field in schema)}" if schema else "no columns"
+
+
+def _rows_of(features: int) -> int:
+    """How many vectors are held at a time."""
+    return max(1, min(_MOST_ROWS, _PIECE_BYTES // (4 * features)))
+
+
+def _has(schema: pa.Schema, name: str, is_expected: Callable[[pa.DataType], bool]) -> bool:
+    return schema.get_field_index(name) >= 0 and is_expected(schema.field(name).type)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_float32(kind.value_type) and kind.list_size > 0)

@@ -1,0 +1,91 @@
+"""`graphkiln embed --out`: vectors of any number of images, written as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from graphkiln.cli.connection import ConnectionOptions
+from graphkiln.cli.console import say
+from graphkiln.cli.image_arguments import expand_folders, report_failures, show_progress, split_errors
+from graphkiln.cli.vector_origin import Origin, identify
+from graphkiln.scoring.extra import check_extra
+from graphkiln_backend.graph.errors import ClientError, ModelNotReady
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from graphkiln.cli.vector_file import VectorWriter
+    from graphkiln_client import Client
+
+    Answer = npt.NDArray[np.float32] | ClientError
+    Failures = list[tuple[Path, ClientError]]
+
+
+def save_vectors(
+    images: Sequence[Path],
+    out: Path,
+    connection: ConnectionOptions,
+    model: tuple[str, str],
+    *,
+    batch_size: int,
+    concurrency: int,
+) -> None:
+    """Writes the vectors of images, each once, sorted by path; all of them come from one version.
+
+    Args:
+        images: Files, and folders of them.
+        out: The file; written over when the new one is whole.
+        connection: To the server.
+        model: Its name, and its version or nothing.
+        batch_size: Most images in one request.
+        concurrency: Most requests at a time.
+
+    Raises:
+        EngineUnavailable: What writes Parquet is not installed.
+        ClientError: Nothing could be embedded, or the version was replaced meanwhile.
+        typer.Exit: Some images failed, which was said; there is a file where others did not.
+    """
+    check_extra("embed --out", ["pyarrow"])
+    from graphkiln.cli.vector_file import VectorWriter, replaced_file
+
+    paths = sorted(set(expand_folders(images)))
+    with replaced_file(out) as file, connection.connect() as client:
+        pinned, origin = identify(client, *model)
+        with VectorWriter(file, origin) as writer, show_progress(len(paths), "embedding") as progress:
+            answers = pinned.embed_many(
+                paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
+            )
+            failures = list(_write(zip(paths, answers, strict=True), writer))
+        _check_any(writer.rows, failures)
+        _check_unchanged(client, origin)
+    say(f"{out}: {writer.rows} vectors of {writer.features} features, by {origin}")
+    report_failures(failures)
+
+
+def _write(pairs: Iterable[tuple[Path, Answer]], writer: VectorWriter) -> Iterator[tuple[Path, ClientError]]:
+    for path, answer in pairs:
+        if isinstance(answer, ClientError):
+            yield path, answer
+        else:
+            writer.add(path, answer)
+
+
+def _check_any(rows: int, failures: Failures) -> None:
+    """Ends the command where every image failed."""
+    if not rows:
+        split_errors([path for path, _ in failures], [error for _, error in failures])
+        report_failures(failures)
+        raise typer.Exit(1)
+
+
+def _check_unchanged(client: Client, origin: Origin) -> None:
+    """Checks that the version was not replaced by another of the same number, whose vectors are others."""
+    _, now = identify(client, origin.model, origin.version)
+    if now != origin:
+        said = f"{origin} was replaced while it embedded, by {now}: nothing is written"
+        raise ModelNotReady(said, hint="embed the images again")
