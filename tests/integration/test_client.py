@@ -450,7 +450,8 @@ def test_both_clients_have_the_same_methods() -> None:
         return {name for name in vars(kind) if not name.startswith("_")}
 
     assert public(Client) == public(AsyncClient)
-    assert public(Model) | {"batches", "classify_batch"} == public(AsyncModel)
+    of_many = {"batches", "classify_batch", "task_batches", "detect_batch", "segment_batch", "embed_batch"}
+    assert public(Model) | of_many == public(AsyncModel)
 
 
 def test_a_client_is_shared_by_threads(url: str) -> None:

@@ -275,3 +275,22 @@ def endless() -> onnx.ModelProto:
     )
     nodes = [helper.make_node("Loop", ["", "go", "x"], ["y"], body=body)]
     return model(nodes, [value("x", ("batch", 3))], [value("y", ("batch", 3))], {"go": np.array(True)})
+
+
+def integer_product() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A product of int8 at the ends of its range, and a feed whose sums do not fit into 16 bits."""
+    generator = np.random.default_rng(0)
+    constants = {
+        "scale": np.array(1 / 127, np.float32),
+        "middle": np.array(128, np.uint8),
+        "weight": generator.integers(-127, 128, (64, 16)).astype(np.int8),
+        "zero": np.array(0, np.int8),
+    }
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "scale", "middle"], ["quantized"]),
+        onnx.helper.make_node("DequantizeLinear", ["quantized", "scale", "middle"], ["left"]),
+        onnx.helper.make_node("DequantizeLinear", ["weight", "scale", "zero"], ["right"]),
+        onnx.helper.make_node("MatMul", ["left", "right"], ["y"]),
+    ]
+    graph = model(nodes, [value("x", ("n", 64))], [value("y", ("n", 16))], constants)
+    return graph, {"x": generator.uniform(0.8, 1, (4, 64)).astype(np.float32)}

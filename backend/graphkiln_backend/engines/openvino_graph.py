@@ -13,6 +13,7 @@ import numpy as np
 import openvino
 from openvino import opset13
 
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.openvino_intervals import LIMIT
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
@@ -26,6 +27,7 @@ _NEXT = np.float32(1.5 * 2.0**-24)
 """A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit."""
 _WIDE = (DType.INT64.numpy, DType.UINT64.numpy)
 _WIDE_TYPES = (openvino.Type.i64, openvino.Type.u64)
+_LEVELS_OF_7_BITS = 128
 _NARROW = np.iinfo(np.int32)
 _SHORT_TYPES = (openvino.Type.i8, openvino.Type.i16)
 _WINDOW = b"_window_size"
@@ -71,6 +73,7 @@ def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
     model = core.read_model(str(path))
     for operation in model.get_ordered_ops():
         _check_constant(operation)
+        _check_integer_products(operation)
         _check_shift(operation)
         _check_window(operation, path)
         if operation.get_type_name() == _SUPPRESSION and len(operation.inputs()) > _OVERLAP:
@@ -94,6 +97,22 @@ def _check_constant(operation: openvino.Node) -> None:
             "OpenVINO computes integers in 32 bits",
             attempts=(f"{min(users)} computes with a constant that takes more",),
             hint="set engine: onnxruntime",
+        )
+
+
+def _check_integer_products(operation: openvino.Node) -> None:
+    """Refuses values of 8 bits on a CPU that cuts their sums of products off; 7 bits cannot overflow.
+
+    Raises:
+        LoweringError: This is one.
+    """
+    if operation.get_type_name() != "FakeQuantize" or not saturates_products_of_bytes():
+        return
+    if operation.get_attributes()["levels"] > _LEVELS_OF_7_BITS:
+        raise LoweringError(
+            "OpenVINO's products of int8 overflow on this CPU, which has no VNNI instructions",
+            attempts=(operation.get_friendly_name(),),
+            hint="set engine: onnxruntime, which computes them without overflow here",
         )
 
 

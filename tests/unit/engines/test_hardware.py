@@ -143,3 +143,22 @@ def test_which_precisions_a_cpu_has_instructions_for(
     monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "cpuinfo")
     found = hardware.missing_instructions(precision)
     assert found.startswith(missing) if missing else not found
+
+
+@pytest.mark.parametrize(
+    ("line", "saturates"),
+    [
+        ("flags\t: sse avx2", True),
+        ("flags\t: sse avx2 avx512f avx512bw", True),
+        ("flags\t: sse avx2 avx_vnni", False),
+        ("flags\t: sse avx2 avx512f avx512_vnni", False),
+        ("Features\t: fp asimd asimddp", False),
+        ("nothing\t: known", False),
+    ],
+)
+def test_which_cpus_cut_sums_of_int8_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, saturates: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "cpuinfo")
+    assert hardware.saturates_products_of_bytes() == saturates

@@ -11,7 +11,9 @@ import pytest
 import zoo
 from onnx import TensorProto, helper
 
+from graphkiln_backend.engines import openvino_graph
 from graphkiln_backend.engines.base import Session, SessionConfig
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
 from graphkiln_backend.engines.openvino_graph import check_values
 from graphkiln_backend.graph.device import CPU
@@ -165,3 +167,24 @@ class TestOtherwise:
         with pytest.raises(LoweringError, match="leaves out the window"):
             build(tmp_path, model)
         return None
+
+    @pytest.mark.parametrize("saturates", [False, True])
+    def test_products_of_int8_are_refused_where_their_sums_are_cut_off(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saturates: bool
+    ) -> None:
+        monkeypatch.setattr(openvino_graph, "saturates_products_of_bytes", lambda: saturates)
+        model, _ = zoo.integer_product()
+        if not saturates:
+            return build(tmp_path, model).close()
+        with pytest.raises(LoweringError, match="products of int8 overflow on this CPU"):
+            build(tmp_path, model)
+        return None
+
+    def test_products_of_int8_are_right_or_refused(self, tmp_path: Path) -> None:
+        model, feeds = zoo.integer_product()
+        try:
+            session = build(tmp_path, model)
+        except LoweringError:
+            return
+        with session, OnnxRuntimeEngine().build_reference(tmp_path / "model.onnx") as reference:
+            np.testing.assert_allclose(session.run(feeds)["y"], reference.run(feeds)["y"], rtol=1e-3)

@@ -38,7 +38,7 @@ import pytest
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU
@@ -92,8 +92,9 @@ def runs_here(kind: str) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The archive's store, and its cache as if it had been filled here."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The archive's store, and its cache as if it had been filled here, on a CPU with VNNI as the archive's was."""
+    monkeypatch.setattr(engine, "saturates_products_of_bytes", lambda: False)
     with zipfile.ZipFile(ARCHIVE) as archive:
         archive.extractall(tmp_path)
     here = facts_of_this_machine()

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnxruntime
 
 from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.onnxruntime.custom_operators import digest, register
 from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
 from graphkiln_backend.engines.onnxruntime.session import (
@@ -40,7 +41,8 @@ class OnnxRuntimeEngine:
         if config.device.is_gpu or config.tuning.graph_level == "off":
             return {}
         operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
-        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators}
+        sums = {"products of int8": "without saturation"} if saturates_products_of_bytes() else {}
+        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators, **sums}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Writes the optimized graph, its weights beside it so that they are mapped and not copied.

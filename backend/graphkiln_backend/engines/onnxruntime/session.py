@@ -38,9 +38,9 @@ _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-_PRODUCTS_IN_FP32 = {"session.qdq_matmulnbits_accuracy_level": "1"}
-"""ONNX Runtime makes one node of a 4-bit weight and its product, which rounds activations to int8 unless told not to:
-an error of 1% in what is called fp32 (seen with ONNX Runtime 1.31)."""
+_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1", "session.x64quantprecision": "1"}
+"""What ONNX Runtime rounds unless told not to: activations to int8 before 4-bit weights multiply them (an error
+of 1%, seen with 1.31), and sums of int8 products (up to 45%) where `hardware.saturates_products_of_bytes`."""
 _ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -210,7 +210,7 @@ def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
     options.enable_cpu_mem_arena = tuning.memory_arena
     options.enable_mem_pattern = tuning.memory_pattern
     spinning = {"session.intra_op.allow_spinning": "1" if config.spin else "0"}
-    for name, value in {**spinning, **_PRODUCTS_IN_FP32, **tuning.config_entries}.items():
+    for name, value in {**spinning, **_EXACT_PRODUCTS, **tuning.config_entries}.items():
         options.add_session_config_entry(name, value)
     register(options, config.op_libraries)
     return options

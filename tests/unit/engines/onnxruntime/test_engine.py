@@ -39,12 +39,20 @@ def operators(path: Path) -> list[str]:
 
 
 class TestIdentity:
-    def test_is_what_the_keys_of_caches_hold(self) -> None:
+    def test_is_what_the_keys_of_caches_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engine, "saturates_products_of_bytes", lambda: False)
         assert OnnxRuntimeEngine().identity(CONFIG) == {
             "onnxruntime": onnxruntime.__version__,
             "tuning": "SessionTuning(graph_level='all', parallel=False, inter_threads=0, memory_arena=True, "
             "memory_pattern=True, arena_shrinkage='', config_entries={})",
         }
+
+    def test_what_was_optimized_to_cut_sums_of_int8_off_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        keys = []
+        for saturates in (False, True):
+            monkeypatch.setattr(engine, "saturates_products_of_bytes", lambda saturates=saturates: saturates)
+            keys.append(OnnxRuntimeEngine().identity(CONFIG))
+        assert keys[0] != keys[1]
 
     def test_threads_do_not_matter_to_an_optimized_graph(self) -> None:
         assert OnnxRuntimeEngine().identity(replace(CONFIG, threads=8)) == OnnxRuntimeEngine().identity(CONFIG)
@@ -97,6 +105,21 @@ class TestCompile:
             found = session.run({"x": np.ones((2, 64), np.float32)})["y"]
             assert str(folder / WEIGHTS) in Path("/proc/self/maps").read_text()
         np.testing.assert_array_equal(found, np.ones((2, 64)))
+
+
+def test_sums_of_int8_are_not_cut_off(tmp_path: Path) -> None:
+    """On CPUs without VNNI, ONNX Runtime's default is an error of 45% here."""
+    model, feeds = zoo.integer_product()
+    path = zoo.add(tmp_path, "m", model) / "model.onnx"
+    OnnxRuntimeEngine().compile(path, CONFIG, tmp_path)
+    with (
+        OnnxRuntimeEngine().build_reference(path) as plain,
+        OnnxRuntimeEngine().build(path, CONFIG) as fast,
+        OnnxRuntimeEngine().build(path, CONFIG, tmp_path) as compiled,
+    ):
+        expected = plain.run(feeds)["y"]
+        for session in (fast, compiled):
+            np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=1e-5)
 
 
 class TestReference:
