@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_files import RemoteFiles
 from graphkiln_backend.repository.remote_model import fetch_model
 from graphkiln_backend.repository.version import newest_version
-from graphkiln_backend.repository.version_folders import version_number
+from graphkiln_backend.repository.version_folders import version_folders, version_number
 from graphkiln_backend.scoring.request import ScoreRequest
 
 
@@ -46,11 +47,18 @@ def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
     """
     address = RemoteAddress.parse(str(request.model))
     if address is None:
-        model = Path(request.model).absolute()
-        return replace(request, model=model, version=request.version or int(newest_version(model).name))
+        return _with_version_of(request, Path(request.model).absolute())
     fetched = fetch_model(_version_address(address, request.version), folder)
     version = fetched if request.version else newest_version(fetched)
     return replace(request, model=version.parent, version=int(version.name))
+
+
+def _with_version_of(request: ScoreRequest, model: Path) -> ScoreRequest:
+    newest = int(newest_version(model).name)  # or says what is wrong with the model
+    if request.version and not (model / str(request.version)).is_dir():
+        there = ", ".join(map(str, version_folders(model.iterdir())))
+        raise RepositoryError(f"model '{model.name}' has no version {request.version}", hint=f"it has {there}")
+    return replace(request, model=model, version=request.version or newest)
 
 
 def _version_address(model: RemoteAddress, version: int | None) -> RemoteAddress:

@@ -44,6 +44,11 @@ def test_the_newest_version_becomes_the_one_that_every_worker_takes(model: Path,
     assert with_local_model(request(model, 2), tmp_path).version == 2
 
 
+def test_a_version_that_is_not_there_is_told_with_those_that_are(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=r"model 'm' has no version 7 \(it has 2, 10\)"):
+        with_local_model(request(model, 7), tmp_path)
+
+
 def test_a_relative_path_becomes_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert with_local_model(request("store/m"), tmp_path).model == model
