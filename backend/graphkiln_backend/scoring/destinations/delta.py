@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.delta_types import as_delta, delta_schema
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.destinations.parquet_result import encode_result
 from graphkiln_backend.scoring.destinations.store import Store
@@ -62,7 +63,9 @@ class DeltaDestination(ParquetDestination):
     def commit(self, result: Result) -> None:
         """Writes a file and adds it to the log."""
         attempt = uuid.uuid4().hex
-        name, content = f"{result.unit_id}-{attempt}.parquet", encode_result(_without_nulls(result), attempt)
+        _delta_schema(result.table.schema)  # before anything is written
+        typed = replace(result, table=as_delta(result.table))
+        name, content = f"{result.unit_id}-{attempt}.parquet", encode_result(typed, attempt)
         self._store.create(name, content)
         try:
             with self._lock:
@@ -127,6 +130,11 @@ class DeltaDestination(ParquetDestination):
                 raise ScoringError(
                     f"{self._location}: {path} is no file of graphkiln score, or the table was compacted meanwhile",
                     hint="compact a table (OPTIMIZE) when its runs are over; choose another destination for new ones",
+                )
+            if found[1] in files:
+                raise ScoringError(
+                    f"{self._location} has two results of unit {found[1]}: was an older version of the table restored?",
+                    hint="restore the newest version, or choose another destination",
                 )
             files[found[1]] = path
         return files
@@ -201,16 +209,7 @@ def _delta_schema(schema: pa.Schema) -> Any:
     import deltalake
 
     try:
-        return deltalake.Schema.from_arrow(_typed(schema))
-    except (TypeError, ValueError, NotImplementedError, deltalake.exceptions.DeltaError) as error:
-        raise ScoringError(f"Delta has no column for this: {error}", hint="leave it out of --keep-columns") from error
-
-
-def _typed(schema: pa.Schema) -> pa.Schema:
-    """A schema without the type of nothing but nulls, which Delta does not have."""
-    fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in schema]
-    return pa.schema(fields)
-
-
-def _without_nulls(result: Result) -> Result:
-    return replace(result, table=result.table.cast(_typed(result.table.schema)))
+        return deltalake.Schema.from_arrow(delta_schema(schema))
+    except Exception as error:  # deltalake raises no narrower one
+        words = str(error).splitlines()[0]
+        raise ScoringError(f"Delta has no column for this: {words}", hint="leave it out of --keep-columns") from error

@@ -19,7 +19,7 @@ from running import free_ports
 
 from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.base import Destination, Result
-from graphkiln_backend.scoring.destinations.delta import DeltaDestination
+from graphkiln_backend.scoring.destinations.delta import DeltaDestination, _add_action
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
 from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
@@ -96,6 +96,14 @@ def test_workers_that_commit_at_the_same_moment(tmp_path: Path) -> None:
     assert found.ok, found.findings
     assert len(outcomes) == 1
     assert opened(tmp_path).read(unit(0).id, ["id"]).column("id")[0].as_py().startswith(outcomes[0])
+
+
+def test_a_unit_that_is_there_twice_is_told(destination: Destination) -> None:
+    assert isinstance(destination, DeltaDestination)
+    destination.commit(result(unit(0)))
+    destination._write([_add_action(result(unit(0)), f"{unit(0).id}-{'0' * 32}.parquet", 1)], None)  # as a restore does
+    with pytest.raises(ScoringError, match=f"has two results of unit {unit(0).id}: was an older version"):
+        destination.committed_ids()
 
 
 def test_a_removed_unit_can_be_committed_anew(destination: Destination, tmp_path: Path) -> None:
