@@ -114,9 +114,12 @@ class CsvReader:
             first = next(read_blocks(file, listing.text, quoted=True), None)
         try:
             text = first.records[0].decode() if first else ""
-            return next(csv.reader([text], delimiter=_delimiter(listing.text), strict=True), [])
+            header = next(csv.reader([text], delimiter=_delimiter(listing.text), strict=True), [])
         except (UnicodeDecodeError, csv.Error) as error:
             raise ScoringError(f"{listing.text} is no CSV in UTF-8: {error}") from error
+        if _is_blank(header):
+            raise ScoringError(f"{listing.text} has no header", hint="its first line names its columns")
+        return header
 
     def _table(self, header: list[str], where: str) -> _Table:
         self._columns.check(header, where)
@@ -143,7 +146,8 @@ def _noted(listing: Place, table: _Table, repeats: Repeats) -> Iterator[Block]:
         rows = list(table.parse(block.records, listing.text))
         if len(rows) != sum(bool(record.strip()) for record in block.records):
             raise ScoringError(
-                f"{listing.text} mixes kinds of line ends", hint="\\n and \\r\\n are read, \\r alone is not"
+                f"{listing.text} mixes kinds of line ends, or has a double quote within a field that is not quoted",
+                hint='\\n and \\r\\n are read, \\r alone is not; a quote is written as "a ""b"" c"',
             )
         repeats.add([fields[table.id] for fields in rows])
         check_addresses("\n".join(fields[table.image] for fields in rows).encode(), listing.text)

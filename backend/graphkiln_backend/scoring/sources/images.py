@@ -12,7 +12,7 @@ from graphkiln_backend.scoring.sources.cuts import cut
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import Columns
-from graphkiln_backend.scoring.sources.storage import StoredFile
+from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
 from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "images"
@@ -41,7 +41,7 @@ class ImageReader:
         place = locate(unit.path)
         for file in _members(unit):
             path = place.below(file.path).path
-            yield Row(id=as_id(file.path), load=partial(place.storage.read, path, file.stamp))
+            yield Row(id=as_id(file.path), load=partial(_load, place, path, file))
 
     def replan(self, unit: Unit) -> Iterator[InputRange]:
         """The run with its files as they are now, without those that are gone.
@@ -59,6 +59,11 @@ class ImageReader:
             yield _range(unit.path, run)
         elif next(place.storage.walk(place.path), None) is None:
             raise SourceUnavailable(f"{unit.path} holds no files any more", hint="is its file system mounted?")
+
+
+def _load(place: Place, path: str, file: StoredFile) -> bytes:
+    check_size(file.size)  # for services that say it only with the content
+    return place.storage.read(path, file.stamp)
 
 
 def _members(unit: Unit) -> Iterator[StoredFile]:

@@ -72,8 +72,7 @@ class LocalStorage:
 
 
 def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
-    status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
-    here = (status.st_dev, status.st_ino)
+    here = _identity(folder)
     if here in above:
         _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
         return
@@ -82,6 +81,14 @@ def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> I
             yield from _walk(folder + b"/" + name[:-1], prefix + name, (*above, here))
         else:
             yield _look_at(folder + b"/" + name, os.fsdecode(prefix + name))
+
+
+def _identity(folder: bytes) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
+    except OSError as error:  # it has just gone
+        raise _describe_failure(os.fsdecode(folder), error) from error
+    return status.st_dev, status.st_ino
 
 
 def _names(folder: bytes) -> Iterator[bytes]:

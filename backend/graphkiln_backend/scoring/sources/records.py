@@ -58,7 +58,8 @@ def read_blocks(file: BinaryIO, name: str, *, quoted: bool = False) -> Iterator[
             yield _block(offset, rest[:end], name, quoted)
             offset, rest = offset + end, rest[end:]
         elif len(rest) > _LONGEST:
-            raise ScoringError(f"{name} has a line of more than {format_size(_LONGEST)} at byte {offset}")
+            what = "line, or a quotation without an end," if quoted else "line"
+            raise ScoringError(f"{name} has a {what} of more than {format_size(_LONGEST)} at byte {offset}")
     if rest:
         if quoted and rest.count(_QUOTE) % 2:
             raise ScoringError(f"{name}: a quotation that begins after byte {offset} never ends")
@@ -75,8 +76,11 @@ def _block(offset: int, content: bytes, name: str, quoted: bool) -> Block:
 def _last_end(content: bytes, quoted: bool) -> int:
     """Behind the last record that is there as a whole."""
     end = content.rfind(b"\n") + 1
-    while quoted and end and content.count(_QUOTE, 0, end) % 2:
-        end = content.rfind(b"\n", 0, end - 1) + 1
+    quotes = content.count(_QUOTE, 0, end) if quoted else 0
+    while end and quotes % 2:
+        above = content.rfind(b"\n", 0, end - 1) + 1
+        quotes -= content.count(_QUOTE, above, end)
+        end = above
     return end
 
 

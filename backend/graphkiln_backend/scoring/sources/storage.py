@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from graphkiln_backend.graph.files import GIB
+from graphkiln_backend.graph.files import GIB, UnusableFile, format_size
 
 IMAGE_LIMIT = GIB
 """Most bytes of an encoded image."""
@@ -25,6 +25,16 @@ class StoredFile:
     path: str
     size: int
     stamp: str
+
+
+def check_size(size: int) -> None:
+    """Refuses an image that no memory should hold, before it is read.
+
+    Raises:
+        UnusableFile: It has too many bytes.
+    """
+    if size > IMAGE_LIMIT:
+        raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(IMAGE_LIMIT)} of an image")
 
 
 class Storage(Protocol):

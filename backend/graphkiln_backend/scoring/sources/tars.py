@@ -1,5 +1,6 @@
 """WebDataset's tars: files that share a key, the name up to its first dot, are a row. A range is a run of rows.
 
+Hidden files and devices are no rows; a link in the place of an image is an error of its row.
 Source: "The WebDataset Format", https://github.com/webdataset/webdataset.
 """
 
@@ -24,14 +25,17 @@ from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan
 from graphkiln_backend.scoring.sources.repeats import Repeats
-from graphkiln_backend.scoring.sources.storage import StoredFile
+from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
 from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "tar"
 _BLOCK = 512
+_LINK_HINT = "tar --dereference --hard-dereference packs what links mean"
+_LINK = -1
+"""In the place of a size."""
 
 Files = dict[str, tuple[int, int]]
-"""The files of a row by their endings: where each begins in the tar, and its size."""
+"""The files of a row by their endings: where each begins in the tar, and its size; of a link, where it is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +106,29 @@ class TarReader:
 
     def _range(self, path: Place, file: StoredFile, run: list[tuple[str, Files]]) -> InputRange:
         part = encode_part(KIND, (file.path, file.stamp, run))
-        size = sum(size for _, files in run for _, size in files.values())
+        size = sum(max(size, 0) for _, files in run for _, size in files.values())
         return InputRange(
             path=checked_text(path.text), part=part, identity=digest(part), rows=len(run), size_bytes=size
         )
 
     def _read_text(self, place: Place, stamp: str, extent: tuple[int, int] | None) -> pa.Array:
-        text = None
-        if extent:
-            content = place.storage.read(place.path, stamp, extent) if extent[1] else b""
-            text = content.decode("utf-8", "backslashreplace")
+        content = _read_file(place, stamp, extent) if extent and extent[1] != _LINK else None
+        text = None if content is None else content.decode("utf-8", "backslashreplace")
         return pa.array([text], pa.string())
 
 
 def _load(place: Place, stamp: str, extent: tuple[int, int] | None, ending: str, there: list[str]) -> bytes:
     if extent is None:
         raise InvalidInput(f"the row has no file .{ending}" if ending else f"the row has no image, but {there}")
-    return place.storage.read(place.path, stamp, extent) if extent[1] else b""
+    if extent[1] == _LINK:
+        raise InvalidInput(f"the row's .{ending} is a link in the tar, which holds no image: {_LINK_HINT}")
+    return _read_file(place, stamp, extent)
+
+
+def _read_file(place: Place, stamp: str, extent: tuple[int, int]) -> bytes:
+    _, size = extent
+    check_size(size)
+    return place.storage.read(place.path, stamp, extent) if size else b""
 
 
 def _find_image(files: Files, where: str) -> str:
@@ -133,7 +143,15 @@ def _read_rows(path: Place, file: StoredFile) -> Iterator[tuple[str, Files]]:
     """The rows of a tar, read from its headers."""
     with path.storage.open(path.path, file.stamp) as raw:
         for key, members in groupby(_read_members(raw, path.text, file.size), key=lambda member: member[0]):
-            yield key, {ending: (offset, size) for _, ending, offset, size in members}
+            files: Files = {}
+            for _, ending, offset, size in members:
+                if ending in files:
+                    raise ScoringError(
+                        f"{path.text}: {as_id(key)} has two files .{ending}, capitals aside",
+                        hint="a row has one file of each ending: pack the tar anew",
+                    )
+                files[ending] = offset, size
+            yield key, files
 
 
 def _all_ids(place: Place, files: list[StoredFile]) -> Iterator[str]:
@@ -148,12 +166,14 @@ def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[s
         with tarfile.open(fileobj=raw, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # which would grow with the tar
-                if not member.isreg():
+                if not _is_of_a_row(member):
                     continue
+                if member.issparse():
+                    raise ScoringError(f"{name}: {as_id(member.name)} has holes", hint="pack it without tar --sparse")
                 if member.offset_data + member.size > size_bytes:
                     raise ScoringError(f"{name} is cut off within {as_id(member.name)}")
                 key, ending = _split_name(member.name)
-                yield key, ending, member.offset_data, member.size
+                yield key, ending, member.offset_data, member.size if member.isreg() else _LINK
             _check_end(raw, archive.offset, name)
     except tarfile.TarError as error:
         raise ScoringError(f"{name} is no sound tar: {error}") from error
@@ -164,6 +184,29 @@ def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
     raw.seek(offset)
     if raw.read(_BLOCK).strip(b"\0"):
         raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there")
+    while block := raw.read(_BLOCK):
+        if block.strip(b"\0"):
+            _check_rest(block, name)
+            return
+
+
+def _check_rest(block: bytes, name: str) -> None:
+    """What follows the end may be anything but another tar, whose rows would be lost."""
+    try:
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return
+    raise ScoringError(
+        f"{name} goes on behind its end, with {as_id(member.name)}: it is several tars, one behind the other",
+        hint="put them together by tar --concatenate, or name each by itself",
+    )
+
+
+def _is_of_a_row(member: tarfile.TarInfo) -> bool:
+    """Whether something in a tar is a file, or stands for one."""
+    name = member.name.rpartition("/")[2]
+    is_link = (member.islnk() or member.issym()) and "." in name
+    return (member.isreg() or is_link) and not name.startswith(".")
 
 
 def _split_name(path: str) -> tuple[str, str]:

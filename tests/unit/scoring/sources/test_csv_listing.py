@@ -68,7 +68,9 @@ def test_ranges_cover_each_row_once(tmp_path: Path, cells: list[str], rows: int,
         ("a\nftp://x/y\n", {}, "'ftp://x/y' cannot be read"),
         ("a\n1\r2\n", {}, "line ends"),
         ('a,b\n"1"x,2\n', {"image": "a"}, "is no CSV"),
-        ("", {}, "several columns|no columns"),
+        ("", {}, "has no header"),
+        ("\na,b\n1,2\n", {"image": "a"}, "has no header"),
+        ('a,b\n5" x,1\n6" y,2\n', {"image": "a"}, r"double quote within a field that is not quoted"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, columns: dict[str, Any], message: str) -> None:

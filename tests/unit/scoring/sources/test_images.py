@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scored_inputs import CONFIGURATION, files_source, ids_of, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.sources import storage
+from graphkiln_backend.scoring.sources.local_storage import LocalStorage
 
 
 @pytest.fixture
@@ -45,6 +47,15 @@ def test_a_worker_elsewhere_reads_what_a_relative_path_meant(photos: Path, monke
     units = plan(source)
     monkeypatch.chdir("/")
     assert [row.error for unit in units for row in read_unit(source, unit)] == [""] * 4
+
+
+def test_an_image_that_no_memory_should_hold_is_not_asked_for(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (photos / "a/1.jpg").write_bytes(b"x" * 9)
+    source = files_source(photos)
+    (unit,) = plan(source, 10**9)
+    monkeypatch.setattr(storage, "IMAGE_LIMIT", 8)
+    monkeypatch.setattr(LocalStorage, "read", lambda _, path, __: path.encode())
+    assert [row.id for row in read_unit(source, unit) if "more than the 8 bytes" in row.error] == ["a/1.jpg"]
 
 
 def test_columns_are_refused(photos: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,3 +61,24 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_quotation_without_end_is_refused() -> None:
     with pytest.raises(ScoringError, match="never ends"):
         blocks_of(b'a,"b\nc\n', quoted=True)
+
+
+def test_a_quotation_that_stays_open_is_looked_through_once() -> None:
+    class Counting(bytes):
+        looked = 0
+
+        def count(self, *arguments: Any) -> int:
+            begin, end = arguments[1:]
+            Counting.looked += end - begin
+            return super().count(*arguments)
+
+    content = Counting(b'"' + b"a line\n" * 1000)
+    assert records._last_end(content, quoted=True) == 0
+    assert Counting.looked <= 2 * len(content)
+    assert records._last_end(Counting(b'"a\nb"\n"c\nd\n'), quoted=True) == 6
+
+
+def test_a_quotation_without_end_is_named_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_LONGEST", 20)
+    with pytest.raises(ScoringError, match="a quotation without an end, of more than 20 bytes at byte 2"):
+        blocks_of(b'a\n"' + b"b\n" * 40, quoted=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit, write_tar
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
+from graphkiln_backend.scoring.sources import storage
 
 MEMBERS = {"x/1.jpg": b"one", "x/1.cls": b"7", "x/2.cls": b"8", "x/2.jpg": b"two", "x/3.json": b"{}"}
 
@@ -88,3 +92,65 @@ def test_long_names_are_whole(shard: Path) -> None:
     name = "folder/" * 30 + "1"
     write_tar(shard, {f"{name}.jpg": b"image"})
     assert ids_of(files_source(shard)) == [f"s-0.tar/{name}"]
+
+
+def write_members(path: Path, *members: tarfile.TarInfo) -> None:
+    with tarfile.open(path, "w") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.size = kind, link, size
+    return made
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_is_a_row_with_an_error(shard: Path, kind: bytes) -> None:
+    links = (member("2.jpg", kind, "1.jpg"), member("2.cls", kind, "1.cls"), member("newest", kind, "folder"))
+    write_members(shard, member("1.jpg", size=3), *links)
+    one, two = read_all(files_source(shard, kept=("cls",)))
+    assert (one.id, one.content) == ("s-0.tar/1", b"xxx")
+    assert (two.id, two.kept) == ("s-0.tar/2", {"cls": None})
+    assert "the row's .jpg is a link in the tar" in two.error
+    assert plan(files_source(shard), 10**9)[0].size_bytes == 3
+
+
+def test_hidden_files_and_devices_are_no_rows(shard: Path) -> None:
+    hidden = [member("./.DS_Store"), member("x/._1.jpg"), member("y/._1.jpg"), member("x/._2.jpg")]
+    write_members(shard, *hidden, member("x/fifo.jpg", tarfile.FIFOTYPE), member("x/1.jpg"))
+    assert ids_of(files_source(shard)) == ["s-0.tar/x/1"]
+
+
+@pytest.mark.parametrize("other", ["1.jpg", "1.JPG"])
+def test_two_files_of_one_ending_are_told(shard: Path, other: str) -> None:
+    write_members(shard, member("1.jpg"), member(other))
+    with pytest.raises(ScoringError, match=r"1 has two files \.jpg, capitals aside"):
+        plan(files_source(shard))
+
+
+def test_a_file_with_holes_is_told(shard: Path, tmp_path: Path) -> None:
+    with (tmp_path / "1.jpg").open("wb") as file:
+        file.truncate(1 << 20)
+    subprocess.run(["tar", "--sparse", "-cf", shard, "-C", tmp_path, "1.jpg"], check=True)
+    with pytest.raises(ScoringError, match=r"1\.jpg has holes \(pack it without tar --sparse"):
+        plan(files_source(shard))
+
+
+def test_one_tar_behind_another_is_told(shard: Path) -> None:
+    content = shard.read_bytes()
+    write_tar(shard, {"x/9.jpg": b"nine"})
+    shard.write_bytes(content + shard.read_bytes())
+    with pytest.raises(ScoringError, match=r"goes on behind its end, with x/9\.jpg.*tar --concatenate"):
+        plan(files_source(shard))
+    shard.write_bytes(content + b"what else follows" * 100)
+    assert len(ids_of(files_source(shard))) == 3
+
+
+def test_a_file_that_no_memory_should_hold_is_an_error_of_its_row(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar(shard, {"1.jpg": b"x" * 11, "2.jpg": b"x" * 10})
+    monkeypatch.setattr(storage, "IMAGE_LIMIT", 10)
+    one, two = read_all(files_source(shard))
+    assert "more than the 10 bytes of an image" in one.error
+    assert two.content == b"x" * 10
