@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,12 @@ from PIL import Image
 from pyarrow import parquet
 from running import StartServer, run_command
 
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_backend.scoring.model import read_model
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.rows import Row
 from graphkiln_client import AsyncClient, Box, Client
 from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.writer import SourceInfo, prove_and_write
@@ -140,8 +146,34 @@ async def check_async(url: str) -> None:
         assert (await client.model("embedder").embed(IMAGES[0])).shape == (3,)
 
 
+def encoded(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def check_scored(store: Path, url: str, cache: ArtifactCache) -> None:
+    """`score` writes what clients get, of images of mixed sizes in one batch."""
+    rows = [Row(id=str(number), load=partial(encoded, pixels)) for number, pixels in enumerate(IMAGES)]
+    tables = {}
+    for name in TASKS:
+        request = ScoreRequest(source="in", model=store / name, destination="out", backends=frozenset({"graphkiln"}))
+        model = read_model(request, cache, 1)
+        proven = model.build(cache)
+        with proven.session, model.scorer(proven, request, 1, cache) as scorer:
+            tables[name] = scorer.score(rows).table.to_pylist()
+    with Client(url) as client:
+        for row, found in zip(tables["detector"], client.model("detector").detect_many(IMAGES), strict=True):
+            assert row["boxes"] == [each.to_dict()["box"] for each in found]
+            assert (row["labels"], row["scores"]) == ([each.label for each in found], [each.score for each in found])
+        for row, areas in zip(tables["segmenter"], client.model("segmenter").segment_many(IMAGES), strict=True):
+            assert {key: row[key] for key in ("height", "width", "segments")} == areas.to_dict()
+        for row, vector in zip(tables["embedder"], client.model("embedder").embed_many(IMAGES), strict=True):
+            np.testing.assert_allclose(row["vector"], vector, rtol=1e-6)
+
+
 def test_every_client_gets_answers_in_pixels_of_the_image(
-    store: Path, start_server: StartServer, tmp_path: Path
+    store: Path, start_server: StartServer, tmp_path: Path, cache: ArtifactCache
 ) -> None:
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     server = start_server("--model-store", store)
@@ -149,6 +181,7 @@ def test_every_client_gets_answers_in_pixels_of_the_image(
     for url in (server.url, server.grpc_url):
         check_blocking(url)
         asyncio.run(check_async(url))
+    check_scored(store, server.url, cache)
 
     drawing = tmp_path / "drawn.png"
     words = ("--model", "detector", "--url", server.url, "--json", "--draw", drawing)

@@ -179,7 +179,7 @@ def read_segmentation(task: tasks.Segmentation, sample: Sample, frame: Frame, la
         classes = max(int(grid.max()) + 1, len(labels))
     small = classes <= 255
     unseen = 255 if small else -1
-    image: npt.NDArray[Any] = found.astype(np.uint8 if small else np.int32)
+    image: npt.NDArray[Any] = found.astype(np.uint8 if small else np.int32, copy=False)
     image[(rows < 0) | (rows > frame.input_height)] = unseen
     image[:, (columns < 0) | (columns > frame.input_width)] = unseen
     return SegmentedImage(classes=image, labels=tuple(labels), unseen=unseen)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Places = npt.NDArray[np.float64]
+ClassMap = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 _T = TypeVar("_T", bound=np.generic)
 
 _MOST_VALUES = 1 << 24
@@ -36,7 +37,7 @@ def sample_bilinear(grid: Floats, rows: Places, columns: Places) -> Floats:
     return sampled
 
 
-def best_class(scores: Floats, rows: Places, columns: Places) -> npt.NDArray[np.int64]:
+def best_class(scores: Floats, rows: Places, columns: Places) -> ClassMap:
     """The class with the highest score, at every crossing of rows and columns.
 
     Args:
@@ -45,11 +46,14 @@ def best_class(scores: Floats, rows: Places, columns: Places) -> npt.NDArray[np.
         columns: Likewise.
 
     Returns:
-        `[len(rows), len(columns)]`.
+        `[len(rows), len(columns)]`; UINT8 where that holds them, for there may be a hundred million.
     """
+    kind = np.uint8 if len(scores) <= 256 else np.int32
     step = max(1, _MOST_VALUES // max(1, len(scores) * len(columns)))
     strips = [rows[start : start + step] for start in range(0, len(rows), step)]
-    return np.concatenate([sample_bilinear(scores, strip, columns).argmax(axis=0) for strip in strips])
+    classes = [sample_bilinear(scores, strip, columns).argmax(axis=0).astype(kind) for strip in strips]
+    found: ClassMap = np.concatenate(classes)
+    return found
 
 
 def sample_nearest(grid: npt.NDArray[_T], rows: Places, columns: Places) -> npt.NDArray[_T]:

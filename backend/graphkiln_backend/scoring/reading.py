@@ -19,7 +19,7 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.decoding import count_pixels, load_sample
+from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
 from graphkiln_backend.scoring.memory_gate import MemoryGate
 from graphkiln_backend.scoring.rows import Row
@@ -34,26 +34,31 @@ _BYTES_PER_PIXEL = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A row, and its sample or the reason why it has none.
+    """A row, and its image or the reason why it has none.
 
     Attributes:
         row: The row.
-        sample: What the session takes of it; None with an error.
-        error: Why it has no answer; None with a sample.
+        image: What the session takes of it, and the size of what that was made from; None with an error.
+        error: Why it has no answer; None with an image.
         read_s: Elapsed while it was read.
         decode_s: Processor time of decoding and preprocessing it.
     """
 
     row: Row
-    sample: AnyArray | None = None
+    image: decoding.Prepared | None = None
     error: str | None = None
     read_s: float = 0.0
     decode_s: float = 0.0
 
     @property
+    def sample(self) -> AnyArray | None:
+        """Of the image."""
+        return self.image.sample if self.image else None
+
+    @property
     def size_bytes(self) -> int:
         """Of the sample."""
-        return 0 if self.sample is None else self.sample.nbytes
+        return self.image.sample.nbytes if self.image else 0
 
 
 class Preparation(Closeable):
@@ -188,7 +193,7 @@ class Reader(Closeable):
             return
         read = Prepared(row=row, read_s=time.perf_counter() - begun)
         self._expected_bytes = max(len(content), self._expected_bytes * 7 // 8)
-        size = _BYTES_PER_PIXEL * count_pixels(content)
+        size = _BYTES_PER_PIXEL * decoding.count_pixels(content)
         self.memory.acquire(size, is_next)
         self._decoding.submit(self._decode, read, content, done, _Held(pixels=size, encoded=expected))
 
@@ -196,14 +201,14 @@ class Reader(Closeable):
         """Settles a row with its sample, whose memory is held from now on."""
         begun = time.thread_time()
         try:
-            sample = load_sample(content, self._preprocess)
+            image = decoding.prepare(content, self._preprocess)
         except BaseException as error:  # noqa: BLE001 - whoever waits for the row is told
             self._release(held)
             _settle(done, read, error)
             return
         decode_s = time.thread_time() - begun
-        self._release(held, sample.nbytes)
-        done.set_result(replace(read, sample=sample, decode_s=decode_s))
+        self._release(held, image.sample.nbytes)
+        done.set_result(replace(read, image=image, decode_s=decode_s))
 
     def _release(self, held: _Held, kept_bytes: int = 0) -> None:
         self.memory.release(held.pixels - kept_bytes)

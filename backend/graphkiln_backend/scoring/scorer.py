@@ -14,6 +14,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
+from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.answers import Answers
 from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.image_input import BatchBuffer, ImageInput
@@ -180,39 +181,40 @@ class _Unit:
 
     def compute(self, batch: Sequence[Prepared]) -> None:
         """Adds the answers of a batch."""
-        samples = [one.sample for one in batch if one.sample is not None]
-        found = iter(self._answer(samples)) if samples else iter(())
-        errors = [one.error if one.sample is None else next(found) for one in batch]
+        images = [one.image for one in batch if one.image]
+        found = iter(self._answer(images)) if images else iter(())
+        errors = [next(found) if one.image else one.error for one in batch]
         self.answers.add([one.row for one in batch], errors)
 
-    def _answer(self, samples: Sequence[AnyArray]) -> list[str | None]:
-        """Computes samples and adds their columns; the error of each that fails by itself, None of each that does not.
+    def _answer(self, images: Sequence[decoding.Prepared]) -> list[str | None]:
+        """Computes images and adds their columns; the error of each that fails by itself, None of each that does not.
 
         Raises:
             GraphkilnError: All fail, and the session no longer computes what it was proven by either.
         """
         try:
-            self._run(samples)
+            self._run(images)
         except (ExecutionError, SignatureError) as error:
-            return self._answer_alone(samples, error)
-        return [None] * len(samples)
+            return self._answer_alone(images, error)
+        return [None] * len(images)
 
-    def _answer_alone(self, samples: Sequence[AnyArray], error: GraphkilnError) -> list[str | None]:
-        if len(samples) == 1:
+    def _answer_alone(self, images: Sequence[decoding.Prepared], error: GraphkilnError) -> list[str | None]:
+        if len(images) == 1:
             with self._computing:
                 self._computation.check()
             return [str(error)]
-        return [self._answer([sample])[0] for sample in samples]
+        return [self._answer([image])[0] for image in images]
 
-    def _run(self, samples: Sequence[AnyArray]) -> None:
+    def _run(self, images: Sequence[decoding.Prepared]) -> None:
         encoder, image_input = self._computation.encoder, self._computation.image_input
         begun = time.thread_time()
-        feeds = image_input.feeds(samples, self._batches)
+        feeds = image_input.feeds([image.sample for image in images], self._batches)
         fed = time.thread_time()
         with self._computing:
             started = time.perf_counter()
             outputs = self._computation.session.run(feeds, encoder.outputs)
             self.seconds["compute_s"] += time.perf_counter() - started
         computed = time.thread_time()
-        self.answers.add_columns(encoder.encode(image_input.rows(outputs, len(samples))))
+        sizes = [(image.height, image.width) for image in images]
+        self.answers.add_columns(encoder.encode(image_input.rows(outputs, len(images)), sizes))
         self.seconds["encode_s"] += fed - begun + time.thread_time() - computed

@@ -48,6 +48,15 @@ def test_the_best_class_is_the_same_in_strips(monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_array_equal(best_class(scores, rows, columns), whole)
 
 
+@pytest.mark.parametrize(("classes", "kind"), [(256, np.uint8), (257, np.int32)])
+def test_a_class_of_each_pixel_takes_a_byte_where_it_can(classes: int, kind: type[np.generic]) -> None:
+    scores = np.zeros((classes, 1, 2), np.float32)
+    scores[-1, 0, 1] = 1
+    found = best_class(scores, centers(1, 1), centers(2, 2))
+    assert found.dtype == kind
+    np.testing.assert_array_equal(found, [[0, classes - 1]])
+
+
 def test_the_nearest_cell() -> None:
     grid = np.array([[1, 2], [3, 4]])
     np.testing.assert_array_equal(

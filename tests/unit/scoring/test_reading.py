@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from scored_images import SPEC, gray, grays, row
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import count_pixels
+from graphkiln_backend.images.decoding import prepare as decode
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
 from graphkiln_backend.scoring.reading import Prepared, Reader
 from graphkiln_client.images import prepare
@@ -40,6 +43,13 @@ def test_a_bad_row_has_an_error() -> None:
     assert "not an image" in str(first.error)
     assert second.error is None
     assert third.error == "disk"
+
+
+def test_an_image_keeps_its_size() -> None:
+    with reader() as opened:
+        (found,) = opened.prepare([row("a", gray(1, (31, 17)))], {}, 4)
+    assert found.image is not None
+    assert (found.image.height, found.image.width) == (17, 31)
 
 
 def test_a_quarantined_row_is_not_touched() -> None:
@@ -102,12 +112,13 @@ def test_no_more_decode_at_a_time_than_there_are_cores(monkeypatch: pytest.Monke
         with counting:
             running.add(threading.get_ident())
             inside.append(len(running))
-        sample = prepare(content, spec).sample
+        prepared = decode(content, spec)
         with counting:
             running.discard(threading.get_ident())
-        return sample
+        return prepared
 
-    monkeypatch.setattr("graphkiln_backend.scoring.reading.load_sample", watched)
+    watching = SimpleNamespace(prepare=watched, count_pixels=count_pixels)
+    monkeypatch.setattr("graphkiln_backend.scoring.reading.decoding", watching)
     with reader(cores=2) as opened:
         assert len(list(opened.prepare(grays(range(100)), {}, 50))) == 100
     assert max(inside) <= 2

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import pyarrow as pa
 import pytest
 from scored_images import SIDE, SPEC, FakeSession, gray, grays, row
 
-from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring import scorer as module
+from graphkiln_backend.scoring.encoders.base import Encoder, Size
 from graphkiln_backend.scoring.encoders.tensors import Tensors
 from graphkiln_backend.scoring.errors import InputChanged
 from graphkiln_backend.scoring.image_input import ImageInput
@@ -33,13 +35,15 @@ def scorer(
     outputs: Sequence[str] = ("mean",),
     preprocess: Preprocess = SPEC,
     check: Callable[[], None] = lambda: None,
+    *,
+    encoder: Encoder | None = None,
 ) -> Iterator[Scorer]:
     image_input = ImageInput.of(session.signature, SPEC, batch_size if session.batched else 0)
     specs = image_input.signature_of_rows(session.signature).outputs
     computation = Computation(
         session=session,
         image_input=image_input,
-        encoder=Tensors([spec for spec in specs if spec.name in outputs]),
+        encoder=encoder or Tensors([spec for spec in specs if spec.name in outputs]),
         batch_size=batch_size,
         model="means",
         version=7,
@@ -103,6 +107,27 @@ def test_no_rows_are_a_table_of_the_same_columns() -> None:
         none, some = opened.score([]).table, opened.score(grays([1])).table
     assert none.schema == some.schema
     assert len(none) == 0
+
+
+class Sizes:
+    """An encoder that writes the size of each image beside its mean."""
+
+    schema = pa.schema([pa.field("mean", pa.float32()), pa.field("size", pa.list_(pa.int32()))])
+    outputs = ("mean",)
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
+        columns = (outputs["mean"][:, 0].tolist(), [list(size) for size in sizes])
+        return [pa.array(values, kind) for values, kind in zip(columns, self.schema.types, strict=True)]
+
+
+@pytest.mark.parametrize("fails_on", [-1, 2])
+def test_the_size_of_each_image_stays_with_its_row(fails_on: int) -> None:
+    rows = [row("1", gray(1, (9, 5))), row("bad", b"no image"), row("2", gray(2, (7, 4))), row("3", gray(3, (8, 6)))]
+    with scorer(FakeSession(fails_on), encoder=Sizes()) as opened:
+        table = opened.score(rows).table
+    second = (None, None) if fails_on == 2 else (2, [4, 7])
+    assert table.column("mean").to_pylist() == [1, None, second[0], 3]
+    assert table.column("size").to_pylist() == [[5, 9], None, second[1], [6, 8]]
 
 
 class TestFailures:

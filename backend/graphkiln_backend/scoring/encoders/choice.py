@@ -6,13 +6,17 @@ from collections.abc import Collection, Mapping
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.spelling import did_you_mean
-from graphkiln_backend.graph.task import Embedding, Task, is_classification, output_names
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, is_classification
 from graphkiln_backend.scoring.encoders.base import Encoder
+from graphkiln_backend.scoring.encoders.class_maps import ClassMaps
 from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
+from graphkiln_backend.scoring.encoders.detections import Detections
 from graphkiln_backend.scoring.encoders.scores import AllScores
 from graphkiln_backend.scoring.encoders.tensors import Tensors
+from graphkiln_backend.scoring.encoders.vectors import Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 
@@ -30,7 +34,7 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
         request: The run.
 
     Raises:
-        ScoringError: The model has no such outputs, or none that can be ranked, or its task is none that is written.
+        ScoringError: The model has no such outputs, none that can be ranked, or a task without scores of classes.
     """
     if request.top_k < 1:
         raise ScoringError(f"top_k must be at least 1, got {request.top_k}")
@@ -38,7 +42,7 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
     if request.outputs:
         return Tensors(_named(specs, request.outputs), (*RESERVED, *request.keep_columns))
     if not is_classification(contract.task):
-        return _of_task(specs, contract.task, (*RESERVED, *request.keep_columns))
+        return _of_task(specs, contract, request)
     if contract.ranking:
         return _ranked(specs, contract, request)
     spec = _checked_scores(specs, contract.output or next(iter(specs)))
@@ -53,18 +57,27 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
     return AllScores(spec.name, spec.dtype, classes, softmax=request.softmax)
 
 
-def _of_task(specs: Mapping[str, TensorSpec], task: Task | None, reserved: Collection[str]) -> Encoder:
-    """The encoder of a version that scores no classes: vectors as they are.
+def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: ScoreRequest) -> Encoder:
+    """The encoder of a version that scores no classes.
 
     Raises:
-        ScoringError: It finds boxes or class maps, which need the size of each image.
+        ScoringError: Scores of classes are requested, or nobody knows where a sample lies in its image.
     """
-    if isinstance(task, Embedding) and not task.normalize:
-        return Tensors([specs[task.vectors]], tuple(reserved))
-    outputs = ", ".join(output_names(task)) if task else ""
+    if request.scores or request.softmax:
+        raise ScoringError(
+            f"the model answers a {contract.task.kind if contract.task else 'task'}, which has no scores of classes",
+            hint="leave out --scores and --softmax",
+        )
+    match contract:
+        case Contract(task=Embedding() as task):
+            return Vectors(task, specs[task.vectors])
+        case Contract(task=Detection() as task, preprocess=Preprocess() as preprocess):
+            return Detections(task, contract.labels, preprocess)
+        case Contract(task=Segmentation() as task, preprocess=Preprocess() as preprocess):
+            return ClassMaps(task, contract.labels, preprocess)
     raise ScoringError(
-        f"the model answers a {task.kind if task else 'task'}, of which score writes no columns of its own",
-        hint=f"--output NAME writes an output as it is: {outputs}",
+        "places in an image are not known without its preprocessing",
+        hint="convert the model with graphkiln convert --preprocess JSON",
     )
 
 

@@ -12,6 +12,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.scoring.encoders.arrays import arrow_type, lists
+from graphkiln_backend.scoring.encoders.base import Size
 from graphkiln_backend.scoring.encoders.scores import score_dtype, scores_of
 
 
@@ -60,8 +61,9 @@ class TopK:
         self._columns = ClassColumns(labels, score_dtype(dtype, softmax=softmax))
         self.schema = self._columns.schema
 
-    def encode(self, outputs: Mapping[str, AnyArray]) -> list[pa.Array]:
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """Ranks each row, as the client does."""
+        del sizes
         scores = scores_of(outputs, self.outputs[0])
         # Row by row the best are found by a partition: of 1,000 classes in a third of the time that sorting takes.
         indices = np.stack([topk.top_k(row, self._k)[0] for row in scores])
@@ -84,8 +86,9 @@ class Ranked:
         self._columns = ClassColumns(ranking.labels, score_dtype(dtype, softmax=False))
         self.schema = self._columns.schema
 
-    def encode(self, outputs: Mapping[str, AnyArray]) -> list[pa.Array]:
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """The first `k` of each row, as they are."""
+        del sizes
         scores, indices = (outputs[name] for name in self.outputs)
         fits = indices.shape == scores.shape and indices.ndim == 2 and indices.dtype.kind in "iu"
         if not fits or (indices.size and indices.min() < 0):

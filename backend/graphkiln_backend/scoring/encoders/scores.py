@@ -10,6 +10,7 @@ from graphkiln_backend.graph import topk
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.scoring.encoders.arrays import arrow_type, fixed_lists
+from graphkiln_backend.scoring.encoders.base import Size
 
 _RANK = 2
 
@@ -30,8 +31,9 @@ class AllScores:
         self._dtype = score_dtype(dtype, softmax=softmax)
         self.schema = pa.schema([pa.field("scores", pa.list_(arrow_type(self._dtype), classes))])
 
-    def encode(self, outputs: Mapping[str, AnyArray]) -> list[pa.Array]:
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """One list per row."""
+        del sizes
         scores = scores_of(outputs, self.outputs[0])
         if scores.shape[1] != self._classes:
             raise ExecutionError(f"output '{self.outputs[0]}' has {scores.shape[1]} scores, expected {self._classes}")

@@ -13,6 +13,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import ANY_RANK, TensorSpec
 from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, fixed_lists, lists
+from graphkiln_backend.scoring.encoders.base import Size
 
 SHAPE = b"shape"
 """The key of a field's metadata that holds the shape of a row, as JSON."""
@@ -39,8 +40,9 @@ class Tensors:
         self._columns = [_column(spec, _column_name(spec.name, reserved)) for spec in specs]
         self.schema = pa.schema([field for column in self._columns for field in column.fields])
 
-    def encode(self, outputs: Mapping[str, AnyArray]) -> list[pa.Array]:
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """The rows of each output."""
+        del sizes
         return [array for column in self._columns for array in column.arrays(outputs[column.output])]
 
 

@@ -9,13 +9,18 @@ import pytest
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.graph.task import Embedding, Segmentation, Task
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.encoders.choice import choose_encoder
+from graphkiln_backend.scoring.encoders.class_maps import ClassMaps
 from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
+from graphkiln_backend.scoring.encoders.detections import Detections
 from graphkiln_backend.scoring.encoders.scores import AllScores
 from graphkiln_backend.scoring.encoders.tensors import Tensors
+from graphkiln_backend.scoring.encoders.vectors import Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 
@@ -47,15 +52,33 @@ def test_labels_name_the_output() -> None:
 
 def test_vectors_are_not_ranked() -> None:
     encoder = choose_encoder(GRAPH, Contract(task=Embedding(vectors="vector")), request())
-    assert isinstance(encoder, Tensors)
+    assert isinstance(encoder, Vectors)
     assert encoder.outputs == ("vector",)
 
 
-@pytest.mark.parametrize("task", [Segmentation(scores="map"), Embedding(vectors="vector", normalize=True)])
-def test_a_task_without_columns_of_its_own(task: Task) -> None:
-    with pytest.raises(ScoringError, match=r"of which score writes no columns.*--output NAME"):
-        choose_encoder(GRAPH, Contract(task=task), request())
-    assert isinstance(choose_encoder(GRAPH, Contract(task=task), request(outputs=("map",))), Tensors)
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        (Detection(boxes="b", scores="scores", classes="c", counts="n"), Detections),
+        (Segmentation(scores="map"), ClassMaps),
+        (Embedding(vectors="vector", normalize=True), Vectors),
+    ],
+)
+def test_every_task_has_columns_of_its_own(task: Task, kind: type[Encoder]) -> None:
+    contract = Contract(task=task, preprocess=Preprocess())
+    assert isinstance(choose_encoder(GRAPH, contract, request()), kind)
+    assert isinstance(choose_encoder(GRAPH, contract, request(outputs=("map",))), Tensors)
+
+
+@pytest.mark.parametrize("wanted", [{"softmax": True}, {"scores": True}])
+def test_a_task_without_scores_of_classes(wanted: dict[str, bool]) -> None:
+    with pytest.raises(ScoringError, match=r"a segmentation, which has no scores of classes \(leave out --scores"):
+        choose_encoder(GRAPH, Contract(task=Segmentation(scores="map"), preprocess=Preprocess()), request(**wanted))
+
+
+def test_places_need_the_preprocessing() -> None:
+    with pytest.raises(ScoringError, match="without its preprocessing"):
+        choose_encoder(GRAPH, Contract(task=Segmentation(scores="map")), request())
 
 
 def test_all_scores() -> None:
