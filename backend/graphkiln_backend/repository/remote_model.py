@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path, PurePosixPath
 
 from graphkiln_backend.repository.onnx_file import external_files
@@ -78,9 +79,24 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
     chosen = version or str(max((number for number in numbers.values() if number is not None), default=""))
     wanted = [path for path in listing if numbers.get(path) is None or path.startswith(f"{chosen}/")]
     if not any(path.startswith(f"{chosen}/") for path in wanted):
-        raise RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
+        there = {number for number in numbers.values() if number is not None}
+        raise _absent(address, above.root.rpartition("/")[2], there)
     model = folder / files.address.root.rpartition("/")[2]
     for path in wanted:
         (model / path).parent.mkdir(parents=True, exist_ok=True)
         files.fetch(path, model / path)
     return model / version
+
+
+def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreError:
+    """What is wrong with an address at which no version is.
+
+    Args:
+        address: `STORE/NAME/VERSION`, or `STORE/NAME`, which has none.
+        model: Name of the model.
+        there: Its versions.
+    """
+    if there:
+        told = ", ".join(map(str, sorted(there)))
+        return RemoteStoreError(f"{address}: model '{model}' has no such version", hint=f"it has {told}")
+    return RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
