@@ -26,7 +26,9 @@ from running import COMMAND, run_command
 from safetensors.torch import save_file
 
 from graphkiln.story.digits import split_digits
+from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 
@@ -36,6 +38,15 @@ SOURCE = f"python:{Path(story_model.__file__)}:net"
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
 
 Tell = Callable[..., "subprocess.CompletedProcess[str]"]
+SLOW_HERE = {
+    key
+    for key, is_slow in (
+        ("int8", hardware.saturates_products_of_bytes()),
+        ("mixed", bool(hardware.missing_instructions(Precision.BF16))),
+    )
+    if is_slow
+}
+"""Precisions that this CPU has no instructions for: they may be slower than fp32, or refused with a reason."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +107,7 @@ class TestWholeStory:
             assert steps[key]["cores"] > 0
         assert [steps[key]["step"] for key in CHAIN] == [0, 1, 2, 3, 4, 5]
         assert [steps[key]["source"] for key in CHAIN] == ["", "1.25", "2.33", "4.6", "1.6-1.64", ""]
-        assert whole[0]["precision"] == "int8"
+        assert whole[0]["precision"] == "int8" or "int8" in SLOW_HERE
 
     def test_answers_are_those_of_eager_pytorch_and_mostly_right(self, whole: tuple[dict[str, Any], Path]) -> None:
         for step in whole[0]["steps"]:
@@ -109,7 +120,9 @@ class TestWholeStory:
         steps = {step["key"]: step["judgment"] for step in whole[0]["steps"]}
         assert steps["eager"]["error"] == 0
         assert 0 < steps["reduced"]["error"] < 1e-5
-        assert steps["int8"]["error"] > steps["mixed"]["error"] > 1e-4  # they really compute in fewer bits
+        errors = [steps[key]["error"] for key in ("mixed", "int8") if steps[key] or key not in SLOW_HERE]
+        assert errors == sorted(errors)
+        assert all(error > 1e-4 for error in errors)  # they really compute in fewer bits
         assert steps["static"]["gradient_error"] < 1e-4
 
     def test_each_switch_is_measured_by_itself(self, whole: tuple[dict[str, Any], Path]) -> None:
@@ -117,6 +130,9 @@ class TestWholeStory:
         assert set(steps) == {"search", "engine", "mixed", "pad", "add", "int8"}
         assert steps["search"]["refused"] == "cuDNN's search needs a GPU"
         for key in ("engine", "mixed", "pad", "add", "int8"):
+            if steps[key]["own"] is None:
+                assert key in SLOW_HERE and steps[key]["refused"], steps[key]
+                continue
             assert steps[key]["own"] > 0, steps[key]
             assert steps[key]["beside"] == "parallel"
             assert steps[key]["cumulative"] is None
