@@ -55,7 +55,7 @@ def match(reference: Found, judged: Found, limits: TaskLimits) -> npt.NDArray[np
     partners = np.full(len(reference), -1, np.int64)
     if not len(reference) or not len(judged):
         return partners
-    overlap = pairwise_iou(reference.boxes, judged.boxes)
+    overlap = pairwise_iou(_visible(reference.boxes), _visible(judged.boxes))
     fits = (
         (overlap >= limits.box_iou)
         & (reference.classes[:, None] == judged.classes[None])
@@ -77,6 +77,12 @@ def match(reference: Found, judged: Found, limits: TaskLimits) -> npt.NDArray[np
 def score_tolerance(reference: Found, limits: TaskLimits) -> float:
     """Most that two scores of one thing may differ on an image."""
     return limits.score * float(np.max(np.abs(reference.scores), initial=0.0))
+
+
+def _visible(boxes: Floats) -> Floats:
+    """Boxes that are a pixel wide and high at least: what was cut to a line at the border overlaps nothing."""
+    lacking = np.clip(1 - (boxes[:, 2:] - boxes[:, :2]), 0, None) / 2
+    return np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], axis=1)
 
 
 def _areas(boxes: Floats) -> Floats:

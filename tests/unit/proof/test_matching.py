@@ -9,7 +9,7 @@ import pytest
 from pycocotools import mask as coco
 
 from graphkiln_backend.proof.matching import Found, match, pairwise_iou, score_tolerance
-from graphkiln_backend.proof.policy import BF16_TASKS, FP16_TASKS, FP32_TASKS
+from graphkiln_backend.proof.policy import BF16_TASKS, FP16_TASKS, FP32_TASKS, TaskLimits
 
 GENERATOR = np.random.default_rng(5)
 CORNERS = np.sort(GENERATOR.uniform(0, 100, (6, 2, 2)), axis=1).reshape(6, 4)
@@ -27,6 +27,18 @@ def test_boxes_without_an_area_are_equal_or_apart() -> None:
     point, other = np.array([[3.0, 3, 3, 3]]), np.array([[4.0, 4, 4, 4]])
     assert pairwise_iou(point, point)[0, 0] == 1
     assert pairwise_iou(point, other)[0, 0] == 0
+
+
+LINES = Found(
+    boxes=np.array([[121.9, 0, 179.4, 0], [0, 65.1, 0, 167.8]]), scores=np.array([0.9, 0.8]), classes=np.array([1, 1])
+)
+"""Boxes that were cut off at the border of the image."""
+
+
+@pytest.mark.parametrize("limits", [FP32_TASKS, FP16_TASKS, BF16_TASKS])
+def test_boxes_that_were_cut_to_a_line_have_their_partner(limits: TaskLimits) -> None:
+    assert match(LINES, replace(LINES, boxes=LINES.boxes + 1e-5), limits).tolist() == [0, 1]
+    assert match(LINES, replace(LINES, boxes=LINES.boxes + np.array([0, 1, 0, 1])), limits)[0] == -1
 
 
 def test_another_order_is_the_same() -> None:
