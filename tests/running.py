@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from graphkiln.story.server import free_ports
+from graphkiln_client import Model
 
 START_TIMEOUT_S = 240
 COMMAND = (sys.executable, "-m", "graphkiln.cli")
@@ -145,3 +147,12 @@ class Serving:
                 raise
         left = list(self._server.temporary.rglob("*"))
         assert not left, f"serve left temporary files behind: {left}"
+
+
+def settled(model: Model) -> dict[str, Any]:
+    """The statistics when they no longer change: Triton counts a request after it has answered it."""
+    seen: dict[str, Any] = {}
+    while seen != (now := model.statistics()):
+        seen = now
+        time.sleep(0.3)
+    return seen

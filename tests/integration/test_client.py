@@ -19,7 +19,7 @@ import tritonclient.http
 import zoo
 from onnx import TensorProto, helper
 from PIL import Image
-from running import Server, Serving, StartServer
+from running import Server, Serving, StartServer, settled
 
 from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -364,15 +364,6 @@ class TestClassify:
         image = Image.new("RGB", (64, 64))
         numbers = prepare(image, Preprocess(resize=(4, 4))).sample
         assert prepare(image, PIXELS).sample.nbytes * 4 == numbers.nbytes
-
-
-def settled(model: Any) -> dict[str, Any]:
-    """The statistics when they no longer change: Triton counts a request after it has answered it."""
-    seen: dict[str, Any] = {}
-    while seen != (now := model.statistics()):
-        seen = now
-        time.sleep(0.3)
-    return seen
 
 
 class TestManyImages:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
-from running import COMMAND, Server, StartServer, run_command
+from running import COMMAND, Server, StartServer, run_command, settled
 
 from graphkiln_backend.graph.errors import ProtocolError, ServerError
 from graphkiln_client import Client, ServedModel
@@ -86,7 +86,7 @@ def test_statistics_are_numbers_on_both_protocols(server: Server) -> None:
         with Client(address) as client:
             model = client.model("digits")
             model.infer({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
-            found.append(model.statistics())
+            found.append(settled(model))
     for statistics in found:
         assert statistics["inference_count"] >= 1
         assert statistics["inference_stats"]["compute_infer"]["ns"] > 0

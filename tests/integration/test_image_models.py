@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from running import Server, Serving
+from running import Server, Serving, settled
 from tritonclient.utils import serialize_byte_tensor, shared_memory
 
 from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
@@ -146,12 +146,12 @@ def test_classify_sends_images_as_they_are_with_the_same_results(
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"hello")
     with Client(getattr(server, url)) as client:
-        before = client.model("digits.images").statistics()["inference_count"]
+        before = settled(client.model("digits.images"))["inference_count"]
         by_form = {
             form: [client.model("digits", images=form).classify(path, top_k=10) for path in paths]
             for form in ("encoded", "tensor", "auto")
         }
-        sent = int(client.model("digits.images").statistics()["inference_count"]) - int(before)
+        sent = settled(client.model("digits.images"))["inference_count"] - before
         assert sent == 2 * len(paths)  # these images are smaller than their tensors
         told = [[(result.model, result.source, result.outputs) for result in each] for each in by_form.values()]
         assert told[0] == told[1] == told[2]

@@ -9,6 +9,7 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 ├── CacheError                  the artifact cache cannot be used
 ├── ExecutionError              an engine failed while it ran a graph
 ├── VerificationError           the outputs changed (`report`)
+│   └── UndecidedError          the samples cannot tell a right graph from a wrong one
 ├── ConversionError             a source model could not become a saved graph
 ├── ServerSetupError            the server cannot be started as configured
 ├── MeasurementError            something could not be measured
