@@ -23,6 +23,7 @@ class ClassificationPlan:
         served: What is published about the version that will answer.
         input_name: The model's only input.
         input_rank: Its number of dimensions.
+        takes_several: Whether one of them counts images.
         outputs: The outputs that are ranked.
         max_batch_size: Most images in one request.
         ranking: The outputs of a graph that ranks its classes itself.
@@ -33,6 +34,7 @@ class ClassificationPlan:
     served: ServedVersion
     input_name: str
     input_rank: int
+    takes_several: bool
     outputs: tuple[str, ...]
     max_batch_size: int
     ranking: Ranking | None
@@ -76,6 +78,7 @@ def plan_classification(
         served=served,
         input_name=row["name"],
         input_rank=len(row["shape"]),
+        takes_several=takes_several(row["shape"]),
         outputs=(ranking.scores,) if ranking else tuple(outputs) or names,
         max_batch_size=max_batch_size(row["shape"], served.config),
         ranking=ranking,
@@ -106,5 +109,15 @@ def image_input(served: ServedVersion, verb: str) -> Mapping[str, Any]:
 
 def max_batch_size(shape: Sequence[int], config: Mapping[str, Any]) -> int:
     """Triton's limit; without one, whatever a leading dimension of any size takes."""
-    varies = len(shape) == _SAMPLE_RANK + 1 and shape[0] == -1
+    varies = takes_several(shape) and shape[0] == -1
     return int(config.get("max_batch_size", 0)) or (ALL_CLASSES if varies else 1)
+
+
+def takes_several(shape: Sequence[int]) -> bool:
+    """Whether an input for images has a dimension that counts them."""
+    return len(shape) > _SAMPLE_RANK
+
+
+def is_batching(served: ServedVersion) -> bool:
+    """Whether the server puts a batch dimension before the shapes of the model's configuration."""
+    return int(served.config.get("max_batch_size", 0)) > 0

@@ -11,7 +11,7 @@ from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.graph.image_model import INPUT
 from graphkiln_backend.images.decoding import ImageLike, Prepared
 from graphkiln_client.classification import rank_scores, read_ranking, split_samples
-from graphkiln_client.classification_plan import ClassificationPlan, plan_classification
+from graphkiln_client.classification_plan import ClassificationPlan, is_batching, plan_classification
 from graphkiln_client.encoded_images import to_tensor
 from graphkiln_client.image_requests import ImageRequests, batch_of
 from graphkiln_client.inference import new_request_id
@@ -59,12 +59,8 @@ class Classifier:
 
         async def classify(served: ServedVersion) -> list[Result | ClientError]:
             plan = plan_classification(served, outputs, top_k=top_k, softmax=softmax)
-            found = await self._requests.answer_encoded(images, served, partial(self._classify_encoded, plan))
-            rest = [index for index in range(len(images)) if index not in found]
-            given = [images[index] for index in rest]
-            decoded = await self._requests.answer(given, served, partial(self._classify_batch, plan))
-            results = {**found, **dict(zip(rest, decoded, strict=True))}
-            return [results[index] for index in range(len(images))]
+            as_it_is, as_tensor = partial(self._classify_encoded, plan), partial(self._classify_batch, plan)
+            return await self._requests.answer_as_asked(images, served, as_it_is, as_tensor)
 
         return await self._requests.follow(classify)
 
@@ -81,8 +77,8 @@ class Classifier:
         self, plan: ClassificationPlan, sources: Sequence[str], encoded: Sequence[bytes]
     ) -> list[Result]:
         """Classifies images as they are in one request."""
-        batched = plan.served.config.get("max_batch_size", 0) > 0
-        return await self._ask(plan, sources, {INPUT: to_tensor(encoded, batched=batched)}, batched=batched)
+        tensor = to_tensor(encoded, batched=is_batching(plan.served))
+        return await self._ask(plan, sources, {INPUT: tensor}, batched=plan.takes_several)
 
     async def _ask(
         self, plan: ClassificationPlan, sources: Sequence[str], inputs: Mapping[str, AnyArray], *, batched: bool

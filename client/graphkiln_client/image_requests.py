@@ -10,7 +10,7 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ModelNotReady
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.decoding import ImageLike, Prepared, describe
+from graphkiln_backend.images.decoding import ImageLike, Prepared, describe, upright_size
 from graphkiln_client.connection import Connection
 from graphkiln_client.encoded_images import Form, check_form, choose_encoded
 from graphkiln_client.images import prepare
@@ -56,6 +56,7 @@ class ImageRequests:
         self._inference = inference
         self._spec = preprocess
         self._served: ServedVersion | None = None
+        self._images: Inference | None = None
         self._answered = ""
         self._fetch_timeout_s = connection.timeout_s if fetch_urls else None
 
@@ -104,6 +105,39 @@ class ImageRequests:
             f"'{self._info.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
             hint="name one: model(name, version)",
         )
+
+    async def answer_as_asked(
+        self,
+        images: Sequence[ImageLike],
+        served: ServedVersion,
+        ask_encoded: Callable[[Sequence[str], Sequence[bytes]], Awaitable[Sequence[T]]],
+        ask: Callable[[Sequence[str], Sequence[Prepared]], Awaitable[Sequence[T]]],
+    ) -> list[T | ClientError]:
+        """Asks about images in the form in which each of them travels; an image that fails has its error there.
+
+        Args:
+            images: The images.
+            served: The version that answers.
+            ask_encoded: As for `answer_encoded`.
+            ask: As for `answer`.
+
+        Raises:
+            InvalidInput: The model takes no encoded images, and they were requested to be sent so.
+            StaleVersion: Another version answers.
+        """
+        found = await self.answer_encoded(images, served, ask_encoded)
+        rest = [index for index in range(len(images)) if index not in found]
+        decoded = await self.answer([images[index] for index in rest], served, ask)
+        results = {**found, **dict(zip(rest, decoded, strict=True))}
+        return [results[index] for index in range(len(images))]
+
+    async def upright_sizes(self, encoded: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Height and width of encoded images, upright.
+
+        Raises:
+            InvalidInput: One of them is no image.
+        """
+        return await self._connection.transport.compute(lambda: [*map(upright_size, encoded)])
 
     async def answer(
         self,
@@ -208,10 +242,7 @@ class ImageRequests:
         Raises:
             StaleVersion: Another one answers.
         """
-        inference = self._inference
-        if encoded:
-            name = published_image_model(served.config)
-            inference = inference.of(ModelInfo(self._connection, name, self._info.version))
+        inference = self._encoded_inference(served) if encoded else self._inference
         try:
             response = await inference.infer(inputs, outputs, request_id, contract=served.digest)
         except ClientError as error:
@@ -221,11 +252,18 @@ class ImageRequests:
         served.check(response.version)
         return response
 
+    def _encoded_inference(self, served: ServedVersion) -> Inference:
+        """The way to the model that takes the images of a version; kept, because shared memory needs its metadata."""
+        if self._images is None:
+            name = published_image_model(served.config)
+            self._images = self._inference.of(ModelInfo(self._connection, name, self._info.version))
+        return self._images
+
     def _forget(self, served: ServedVersion, answered: str) -> None:
         """Has everything requested again, unless another task has seen to it."""
         if self._served is served:
             self._info.forget()
-            self._served, self._answered = None, answered
+            self._served, self._answered, self._images = None, answered, None
 
     def _load(self, image: ImageLike, spec: Preprocess) -> Prepared | ClientError:
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
+from graphkiln_backend.graph.image_model import INPUT
 from graphkiln_backend.graph.task import Detection as DetectionTask
 from graphkiln_backend.graph.task import Embedding as EmbeddingTask
 from graphkiln_backend.graph.task import Segmentation as SegmentationTask
@@ -25,7 +27,8 @@ from graphkiln_backend.images.answers import (
 from graphkiln_backend.images.decoding import ImageLike, Prepared
 from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_client.classification import split_samples
-from graphkiln_client.classification_plan import image_input, max_batch_size
+from graphkiln_client.classification_plan import image_input, is_batching, max_batch_size, takes_several
+from graphkiln_client.encoded_images import to_tensor
 from graphkiln_client.image_requests import ImageRequests, batch_of
 from graphkiln_client.inference import new_request_id
 from graphkiln_client.served_version import ServedVersion
@@ -105,34 +108,64 @@ class ImageTasks:
     ) -> list[_T | ClientError]:
         async def ask(served: ServedVersion) -> list[_T | ClientError]:
             task = check_kind(served, kind)
-            answer = partial(self._ask, served, task, partial(read, task))
-            return await self._requests.answer(images, served, answer)
+            question = _Question(self._requests, served, task, partial(read, task), self._given_labels)
+            return await self._requests.answer_as_asked(images, served, question.ask_encoded, question.ask)
 
         return await self._requests.follow(ask)
 
-    async def _ask(
+
+class _Question(Generic[_T]):
+    """What is asked of one version about images.
+
+    Args:
+        requests: Sends what is asked.
+        served: The version.
+        task: Its task.
+        read: Reads the answer about one image.
+        labels: In place of the labels that the version has; None for those.
+    """
+
+    def __init__(
         self,
+        requests: ImageRequests,
         served: ServedVersion,
         task: Task,
         read: Callable[[Sample, Frame, Sequence[str]], _T],
-        sources: Sequence[str],
-        prepared: Sequence[Prepared],
-    ) -> list[_T]:
+        labels: Sequence[str] | None,
+    ) -> None:
+        self._requests, self._served, self._task, self._read = requests, served, task, read
+        self._labels = _labels_of(served) if labels is None else labels
+
+    async def ask(self, sources: Sequence[str], prepared: Sequence[Prepared]) -> list[_T]:
         """Asks about samples of one shape in one request."""
         del sources
-        row = image_input(served, _NAMES[task.kind])
+        row = image_input(self._served, _NAMES[self._task.kind])
         samples = [each.sample for each in prepared]
         batched = len(row["shape"]) == samples[0].ndim + 1
         tensor = batch_of(samples) if batched else samples[0]
-        names = output_names(task)
-        request = dict.fromkeys(names, PLAIN)
-        response = await self._requests.infer(served, {row["name"]: tensor}, request, new_request_id())
-        columns: dict[str, Any] = {name: split_samples(response, name, len(samples), batched=batched) for name in names}
-        spec = self._requests.spec_of(served)
-        labels = self._given_labels if self._given_labels is not None else _labels_of(served)
+        sizes = [(each.height, each.width) for each in prepared]
+        return await self._infer({row["name"]: tensor}, sizes, batched=batched, encoded=False)
+
+    async def ask_encoded(self, sources: Sequence[str], encoded: Sequence[bytes]) -> list[_T]:
+        """Asks about images as they are in one request; what is no image is not sent."""
+        del sources
+        sizes = await self._requests.upright_sizes(encoded)
+        tensor = to_tensor(encoded, batched=is_batching(self._served))
+        batched = takes_several(image_input(self._served, _NAMES[self._task.kind])["shape"])
+        return await self._infer({INPUT: tensor}, sizes, batched=batched, encoded=True)
+
+    async def _infer(
+        self, inputs: Mapping[str, AnyArray], sizes: Sequence[tuple[int, int]], *, batched: bool, encoded: bool
+    ) -> list[_T]:
+        """Asks about images of the given heights and widths."""
+        names = output_names(self._task)
+        requested = dict.fromkeys(names, PLAIN)
+        response = await self._requests.infer(self._served, inputs, requested, new_request_id(), encoded=encoded)
+        columns = {name: split_samples(response, name, len(sizes), batched=batched) for name in names}
+        spec = self._requests.spec_of(self._served)
+        samples = [{name: columns[name][index] for name in names} for index in range(len(sizes))]
         return [
-            read({name: columns[name][index] for name in names}, frame_of(spec, (each.height, each.width)), labels)
-            for index, each in enumerate(prepared)
+            self._read(sample, frame_of(spec, size), self._labels) for sample, size in zip(samples, sizes, strict=True)
         ]
 
 

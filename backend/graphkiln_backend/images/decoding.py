@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
@@ -26,6 +28,10 @@ Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 _FILE_LIMIT = GIB
 _MOST_PIXELS = 1 << 28
 _HINT = f"known are {', '.join(FORMATS)}"
+_SIDEWAYS = (5, 6, 7, 8)
+"""Orientations in which rows become columns. Source: Exif 2.32, tag 0x0112."""
+_PNG_METADATA = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""What a PNG's orientation can stand in, of which some may follow the pixels: Pillow decodes them to find it."""
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -54,13 +60,40 @@ def open_image(image: ImageLike) -> Image.Image:
         InvalidInput: Not an image, in another format, damaged, missing or too large; the message names it.
     """
     name = describe(image)
-    try:
+    with _telling(name):
         if isinstance(image, str | Path):
             with open_regular(image, _FILE_LIMIT) as file:
                 return _decode(file)
         if isinstance(image, np.ndarray):
             return Image.fromarray(_checked_pixels(image, name))
         return _decode(io.BytesIO(image)) if isinstance(image, bytes) else _upright(image)
+
+
+def upright_size(content: bytes) -> tuple[int, int]:
+    """Height and width of the image that `open_image` gives, by the header: no pixels are decoded if that can be.
+
+    Args:
+        content: An encoded image.
+
+    Raises:
+        InvalidInput: As `open_image`; damage behind the header is not seen.
+    """
+    with _telling(describe(content)), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        return (image.width, image.height) if _is_sideways(image, content) else (image.height, image.width)
+
+
+def _is_sideways(image: Image.Image, content: bytes) -> bool:
+    """Whether the size that an image has before it is decoded is not yet that of the upright image."""
+    if image.format == "TIFF" or (image.format == "PNG" and not any(map(content.__contains__, _PNG_METADATA))):
+        return False  # Pillow turns the size of TIFFs by itself
+    return image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
+
+
+@contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """Says of what goes wrong with an image which one it is."""
+    try:
+        yield
     except InvalidInput:
         raise
     except UnidentifiedImageError as error:

@@ -12,6 +12,8 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import (
+    FORMS,
+    Encoded,
     check_formats,
     expand_folders,
     report_failures,
@@ -22,9 +24,6 @@ from graphkiln.cli.options import AsJson
 
 if TYPE_CHECKING:
     from graphkiln_client import Result
-    from graphkiln_client.encoded_images import Form
-
-_FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
 
 
 @with_connection()
@@ -37,14 +36,7 @@ def classify(
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
-    encoded: Annotated[
-        bool | None,
-        typer.Option(
-            "--encoded/--tensor",
-            help="Send images as they are, or decode them here.",
-            show_default="as they are, where that is smaller and the server takes them",
-        ),
-    ] = None,
+    encoded: Encoded = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
@@ -58,7 +50,7 @@ def classify(
         connection.connect() as client,
         show_progress(len(paths), "classifying") as progress,
     ):
-        answers = client.model(model, version, images=_FORMS[encoded]).classify_many(
+        answers = client.model(model, version, images=FORMS[encoded]).classify_many(
             paths,
             top_k=top_k,
             softmax=softmax,

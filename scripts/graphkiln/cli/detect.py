@@ -13,6 +13,8 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import (
+    FORMS,
+    Encoded,
     check_formats,
     expand_folders,
     report_failures,
@@ -42,6 +44,7 @@ def detect(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 8,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 4,
+    encoded: Encoded = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
@@ -52,7 +55,7 @@ def detect(
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
     with connection.connect() as client, show_progress(len(paths), "detecting") as progress:
-        answers = client.model(model, version).detect_many(
+        answers = client.model(model, version, images=FORMS[encoded]).detect_many(
             paths,
             score_threshold=threshold,
             batch_size=batch_size,

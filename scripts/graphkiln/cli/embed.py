@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.image_arguments import check_formats, expand_folders, report_failures, show_progress, split_errors
+from graphkiln.cli.image_arguments import (
+    FORMS,
+    Encoded,
+    check_formats,
+    expand_folders,
+    report_failures,
+    show_progress,
+    split_errors,
+)
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.vectors import save_vectors
 from graphkiln_backend.graph.errors import InvalidInput
@@ -35,6 +43,7 @@ def embed(
     out: Annotated[
         Path | None, typer.Option(help="Write a Parquet file for `graphkiln similar` instead.", metavar="FILE")
     ] = None,
+    encoded: Encoded = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a column for each feature.")] = False,
 ) -> None:
@@ -46,11 +55,19 @@ def embed(
     if out:
         if as_json or as_csv:
             raise InvalidInput("--out writes a file: leave out --json and --csv")
-        save_vectors(images, out, connection, (model, version), batch_size=batch_size, concurrency=concurrency)
+        save_vectors(
+            images,
+            out,
+            connection,
+            (model, version),
+            form=FORMS[encoded],
+            batch_size=batch_size,
+            concurrency=concurrency,
+        )
         return
     paths = expand_folders(images)
     with connection.connect() as client, show_progress(len(paths), "embedding") as progress:
-        answers = client.model(model, version).embed_many(
+        answers = client.model(model, version, images=FORMS[encoded]).embed_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
         )
         found, failures = split_errors(paths, list(answers))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -16,9 +16,23 @@ from graphkiln_backend.images.formats import SUFFIXES, image_files
 if TYPE_CHECKING:
     from PIL import Image
 
+    from graphkiln_client.encoded_images import Form
+
 T = TypeVar("T")
 
 _MANY = 20
+
+FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
+"""How images travel, as the client names it, by `Encoded`."""
+
+Encoded = Annotated[
+    bool | None,
+    typer.Option(
+        "--encoded/--tensor",
+        help="Send images as they are, or decode them here.",
+        show_default="as they are, where that is smaller and the server takes them",
+    ),
+]
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import (
+    FORMS,
+    Encoded,
     check_formats,
     expand_folders,
     report_failures,
@@ -39,6 +41,7 @@ def segment(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 8,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 4,
+    encoded: Encoded = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
 ) -> None:
@@ -49,7 +52,7 @@ def segment(
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
     with connection.connect() as client, show_progress(len(paths), "segmenting") as progress:
-        answers = client.model(model, version).segment_many(
+        answers = client.model(model, version, images=FORMS[encoded]).segment_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
         )
         found, failures = split_errors(paths, list(answers))

@@ -10,6 +10,7 @@ from graphkiln_backend.graph.errors import InvalidInput, ManifestError
 
 if TYPE_CHECKING:
     from graphkiln_client import Client, Model
+    from graphkiln_client.encoded_images import Form
 
 _KEYS = {"model": "graphkiln.model", "version": "graphkiln.version", "contract": "graphkiln.contract"}
 
@@ -66,13 +67,14 @@ class Origin:
             )
 
 
-def identify(client: Client, name: str, version: str) -> tuple[Model, Origin]:
+def identify(client: Client, name: str, version: str, form: Form = "auto") -> tuple[Model, Origin]:
     """The version of a model that answers, pinned: no other one takes its place while it is used.
 
     Args:
         client: To the server.
         name: The model's name.
         version: Its version; empty for the server's choice.
+        form: How its images travel.
 
     Raises:
         ClientError: A request failed.
@@ -81,7 +83,7 @@ def identify(client: Client, name: str, version: str) -> tuple[Model, Origin]:
     from graphkiln_client.served_version import newest_version
 
     version = version or newest_version(client.model(name).metadata)
-    model = client.model(name, version)
+    model = client.model(name, version, images=form)
     contracts = published_contracts(name, model.config)
     contract = contracts.find(version) if contracts else None
     return model, Origin(model=name, version=version, contract=contract.digest if contract else "")

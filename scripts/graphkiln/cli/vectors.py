@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from graphkiln.cli.vector_file import VectorWriter
     from graphkiln_client import Client
+    from graphkiln_client.encoded_images import Form
 
     Answer = npt.NDArray[np.float32] | ClientError
     Failures = list[tuple[Path, ClientError]]
@@ -32,6 +33,7 @@ def save_vectors(
     connection: ConnectionOptions,
     model: tuple[str, str],
     *,
+    form: Form,
     batch_size: int,
     concurrency: int,
 ) -> None:
@@ -42,6 +44,7 @@ def save_vectors(
         out: The file; written over when the new one is whole.
         connection: To the server.
         model: Its name, and its version or nothing.
+        form: How images travel.
         batch_size: Most images in one request.
         concurrency: Most requests at a time.
 
@@ -55,7 +58,7 @@ def save_vectors(
 
     paths = sorted(set(expand_folders(images)))
     with replaced_file(out) as file, connection.connect() as client:
-        pinned, origin = identify(client, *model)
+        pinned, origin = identify(client, *model, form)
         with VectorWriter(file, origin) as writer, show_progress(len(paths), "embedding") as progress:
             answers = pinned.embed_many(
                 paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress

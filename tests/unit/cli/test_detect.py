@@ -76,3 +76,9 @@ def test_an_image_that_fails_does_not_stop_the_others(run: RunVerb, client: Fake
     assert finished.code == 1
     assert "b.png: damaged" in finished.err
     assert len(json.loads(finished.out)) == 1
+
+
+@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
+def test_how_images_travel(run: RunVerb, images: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
+    run("detect", images, "--model", "m", *flags)
+    assert client.image_form == form

@@ -37,3 +37,9 @@ def test_csv(run: RunVerb, image: Path) -> None:
 
 def test_both_formats(run: RunVerb, image: Path) -> None:
     assert run("embed", image, "--model", "m", "--csv", "--json").code == 2
+
+
+@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
+def test_how_images_travel(run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
+    run("embed", image, "--model", "m", *flags)
+    assert client.image_form == form

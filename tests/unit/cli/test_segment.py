@@ -51,3 +51,9 @@ def test_a_drawing(run: RunVerb, image: Path) -> None:
     drawn = np.asarray(Image.open(image.parent / "x.png"))
     assert drawn[18, 35].any()
     assert not drawn[18, 5].any()  # the background is not tinted
+
+
+@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
+def test_how_images_travel(run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
+    run("segment", image, "--model", "m", *flags)
+    assert client.image_form == form

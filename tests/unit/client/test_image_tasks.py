@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import io
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from PIL import Image
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
+from graphkiln_backend.graph.image_model import PUBLISHED
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task, task_text
 from graphkiln_backend.images.answers import Box, SegmentedImage
+from graphkiln_backend.images.decoding import prepare
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
+from graphkiln_client.encoded_images import Form
 from graphkiln_client.model import Model
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
@@ -50,13 +54,15 @@ def outputs_of(pixels: Any) -> dict[str, Any]:
 class Server(FakeTransport):
     """A model with a task."""
 
-    def __init__(self, task: Task | None, *, contract: bool = True, **changes: Any) -> None:
-        parameters = {}
+    def __init__(self, task: Task | None, *, contract: bool = True, encoded: bool = False, **changes: Any) -> None:
+        parameters: dict[str, Any] = {}
         if contract:
             said = Contracts.of({"1": Contract(preprocess=SPEC, labels=("none", "light"), task=task)})
             parameters["contracts"] = {"string_value": said.to_json()}
         elif task:
             parameters = {"preprocess": {"string_value": SPEC.to_json()}, "task": {"string_value": task_text(task)}}
+        if encoded:
+            parameters[PUBLISHED] = {"string_value": "m.images"}
         self.changes = changes
         super().__init__(
             {
@@ -72,15 +78,31 @@ class Server(FakeTransport):
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         del timeout_s
-        rows = [outputs_of(pixels) for pixels in np.asarray(request.inputs["x"])]
+        rows = [outputs_of(pixels) for pixels in _pixels(request)]
         outputs = {name: np.stack([row[name] for row in rows]) for name in request.outputs}
         return InferResponse(model="m", version="1", outputs={**outputs, **self.changes})
 
 
-def model(task: Task | None, **options: Any) -> tuple[Model, Server]:
+def _pixels(request: InferRequest) -> Any:
+    """The samples of a request; of encoded images as the server makes them, or its refusal of one."""
+    if request.model == "m":
+        return request.inputs["x"]
+    assert request.inputs["IMAGE"].shape[1:] == (1,)
+    return [prepare(element, SPEC).sample for element in np.asarray(request.inputs["IMAGE"])[:, 0]]
+
+
+def model(task: Task | None, *, form: Form = "tensor", **options: Any) -> tuple[Model, Server]:
     server = Server(task, **options)
     connection = Connection(server, 5.0, 0)
-    return Model(AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False)), server
+    asked = AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False, images=form)
+    return Model(asked), server
+
+
+def file_of(pixels: Any, kind: str = "PNG", orientation: int = 1) -> bytes:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(file, kind, exif=exif)
+    return file.getvalue()
 
 
 def image(height: int, width: int, *box: int) -> Any:
@@ -182,3 +204,72 @@ def test_outputs_that_are_not_what_the_task_says() -> None:
         model(DETECTION, n=np.array([9], np.int32))[0].detect(image(8, 8))
     with pytest.raises(ProtocolError, match="for 1 images"):
         model(DETECTION, n=np.array([1, 1], np.int32))[0].detect(image(8, 8))
+
+
+# Portrait, one pixel, one row of 8,000, and turned by the camera: the box is to be found in the upright image.
+FILES = [
+    file_of(image(64, 32, 8, 16, 16, 32)),
+    file_of(image(1, 1)),
+    file_of(image(1, 8000, 2000, 0, 6000, 1)),
+    file_of(image(32, 64, 16, 8, 32, 16), "WEBP", orientation=6),
+    file_of(image(8000, 40, 0, 0, 40, 8000), "TIFF", orientation=8),
+    file_of(image(32, 64, 16, 8, 32, 16), orientation=3),
+]
+
+
+def as_seen(answer: Any) -> Any:
+    """An answer, comparable bit for bit."""
+    if isinstance(answer, SegmentedImage):
+        return answer.classes.shape, answer.classes.tobytes(), answer.labels
+    if isinstance(answer, np.ndarray):
+        return answer.tobytes()
+    return [(each.box, each.label, each.score, each.mask.pixels().tobytes()) for each in answer]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verb"), [("detection", "detect"), ("segmentation", "segment"), ("embedding", "embed")]
+)
+def test_images_as_they_are_are_answered_the_same_bit_for_bit(kind: str, verb: str) -> None:
+    answers = {}
+    for form in get_args(Form):
+        asked, server = model(TASKS[kind], form=form, encoded=True)
+        answers[form] = [as_seen(each) for each in getattr(asked, f"{verb}_many")(FILES, concurrency=1)]
+        assert [as_seen(getattr(asked, verb)(file)) for file in FILES] == answers[form]
+        models = {request.model for request in server.inferred()}
+        assert models == {"tensor": {"m"}, "encoded": {"m.images"}, "auto": {"m.images"}}[form]
+    assert answers["encoded"] == answers["tensor"] == answers["auto"]
+
+
+def test_boxes_are_in_pixels_of_the_upright_image() -> None:
+    found = list(model(DETECTION, form="encoded", encoded=True)[0].detect_many(FILES))
+    boxes = [[each.box for each in row] for row in found if not isinstance(row, ClientError)]
+    assert boxes[:2] == [[Box(8, 16, 16, 32)], []]
+    assert boxes[3:] == [[Box(16, 16, 24, 32)], [Box(0, 0, 8000, 40)], [Box(32, 16, 48, 24)]]
+    assert boxes[2] == [Box(2000, 0, 6000, 1)]
+
+
+@pytest.mark.parametrize("form", ["encoded", "auto"])
+def test_damaged_files_among_good_ones(form: Form) -> None:
+    files = [FILES[0], b"no image", FILES[3][:-40], FILES[3]]
+    asked, server = model(DETECTION, form=form, encoded=True)
+    found = list(asked.detect_many(files, batch_size=4, on_error="return"))
+    assert [isinstance(each, InvalidInput) for each in found] == [False, True, True, False]
+    assert [[each.box for each in row] for row in (found[0], found[3])] == [[Box(8, 16, 16, 32)], [Box(16, 16, 24, 32)]]
+    assert ("m" in {request.model for request in server.inferred()}) == (form == "auto")
+
+
+def test_a_model_that_takes_no_encoded_images() -> None:
+    with pytest.raises(InvalidInput, match="takes no encoded images"):
+        model(DETECTION, form="encoded")[0].detect(FILES[0])
+
+
+def test_event_loops_send_images_as_they_are() -> None:
+    async def ask(server: Server) -> list[Any]:
+        asked = AsyncModel(
+            Connection(server, 5.0, 0), "m", "", preprocess=None, labels=None, fetch_urls=False, images="encoded"
+        )
+        return [await asked.detect(FILES[0]), *[each async for each in asked.detect_many(FILES[:1] * 5)]]
+
+    server = Server(DETECTION, encoded=True)
+    assert [row[0].box for row in asyncio.run(ask(server))] == [Box(8, 16, 16, 32)] * 6
+    assert {request.model for request in server.inferred()} == {"m.images"}

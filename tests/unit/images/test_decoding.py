@@ -18,7 +18,7 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.images.decoding import describe, load_sample, open_image, prepare
+from graphkiln_backend.images.decoding import describe, load_sample, open_image, prepare, upright_size
 from graphkiln_backend.images.formats import FORMATS
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
@@ -318,3 +318,41 @@ class TestLetterbox:
     def test_the_size_of_the_image_is_kept(self) -> None:
         prepared = prepare(np.zeros((5, 9, 3), np.uint8), self.SPEC)
         assert (prepared.height, prepared.width) == (5, 9)
+
+
+def with_late_exif(png: bytes, exif: bytes) -> bytes:
+    """A PNG whose orientation stands behind its pixels."""
+    body = b"eXIf" + exif
+    chunk = len(exif).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    return png[:-12] + chunk + png[-12:]
+
+
+class TestUprightSize:
+    @pytest.mark.parametrize("kind", FORMATS)
+    @pytest.mark.parametrize("orientation", range(10))
+    def test_is_that_of_the_decoded_image(self, kind: str, orientation: int) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options = {} if kind in ("BMP", "GIF") else {"exif": exif}
+        content = encoded(Image.new("RGB", (5, 3)), kind, **options)
+        image = open_image(content)
+        assert upright_size(content) == (image.height, image.width)
+        assert (image.width < image.height) == (orientation in (5, 6, 7, 8) and bool(options))
+
+    @pytest.mark.parametrize("orientation", [1, 6])
+    def test_reads_an_orientation_behind_the_pixels(self, orientation: int) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        content = with_late_exif(encoded(Image.new("RGB", (5, 3))), exif.tobytes().removeprefix(b"Exif\0\0"))
+        image = open_image(content)
+        assert upright_size(content) == (image.height, image.width) == ((5, 3) if orientation == 6 else (3, 5))
+
+    @pytest.mark.parametrize("content", [b"", b"hello", MAGIC[1]])
+    def test_what_is_no_image_is_refused_by_name(self, content: bytes) -> None:
+        with pytest.raises(InvalidInput, match=f"^{len(content)} bytes is not an image"):
+            upright_size(content)
+
+    def test_bombs_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
+        with pytest.raises(InvalidInput, match="too large to decode safely"):
+            upright_size(encoded(Image.new("RGB", (5, 5))))
