@@ -236,7 +236,9 @@ def test_images_as_they_are_are_answered_the_same_bit_for_bit(kind: str, verb: s
         answers[form] = [as_seen(each) for each in getattr(asked, f"{verb}_many")(FILES, concurrency=1)]
         assert [as_seen(getattr(asked, verb)(file)) for file in FILES] == answers[form]
         models = {request.model for request in server.inferred()}
-        assert models == {"tensor": {"m"}, "encoded": {"m.images"}, "auto": {"m.images"}}[form]
+        assert (
+            models == {"tensor": {"m"}, "encoded": {"m.images"}, "auto": {"m", "m.images"}}[form]
+        )  # the TIFF is large
     assert answers["encoded"] == answers["tensor"] == answers["auto"]
 
 
