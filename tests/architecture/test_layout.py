@@ -47,7 +47,6 @@ def test_ci_runs_the_scripts_and_nothing_else(repository: Path) -> None:
         "scripts/check",
         "scripts/test",
         "scripts/test -m alone -n 0",
-        "scripts/test -m slow",
         "scripts/test-image",
     ]
 
