@@ -90,7 +90,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
 
 ONLY = ("precision",)
 """Benchmarks of which a part can be measured."""
-BESIDE_CPP = ("light", "memory")
+BESIDE_CPP = ("light", "memory", "start")
 """Benchmarks that also measure Triton's C++ backend, where it is given."""
 
 
@@ -107,7 +107,7 @@ def main() -> None:
         "--cpp-backend",
         type=Path,
         metavar="DIR",
-        help="for light and memory: holds onnxruntime/libtriton_onnxruntime.so",
+        help="for light, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
     parser.add_argument("--only", default="", metavar="NAME", help="for precision: measure this architecture alone")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -154,8 +154,8 @@ def _ratios(rows: list[Row]) -> Iterator[tuple[str, tuple[float, float | None]]]
         labels = [_label(row, set()) for row in rows]
     for label, row in zip(labels, rows, strict=True):
         values = {column: number for column, value in row.items() if (number := _number(value)) is not None}
-        if label == RATIO:
-            yield from ((column, (value, None)) for column, value in values.items())
+        if label.startswith(RATIO):  # to which peer, where a table has several
+            yield from ((f"{column}{label.removeprefix(RATIO)}", (value, None)) for column, value in values.items())
         for column in _RATIOS:
             if column in values:
                 yield label, (values[column], values.get(SPREAD))

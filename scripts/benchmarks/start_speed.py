@@ -1,4 +1,7 @@
-"""From the command until every model is ready, phase by phase, beside bare sessions that load and answer twice."""
+"""From the command until every model is ready, phase by phase.
+
+Beside it bare sessions that load and answer twice, and Triton's own C++ onnxruntime backend where one is given.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import psutil
+from cpp_server import check_backend, start_cpp_server
 from inputs import exported_graph
 from measurement import show_progress
 from stores import DIGITS, add_model
 
 from graphkiln.story.server import LocalServer, start_server
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 from graphkiln_backend.server.stubs import process_age_s
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.snapshot import read_snapshot
@@ -43,6 +48,11 @@ print(json.dumps([time.monotonic() - begun, peak_kb / 1024]))
 """Sessions with ONNX Runtime's own defaults, one after the other, in a process of their own."""
 
 
+CPP = "C++ backend"
+_BARE_STATE = "bare sessions"
+_STATES = ("cold", "warm")
+
+
 @dataclass
 class _Start:
     """One start: seconds by phase, and the peaks of all processes' memory together in MB."""
@@ -51,43 +61,82 @@ class _Start:
     peak_mb: float = 0.0
 
 
-def benchmark_start(rounds: int, _: float) -> list[dict[str, object]]:
-    """The seconds of each phase; phases of several models, which load side by side, are added up."""
+_Run = Callable[[], Iterator[tuple[str, _Start]]]
+"""Starts a subject in one or more states, which it tells."""
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """Models that are started together: graphs by name."""
+
+    name: str
+    graphs: Mapping[str, Path]
+
+    def store(self, folder: Path, backend: str) -> Path:
+        """A new model store of them, for one backend."""
+        store = folder / backend / self.name
+        for model, graph in self.graphs.items():
+            add_model(store, model, graph, backend=backend)
+        return store
+
+
+def benchmark_start(rounds: int, _: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+    """The seconds of each phase; phases of several models, which load side by side, are added up.
+
+    Args:
+        rounds: How often each is started; the set-ups take turns.
+        cpp_backend: A backend directory with Triton's C++ onnxruntime backend, or None for no such row.
+    """
     starts: defaultdict[str, list[_Start]] = defaultdict(list)
+    subjects = _subjects()
     with tempfile.TemporaryDirectory() as folder:
-        stores = _stores(Path(folder))
+        runs = [(each.name, run) for each in subjects for run in _runs(each, Path(folder), cpp_backend)]
         for number in range(rounds):
-            for name, (store, graphs) in stores.items():
+            for name, run in runs:
                 show_progress(f"round {number + 1}/{rounds}: {name}")
-                starts[f"{name}, bare"].append(_start_bare(graphs))
-                with tempfile.TemporaryDirectory() as cache:
-                    for state in ("cold", "warm"):
-                        starts[f"{name}, {state}"].append(_start(store, Path(cache)))
+                for state, start in run():
+                    starts[f"{name}, {state}"].append(start)
     show_progress("")
-    return _table(stores, starts)
+    return _table([subject.name for subject in subjects], starts)
 
 
-def _stores(folder: Path) -> dict[str, tuple[Path, list[Path]]]:
-    """Model stores, and the graphs of each."""
+def _subjects() -> list[_Subject]:
     resnet, mobilenet, vit = map(exported_graph, ("resnet50", "mobilenet_v3_small", "vit_b_16"))
     digit = DIGITS / "1" / "model.onnx"
-    graphs = {
-        "digits": {"digits": digit},
-        "resnet50": {"resnet50": resnet},
-        "resnet50 + 2 mobilenets": {"resnet50": resnet, "mobilenet-a": mobilenet, "mobilenet-b": mobilenet},
-        "vit_b_16": {"vit": vit},
-        "forty": {f"model{number}": (resnet, *[mobilenet] * 4, *[digit] * 5)[number % 10] for number in range(_FORTY)},
-    }
-    for name, models in graphs.items():
-        for model, graph in models.items():
-            add_model(folder / name, model, graph)
-    return {name: (folder / name, list(models.values())) for name, models in graphs.items()}
+    forty = {f"model{number}": (resnet, *[mobilenet] * 4, *[digit] * 5)[number % 10] for number in range(_FORTY)}
+    return [
+        _Subject("digits", {"digits": digit}),
+        _Subject("resnet50", {"resnet50": resnet}),
+        _Subject("resnet50 + 2 mobilenets", {"resnet50": resnet, "mobilenet-a": mobilenet, "mobilenet-b": mobilenet}),
+        _Subject("vit_b_16", {"vit": vit}),
+        _Subject("forty", forty),
+    ]
 
 
-def _start_bare(graphs: Sequence[Path]) -> _Start:
+def _runs(subject: _Subject, folder: Path, cpp_backend: Path | None) -> Iterator[_Run]:
+    yield partial(_start_bare, list(subject.graphs.values()))
+    if cpp_backend:
+        backends, store = check_backend(cpp_backend), subject.store(folder, DROP_IN_BACKEND)
+        yield partial(_start_cpp, backends, store)
+    yield partial(_start_twice, subject.store(folder, BACKEND))
+
+
+def _start_bare(graphs: Sequence[Path]) -> Iterator[tuple[str, _Start]]:
     command = [sys.executable, "-c", _BARE, *map(str, graphs)]
     seconds, peak_mb = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=600).stdout)
-    return _Start({"ready": seconds}, peak_mb)
+    yield _BARE_STATE, _Start({"ready": seconds}, peak_mb)
+
+
+def _start_cpp(backends: Path, store: Path) -> Iterator[tuple[str, _Start]]:
+    begun = time.time()
+    with start_cpp_server(backends, store) as server:
+        yield CPP, _Start({"ready": time.time() - begun}, _peak_mb([psutil.Process(server.pid)]))
+
+
+def _start_twice(store: Path) -> Iterator[tuple[str, _Start]]:
+    with tempfile.TemporaryDirectory() as cache:
+        for state in _STATES:
+            yield state, _start(store, Path(cache))
 
 
 def _start(store: Path, cache: Path) -> _Start:
@@ -139,19 +188,31 @@ def _peak_kb(process: psutil.Process) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _table(stores: Mapping[str, object], starts: Mapping[str, Sequence[_Start]]) -> list[dict[str, object]]:
+def _table(names: Sequence[str], starts: Mapping[str, Sequence[_Start]]) -> list[dict[str, object]]:
     """A row for each phase, a column for each start; the median of all rounds."""
-    columns = [f"{name}, {state}" for name in stores for state in ("cold", "warm")]
+    columns = [f"{name}, {state}" for name in names for state in _STATES]
     phases = list(dict.fromkeys(phase for name in columns for start in starts[name] for phase in start.seconds))
     phases.sort(key=lambda phase: phase in {"publication", "ready"})
-    bare = {name: starts[f"{name.rpartition(', ')[0]}, bare"] for name in columns}
     return [
         *(_row(f"{phase} s", columns, partial(_seconds, starts, phase)) for phase in phases),
-        _row("bare sessions s", columns, partial(_seconds, bare, "ready")),
-        _row("ratio", columns, lambda name: _ratio(starts[name], bare[name])),
         _row("peak MB", columns, lambda name: _median_mb(starts[name])),
-        _row("bare sessions, peak MB", columns, lambda name: _median_mb(bare[name])),
+        *(row for peer in (_BARE_STATE, CPP) for row in _peer_rows(peer, columns, starts)),
     ]
+
+
+def _peer_rows(
+    peer: str, columns: Sequence[str], starts: Mapping[str, Sequence[_Start]]
+) -> Iterator[dict[str, object]]:
+    """What a peer needed for the same models, and how often as long ours took; nothing of one that was not measured."""
+    theirs = {name: starts.get(f"{name.rpartition(', ')[0]}, {peer}", ()) for name in columns}
+    if all(theirs.values()):
+        yield _row(f"{peer} s", columns, partial(_seconds, theirs, "ready"))
+        yield _row(
+            "ratio" if peer == _BARE_STATE else f"ratio to {peer}",
+            columns,
+            lambda name: _ratio(starts[name], theirs[name]),
+        )
+        yield _row(f"{peer}, peak MB", columns, lambda name: _median_mb(theirs[name]))
 
 
 def _row(phase: str, columns: Sequence[str], value: Callable[[str], float]) -> dict[str, object]:
@@ -163,7 +224,7 @@ def _seconds(starts: Mapping[str, Sequence[_Start]], phase: str, name: str) -> f
 
 
 def _ratio(starts: Sequence[_Start], bare: Sequence[_Start]) -> float:
-    return round(_median(starts, "ready") / _median(bare, "ready"), 1)
+    return round(_median(starts, "ready") / _median(bare, "ready"), 2)
 
 
 def _median(starts: Sequence[_Start], phase: str) -> float:

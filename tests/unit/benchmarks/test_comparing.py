@@ -90,6 +90,16 @@ def test_unless_rows_differ_by_nothing_else(tmp_path: Path) -> None:
     assert verdicts(*files) == {"b: m, s, openvino": "same", "b: m, s, onnxruntime": "REGRESSION"}
 
 
+def test_a_table_of_phases_with_ratios_to_two_peers(tmp_path: Path) -> None:
+    for name, ratio in (("old", 1.5), ("new", 3.0)):
+        (tmp_path / name).mkdir()
+        peers = ({"phase": "ratio", "x": 5.0}, {"phase": "ratio to C++ backend", "x": ratio})
+        write(tmp_path / name / "start.json", *peers)
+    changes = compare(tmp_path / "old", tmp_path / "new")
+    told = [(change.row, change.verdict) for change in changes]
+    assert told == [("start: x", "same"), ("start: x to C++ backend", "REGRESSION")]
+
+
 def test_a_table_of_phases_has_its_ratios_in_a_row(tmp_path: Path) -> None:
     old = write(tmp_path / "old" / "start.json", {"phase": "ready s", "x": 2.0}, {"phase": "ratio", "x": 5.0, "y": 3.0})
     new = write(tmp_path / "new" / "start.json", {"phase": "ready s", "x": 9.0}, {"phase": "ratio", "x": 5.1, "y": 4.0})
