@@ -17,7 +17,8 @@
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
-    scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans
+    scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
+                                   faults; goes on where it was interrupted (--only int8: this part, again)
     scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default
     scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
     scripts/benchmark compare OLD NEW   what became slower between two results, or two folders of them
@@ -88,7 +89,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 
-ONLY = ("precision",)
+ONLY = ("precision", "score")
 """Benchmarks of which a part can be measured."""
 BESIDE_CPP = ("light", "memory", "start")
 """Benchmarks that also measure Triton's C++ backend, where it is given."""
@@ -109,7 +110,9 @@ def main() -> None:
         metavar="DIR",
         help="for light, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
-    parser.add_argument("--only", default="", metavar="NAME", help="for precision: measure this architecture alone")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="for precision and score: measure this architecture or part alone"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
     options = parser.parse_args()

@@ -5,7 +5,6 @@ Each architecture is kept as soon as it is done: what is interrupted goes on wit
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -18,9 +17,9 @@ from pathlib import Path
 
 from inputs import CACHE
 from measurement import ratio_of, show_progress
+from parts import Parts
 from precision_models import ARCHITECTURES, Graphs, prepare
 
-from graphkiln.story.facts import machine_facts
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import open_reference, probe
 from graphkiln_backend.graph.cores import usable_cores
@@ -96,27 +95,10 @@ def benchmark_precision(rounds: int, seconds: float, only: str = "") -> list[dic
         seconds: Of one measurement.
         only: Measure this architecture, also where it is done, and no other.
     """
+    parts = Parts(PARTS, rounds, seconds)
     for name in [only] if only else ARCHITECTURES:
-        part = PARTS / f"{name}.json"
-        conditions = _conditions(rounds, seconds)
-        if only or not _read(part, conditions):
-            rows = _measure_architecture(name, rounds, seconds)
-            PARTS.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1))
-    return [row for name in ARCHITECTURES for row in _read(PARTS / f"{name}.json", _conditions(rounds, seconds))]
-
-
-def _conditions(rounds: int, seconds: float) -> dict[str, object]:
-    """What parts must have in common to stand in one table."""
-    facts = machine_facts()
-    return {"rounds": rounds, "seconds": seconds, "machine": facts["machine"], "versions": facts["versions"]}
-
-
-def _read(part: Path, conditions: Mapping[str, object]) -> list[dict[str, object]]:
-    """The rows of an architecture that was measured under the same conditions, or none."""
-    kept = json.loads(part.read_text()) if part.exists() else {}
-    rows: list[dict[str, object]] = kept["rows"] if kept.get("conditions") == conditions else []
-    return rows
+        parts.measure(name, partial(_measure_architecture, name, rounds, seconds), again=bool(only))
+    return [row for name in ARCHITECTURES for row in parts.read(name) or ()]
 
 
 def _measure_architecture(name: str, rounds: int, seconds: float) -> list[dict[str, object]]:

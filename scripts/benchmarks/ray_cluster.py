@@ -14,6 +14,10 @@ from typing import Any
 
 import psutil
 
+_TRIES = 4
+_TOO_LATE = "timed out during startup"
+"""What Ray says of a node that was not up in time."""
+
 
 class RayNodes:
     """Nodes of one core each; the head has none, so that it outlives them all.
@@ -40,7 +44,13 @@ class RayNodes:
         return sorted(self._cluster.worker_nodes, key=lambda node: node.node_id)
 
     def add(self, cores: int = 1) -> Any:
-        """Another node joins, at some moment soon."""
+        """Another node joins, at some moment soon; on a busy machine it may need more than Ray's one try of 30 s."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._cluster.add_node(num_cpus=cores, wait=False)
+            except Exception as error:
+                if _TOO_LATE not in str(error):  # Ray raises no class of its own
+                    raise
         return self._cluster.add_node(num_cpus=cores, wait=False)
 
     def kill(self, node: Any) -> None:

@@ -36,27 +36,22 @@ _KINDS = {"worker": 5, "keeper": 2, "node": 2, "driver": 1}
 _LONGEST_RUN_S = 1800.0
 
 
-def measure_faults(runs: int, kills: int) -> dict[str, Any]:
-    """Measures what kills cost.
+def measure_faults(seed: int, kills: int) -> dict[str, Any]:
+    """Measures what kills cost in one run.
 
     Args:
-        runs: How many runs.
-        kills: In each of them.
+        seed: Of what is killed, and when.
+        kills: How many.
 
     Returns:
-        `rows`, `lost`, `twice` and `errors` over all runs, `kills` by what was killed, and `seconds` of each run.
+        `rows`, `lost`, `twice` and `errors`, `kills` by what was killed, and the `seconds` that the run took.
     """
-    found: Counter[str] = Counter()
-    killed: Counter[str] = Counter()
-    seconds = []
-    for seed in range(runs):
-        with tempfile.TemporaryDirectory(prefix="faults-") as folder, ray_nodes(NODES) as nodes:
-            begun = time.monotonic()
-            killed += _Run(Path(folder), nodes, kills, seed).finish()
-            found += _count(Path(folder) / "out")
-            seconds.append(round(time.monotonic() - begun, 1))
-    lost_twice = {name: found[name] for name in ("rows", "lost", "twice", "errors")}
-    return {"runs": runs, **lost_twice, "kills": dict(killed), "seconds": seconds}
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ray_nodes(NODES) as nodes:
+        begun = time.monotonic()
+        killed = _Run(Path(folder), nodes, kills, seed).finish()
+        found = _count(Path(folder) / "out")
+        seconds = round(time.monotonic() - begun, 1)
+    return {**{name: found[name] for name in ("rows", "lost", "twice", "errors")}, "kills": killed, "seconds": seconds}
 
 
 class _Run:
@@ -153,4 +148,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         _drive(pickle.loads(bytes.fromhex(sys.argv[1])))  # noqa: S301 - written by `_Run`
     else:
-        print(json.dumps(measure_faults(runs=1, kills=50), indent=2))
+        print(json.dumps(measure_faults(seed=0, kills=50), indent=2))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -67,6 +67,11 @@ class RunReport:
     stages: dict[str, float] = field(default_factory=dict)
     driver_unit_s: float = 0.0
     readings: list[Reading] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunReport:
+        """What `asdict` made of one."""
+        return cls(**{**document, "readings": [Reading(**reading) for reading in document["readings"]]})
 
     @property
     def per_second(self) -> float:

@@ -6,23 +6,40 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
-from measurement import ratio_of, show_progress
+from inputs import CACHE
+from measurement import show_progress
+from parts import Parts
 from PIL import Image
 from precision_models import prepare
-from score_bound import BoundReport, measure_bound
+from score_bound import measure_bound
 from score_faults import measure_faults
 from score_models import add_resnet, write_photographs
-from score_runs import Reading, RunReport
+from score_rows import (
+    OURS,
+    PEER,
+    Row,
+    bound_rows,
+    fault_row,
+    memory_rows,
+    plan_rows,
+    run_rows,
+    scaling_rows,
+    verify_row,
+)
+from score_runs import RunReport
 from score_verify import VerifyTimes, measure_verify
 from stores import DIGITS
 
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.request import DEFAULT_ROWS_PER_UNIT
 
@@ -33,48 +50,98 @@ _IMAGES = {"fp32": 288, "int8": 1152}
 """Of whole runs: ten seconds of each."""
 _BOUND_SHARE = 3
 """The bound needs fewer: each of its parts is one loop."""
+_SLOW_INT8 = "this CPU has no VNNI: int8 is computed by instructions for 16 bits"
 _SMALL_IMAGES = 100_000
 _LISTED_ROWS = 10_000_000
 _VERIFIED_UNITS = 25_000
-_KILLS = 10
+_FAULT_RUNS, _KILLS = 10, 50
 _TIMEOUT_S = 600
-OURS, PEER = "graphkiln score", "Ray Data"
+KEPT = CACHE / "score"
+"""Where each part is kept as it is done."""
 
-Row = dict[str, object]
 
-
-def benchmark_score(rounds: int, _: float) -> list[Row]:
-    """Everything about scoring; one round measures a small part of it.
+def benchmark_score(rounds: int, seconds: float, only: str = "") -> list[Row]:
+    """Every part that is done; those that are not are measured now, and each is kept as it is done.
 
     Args:
-        rounds: That count. With one, a tenth of the images is taken.
-        _: Unused: data sets take the time that they take.
+        rounds: That count. With one, a tenth of everything is taken.
+        seconds: Unused: data sets take the time that they take.
+        only: Measure this part of `PARTS`, also where it is done, and no other.
     """
-    share = 10 if rounds == 1 else 1
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="graphkiln-score-") as folder:
-        bench = _Bench(Path(folder), usable_cores())
-        for precision in _PRECISIONS:
-            rows += bench.compare(precision, _IMAGES[precision] // share, rounds)
-        small = bench.run_small(_SMALL_IMAGES // share)
-    rows += memory_rows(small)
-    rows += scaling_rows(rows, small.driver_unit_s)
-    if rounds > 1:
-        show_progress("planning")
-        rows += plan_rows(_measure_plan(_LISTED_ROWS))
-        show_progress("verification")
-        rows.append(verify_row(measure_verify(_VERIFIED_UNITS)))
-        show_progress("faults")
-        rows.append(fault_row(measure_faults(1, _KILLS)))
-    show_progress("")
-    return rows
+    if only and only not in PARTS:
+        sys.exit(f"score has no part {only}; there are {', '.join(PARTS)}")
+    parts = Parts(KEPT, rounds, seconds)
+    for name in [only] if only else PARTS:
+        parts.measure(name, partial(PARTS[name], rounds), again=bool(only))
+        show_progress("")
+    return _all_rows({name: parts.read(name) for name in PARTS})
 
 
-def _measure_plan(rows: int) -> dict[str, Any]:
+def _all_rows(measured: Mapping[str, Any]) -> list[Row]:
+    """Of the parts that there are."""
+    rows: list[Row] = [row for name in _PRECISIONS for row in measured[name] or ()]
+    if measured["memory"]:
+        small = RunReport.from_json(measured["memory"])
+        rows += memory_rows(small) + scaling_rows(rows, small.driver_unit_s)
+    rows += plan_rows(measured["plan"]) if measured["plan"] else ()
+    rows += [verify_row(measured["verification"])] if measured["verification"] else ()
+    return rows + ([fault_row(measured["faults"])] if measured["faults"] else [])
+
+
+def _measure_precision(precision: str, rounds: int) -> list[Row]:
+    with _bench() as bench:
+        return bench.compare(precision, _IMAGES[precision] // _share(rounds), rounds)
+
+
+def _measure_memory(rounds: int) -> dict[str, Any]:
+    with _bench() as bench:
+        return asdict(bench.run_small(_SMALL_IMAGES // _share(rounds)))
+
+
+def _measure_plan(rounds: int) -> dict[str, Any]:
     """In a program of its own: its processes would import what this one has, torch among it, and count its memory."""
-    command = [sys.executable, str(_PLAN_PROGRAM), str(rows)]
+    show_progress("planning")
+    command = [sys.executable, str(_PLAN_PROGRAM), str(_LISTED_ROWS // _share(rounds))]
     planned: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return planned
+
+
+def _measure_verification(rounds: int) -> VerifyTimes:
+    show_progress("verification")
+    return measure_verify(_VERIFIED_UNITS // _share(rounds))
+
+
+def _measure_faults(rounds: int) -> list[dict[str, Any]]:
+    """Runs take minutes: each is kept until all of them are done."""
+    parts = Parts(KEPT, rounds, 0)
+    names = [f"faults {seed}" for seed in range(_FAULT_RUNS // _share(rounds))]
+    runs = []
+    for seed, name in enumerate(names):
+        show_progress(f"{name} of {len(names)}")
+        runs.append(parts.measure(name, partial(measure_faults, seed, _KILLS // _share(rounds))))
+    for name in names:
+        parts.forget(name)
+    return runs
+
+
+def _share(rounds: int) -> int:
+    return 10 if rounds == 1 else 1
+
+
+PARTS: dict[str, Callable[[int], Any]] = {
+    **{precision: partial(_measure_precision, precision) for precision in _PRECISIONS},
+    "memory": _measure_memory,
+    "plan": _measure_plan,
+    "verification": _measure_verification,
+    "faults": _measure_faults,
+}
+"""What is measured by itself, given the rounds; what each returns can be kept as JSON."""
+
+
+@contextmanager
+def _bench() -> Iterator[_Bench]:
+    with tempfile.TemporaryDirectory(prefix="graphkiln-score-") as folder:
+        yield _Bench(Path(folder), usable_cores())
 
 
 class _Bench:
@@ -108,7 +175,8 @@ class _Bench:
             for name, (program, graph, workers, cores) in set_ups.items():
                 show_progress(f"{precision}, round {number + 1}/{rounds}: {name}")
                 runs[name].append(self.run(program, Path(str(graph)), photographs, workers, cores))
-        return [*bound_rows(precision, bound), *run_rows(precision, runs)]
+        note = _SLOW_INT8 if precision == "int8" and saturates_products_of_bytes() else ""
+        return [*bound_rows(precision, bound, note), *run_rows(precision, runs)]
 
     def run_small(self, images: int) -> RunReport:
         """A run over many small images."""
@@ -126,156 +194,7 @@ class _Bench:
         )
         if done.returncode:
             sys.exit(f"{program} failed: {done.stderr[-3000:]}")
-        found = json.loads(done.stdout.splitlines()[-1])
-        found["readings"] = [Reading(**reading) for reading in found["readings"]]
-        return RunReport(**found)
-
-
-def bound_rows(precision: str, report: BoundReport) -> list[Row]:
-    """What the scorer reaches of its bound, by elapsed and by processor time."""
-    rounds = report.rounds
-    ours = [one.scorer for one in rounds]
-    bounds = [one.bound for one in rounds]
-    elapsed = ratio_of([1 / one.elapsed_s for one in ours], [1 / one.elapsed_s for one in bounds])
-    cpu = ratio_of([1 / one.cpu_s for one in ours], [1 / one.cpu_s for one in bounds])
-    title = f"{precision}, {report.session}, batches of {report.batch_size}"
-    return [
-        _row(
-            f"{title}: decoding, then the session, alone",
-            per_second=1 / median([one.elapsed_s for one in bounds]),
-            cpu_ms=1e3 * median([one.cpu_s for one in bounds]),
-        ),
-        _row(
-            f"{title}: both at once, by a worker's scorer",
-            per_second=1 / median([one.elapsed_s for one in ours]),
-            ratio=elapsed.median,
-            spread=elapsed.spread,
-            cpu_ms=1e3 * median([one.cpu_s for one in ours]),
-            cpu_ratio=cpu.median,
-        ),
-    ]
-
-
-def run_rows(precision: str, runs: Mapping[str, Sequence[RunReport]]) -> list[Row]:
-    """Whole runs beside the peer, and where the time of ours goes."""
-    peer = [run.per_second for run in runs[PEER]]
-    rows = []
-    for name, found in runs.items():
-        rates = [run.per_second for run in found]
-        ratio = ratio_of(rates, peer)
-        rows.append(
-            _row(
-                f"{precision}, {name}",
-                per_second=median(rates),
-                ratio=ratio.median,
-                spread=ratio.spread,
-                note=stages_of(found[-1]),
-            )
-        )
-    return rows
-
-
-def stages_of(run: RunReport) -> str:
-    """Milliseconds of an image in each stage, in words; empty for the peer."""
-    return ", ".join(f"{name.removesuffix('_s')} {1e3 * s / run.rows:.2f} ms" for name, s in run.stages.items())
-
-
-def memory_rows(report: RunReport) -> list[Row]:
-    """Memory after a tenth of the rows, after half, and at the end; the ratio is to the first."""
-    rows = []
-    first = reading_at(report.readings, report.rows // 10)
-    for done in (report.rows // 10, report.rows // 2, report.rows):
-        reading = reading_at(report.readings, done)
-        rows.append(
-            _row(
-                f"digits, {OURS}: memory after {done} rows",
-                per_second=report.per_second,
-                ratio=round((reading.worker_mb + reading.driver_mb) / (first.worker_mb + first.driver_mb), 3),
-                note=f"worker {reading.worker_mb:.0f} MB, driver {reading.driver_mb:.0f} MB",
-            )
-        )
-    return rows
-
-
-def scaling_rows(rows: Sequence[Row], driver_unit_s: float) -> list[Row]:
-    """On paper: how many workers one driver keeps busy, and what they reach together.
-
-    Workers share nothing but the driver and the stores: the former's processor time for a unit is measured, the latter
-    are whoever's who runs them.
-
-    Args:
-        rows: Of whole runs with one worker.
-        driver_unit_s: Processor time of the driver for a unit.
-    """
-    found = []
-    for row in rows:
-        if str(row["row"]).endswith(f"{OURS}, 1 worker"):
-            rate = float(str(row["rows/s"]))
-            workers = int(DEFAULT_ROWS_PER_UNIT / rate / driver_unit_s)
-            title = f"{row['row']}: on paper, {workers} workers that one driver keeps busy"
-            note = f"driver: {1e3 * driver_unit_s:.2f} ms for a unit of {DEFAULT_ROWS_PER_UNIT} rows"
-            found.append(_row(title, per_second=workers * rate, note=note))
-    return found
-
-
-def plan_rows(measured: Mapping[str, Any]) -> list[Row]:
-    """Planning, resuming, and a plan of a hundred million rows."""
-    rows = []
-    for name in ("listing", "simulated"):
-        part = measured[name]
-        title = f"plan of {part['rows']} rows, {name}"
-        note = f"{part['units']} units, {part['seconds']:.1f} s, peak {part['peak_mb']:.0f} MB"
-        rows.append(_row(title, per_second=part["rows"] / part["seconds"], note=note))
-    resumed = measured["resume"]
-    note = f"{resumed['seconds']:.2f} s, {resumed['open']} left to do"
-    title = f"resume of {resumed['units']} finished units"
-    rows.append(_row(title, per_second=resumed["units"] * DEFAULT_ROWS_PER_UNIT / resumed["seconds"], note=note))
-    return rows
-
-
-def verify_row(measured: VerifyTimes) -> Row:
-    """Verification of a finished destination."""
-    title = f"verification of {measured['units']} units, {measured['rows']} rows"
-    per_second = measured["rows"] / measured["verify_s"]
-    note = (
-        f"{measured['verify_s']:.1f} s, processor time {measured['verify_cpu_s']:.1f} s, listing "
-        f"{measured['list_s']:.1f} s, memory grew by {measured['grown_mb']:.0f} MB"
-    )
-    return _row(title, per_second=per_second, note=note)
-
-
-def fault_row(measured: Mapping[str, Any]) -> Row:
-    """What was lost, or there twice, after random kills."""
-    kills = ", ".join(f"{count} {name}" for name, count in measured["kills"].items())
-    lost = f"{measured['lost']} lost, {measured['twice']} twice"
-    per_second = measured["rows"] / sum(measured["seconds"])
-    return _row(f"digits, three nodes, killed: {kills}", per_second=per_second, note=f"{lost} of {measured['rows']}")
-
-
-def reading_at(readings: Sequence[Reading], rows: int) -> Reading:
-    """The first reading by which so many rows were done, or else the last."""
-    return next((reading for reading in readings if reading.rows >= rows), readings[-1])
-
-
-def _row(
-    name: str,
-    *,
-    per_second: float,
-    ratio: float | str = "-",
-    spread: float | str = "-",
-    cpu_ms: float | None = None,
-    cpu_ratio: float | str = "-",
-    note: str = "",
-) -> Row:
-    return {
-        "row": name,
-        "rows/s": round(per_second, 1),
-        "ratio": ratio,
-        "spread": spread,
-        "CPU ms": "-" if cpu_ms is None else round(cpu_ms, 2),
-        "CPU ratio": cpu_ratio,
-        "note": note,
-    }
+        return RunReport.from_json(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _write_small(folder: Path, images: int) -> Path:

@@ -1,0 +1,57 @@
+"""Parts of a benchmark that takes long: each is kept as soon as it is done, and what was interrupted goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from graphkiln.story.facts import machine_facts
+
+
+class Parts:
+    """What was measured under the same conditions: rounds, seconds, machine, versions.
+
+    Args:
+        folder: Where they are kept; made with the first one.
+        rounds: That count.
+        seconds: Of one measurement.
+    """
+
+    def __init__(self, folder: Path, rounds: int, seconds: float) -> None:
+        facts = machine_facts()
+        self._folder = folder
+        self._conditions = {
+            "rounds": rounds,
+            "seconds": seconds,
+            "machine": facts["machine"],
+            "versions": facts["versions"],
+        }
+
+    def read(self, name: str) -> Any:
+        """A part as JSON has it; None where it was not measured, or under other conditions."""
+        path = self._path(name)
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        return kept.get("measured") if kept.get("conditions") == self._conditions else None
+
+    def measure(self, name: str, measure: Callable[[], Any], *, again: bool = False) -> Any:
+        """A part, measured where it is not there.
+
+        Args:
+            name: Of the part.
+            measure: Returns what JSON can hold.
+            again: Measure it anew, also where it is there.
+        """
+        if again or self.read(name) is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            document = {"conditions": self._conditions, "measured": measure()}
+            self._path(name).write_text(json.dumps(document, indent=1))
+        return self.read(name)
+
+    def forget(self, name: str) -> None:
+        """Removes a part, so that it is measured again."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
