@@ -5,19 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, RepositoryError
+from graphkiln_backend.graph.image_model import CONFIG_LINE, PARAMETER
+from graphkiln_backend.graph.image_model import accepts_images as accepts
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.repository.config import complete, read_config
+from graphkiln_backend.repository.config import ModelConfigProto, complete, read_config
 from graphkiln_backend.repository.version import newest_version, read_version_signature
 
 
-def check_fits(config: Path, signature: Signature) -> None:
-    """Refuses a version that the model's configuration would keep from being served.
+def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
+    """Refuses a version that the model's configuration would keep from being served as it is meant to be.
+
+    Args:
+        config: The model's config.pbtxt.
+        signature: Of the new version.
+        accepts_images: Whether the model is to take encoded images.
 
     Raises:
-        ConversionError: The configuration is of another signature.
+        ConversionError: The configuration is of another signature, or lets the model take no encoded images.
     """
     try:
-        complete(read_config(config), signature, labels_file=None)
+        given = read_config(config)
+        complete(given, signature, labels_file=None)
+        if accepts_images and not _accepts(given):
+            raise ConversionError(
+                f"{config} was written before and lets the model take no encoded images",
+                hint=f"add: {CONFIG_LINE}",
+            )
     except RepositoryError as error:
         raise ConversionError(
             f"{config} does not fit the new version: {error.message}",
@@ -44,3 +57,7 @@ def check_newest_fits(model_folder: Path, config: Path) -> None:
             f"{error.message}",
             hint="choose another --name: Triton has one signature for all versions of a model",
         ) from error
+
+
+def _accepts(config: ModelConfigProto) -> bool:
+    return PARAMETER in config.parameters and accepts(config.parameters[PARAMETER].string_value)

@@ -107,6 +107,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         golden=proof.golden,
         conversion=conversion,
         max_batch_size=0 if proof.golden.whole else recipe.max_batch_size,
+        accepts_images=recipe.input == "encoded",
     )
 
 

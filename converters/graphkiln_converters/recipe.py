@@ -96,8 +96,8 @@ class Recipe(BaseModel):
     outputs: Annotated[tuple[str, ...], Flag(panel=_EDGE)] = Field(
         default=(), description="Keep this output, by the source's name."
     )
-    input: Annotated[Literal["source", "uint8-nhwc"], Flag(panel=_EDGE)] = Field(
-        default="source", description="uint8-nhwc: raw image bytes."
+    input: Annotated[Literal["source", "uint8-nhwc", "encoded"], Flag(panel=_EDGE)] = Field(
+        default="source", description="uint8-nhwc: raw pixels; encoded: so, and NAME.images takes JPEG, PNG, ..."
     )
     layout: Annotated[Literal["nchw", "nhwc"], Flag(panel=_EDGE)] = Field(default="nchw", description="nchw or nhwc.")
     softmax: Annotated[bool, Flag(panel=_EDGE)] = Field(default=False, description="Return probabilities.")

@@ -28,16 +28,16 @@ def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
     for report in rewritten.reports:
         if report.name == EmbedPreprocess.name and not report.ran:
             raise ConversionError(
-                f"--input uint8-nhwc: {report.note}", hint="it is for models with one FP32 image as their input"
+                f"--input {recipe.input}: {report.note}", hint="it is for models with one FP32 image as their input"
             )
     return rewritten
 
 
 def _passes(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> tuple[Pass, ...]:
-    embedded = recipe.input == "uint8-nhwc"
+    embedded = recipe.input != "source"
     if embedded and preprocess is None:
         raise ConversionError(
-            "--input uint8-nhwc: it is not known how an image becomes the input",
+            f"--input {recipe.input}: it is not known how an image becomes the input",
             hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
         )
     at_edge = edge_passes(

@@ -14,6 +14,7 @@ from pathlib import Path
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.image_model import CONFIG_LINE
 from graphkiln_backend.graph.labels import labels_text
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
@@ -83,6 +84,7 @@ class NewVersion:
         golden: Samples that the server replays.
         conversion: How it was made, or None.
         max_batch_size: Largest batch that Triton may form, for a config.pbtxt that is written.
+        accepts_images: Whether the model is to take encoded images, too.
     """
 
     graph: Path
@@ -92,6 +94,7 @@ class NewVersion:
     golden: GoldenSamples
     conversion: Conversion | None = None
     max_batch_size: int = _MAX_BATCH_SIZE
+    accepts_images: bool = False
 
 
 def prove_and_write(
@@ -164,7 +167,7 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
                 draft.write_text(_config_text(model_folder.name, version), encoding="utf-8")
                 check_newest_fits(model_folder, draft)
                 _link_new(model_folder / CONFIG_FILE, draft)
-            check_fits(model_folder / CONFIG_FILE, version.signature)
+            check_fits(model_folder / CONFIG_FILE, version.signature, accepts_images=version.accepts_images)
             return _publish(folder, manifest, model_folder, requested)
     except OSError as error:
         raise ConversionError(
@@ -210,7 +213,7 @@ def _numbered(manifest: Manifest, number: int) -> Manifest:
 
 
 def _config_text(name: str, version: NewVersion) -> str:
-    return config_text(
+    text = config_text(
         name,
         version.signature,
         max_batch_size=version.max_batch_size if version.signature.batchable else 0,
@@ -219,6 +222,7 @@ def _config_text(name: str, version: NewVersion) -> str:
             preprocess=version.source.preprocess, ranking=version.source.ranking, task=version.source.task
         ),
     )
+    return f"{text}{CONFIG_LINE}\n" if version.accepts_images else text
 
 
 def check_name(name: str) -> None:

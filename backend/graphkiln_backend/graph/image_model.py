@@ -11,6 +11,9 @@ from graphkiln_backend.graph.errors import RepositoryError
 PARAMETER = "accept_images"
 """The key of config.pbtxt's `parameters` that asks for it: `true` or `false`."""
 
+CONFIG_LINE = f'parameters {{ key: "{PARAMETER}" value {{ string_value: "true" }} }}'
+"""The line of config.pbtxt that asks for it."""
+
 PUBLISHED = "image_model"
 """The key under which the server publishes the name of the model that takes images, for clients."""
 

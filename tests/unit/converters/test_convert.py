@@ -12,11 +12,13 @@ from graphs import compute, draw
 from sources import TextSource
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.image_config import image_config
 from graphkiln_converters import opening
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
@@ -91,6 +93,26 @@ class TestFp32:
         )
         assert ranked.ranking == Ranking(scores="OUTPUT_0", indices="INDEX_0", labels=tuple("abcde"))
         assert ranked.labels is None
+
+    @pytest.mark.usefixtures("source")
+    def test_encoded_images_are_raw_pixels_and_a_line_of_the_configuration(self, store: Path) -> None:
+        said = Manifest.read(run(store, input="encoded") / "manifest.json").preprocess
+        assert said is not None
+        assert said.dtype is DType.UINT8
+        config = read_config(store / "m" / "config.pbtxt")
+        assert config.parameters["accept_images"].string_value == "true"
+        assert image_config(config, instances=1).name == "m.images"
+
+    @pytest.mark.usefixtures("source")
+    def test_encoded_images_where_the_configuration_was_written_before(self, store: Path) -> None:
+        run(store, input="uint8-nhwc")
+        with pytest.raises(ConversionError, match="lets the model take no encoded images") as caught:
+            run(store, input="encoded")
+        line = caught.value.hint.removeprefix("add: ")
+        assert not (store / "m" / "2").exists()
+        with (store / "m" / "config.pbtxt").open("a") as config:
+            config.write(line)
+        assert run(store, input="encoded").name == "2"
 
     @pytest.mark.usefixtures("source")
     def test_bytes_at_sizes_that_vary(self, store: Path) -> None:

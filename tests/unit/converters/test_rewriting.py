@@ -64,9 +64,10 @@ def test_the_preprocessing_is_embedded_only_when_requested() -> None:
     assert str(model.graph.inputs[0].dtype) == "FLOAT"
 
 
-def test_bytes_need_to_know_how_they_become_the_input() -> None:
-    with pytest.raises(ConversionError, match="it is not known how an image becomes the input") as caught:
-        rewrite(network(), recipe(input="uint8-nhwc"), None)
+@pytest.mark.parametrize("given", ["uint8-nhwc", "encoded"])
+def test_bytes_need_to_know_how_they_become_the_input(given: str) -> None:
+    with pytest.raises(ConversionError, match=f"--input {given}: it is not known how an image becomes") as caught:
+        rewrite(network(), recipe(input=given), None)
     assert "--preprocess" in caught.value.hint
 
 
