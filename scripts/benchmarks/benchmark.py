@@ -17,6 +17,7 @@
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
+    scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
                                    faults; goes on where it was interrupted (--only int8: this part, again)
     scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default
@@ -41,6 +42,7 @@ import reporting
 from bench_speed import benchmark_bench
 from client_speed import benchmark_client, benchmark_images
 from comparing import compare, format_changes
+from encoded_speed import benchmark_encoded
 from light_speed import benchmark_light
 from lowering_speed import benchmark_lowered_load, benchmark_lowering, benchmark_session
 from memory_use import benchmark_memory
@@ -86,6 +88,10 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         "JPEG to top-5 of ResNet-50, ratio of a scorer to its parts alone, of whole runs to Ray Data",
     ),
     "tune": (benchmark_tune, "rate within p99 of 50 ms, ratio to the best of the same space"),
+    "encoded": (
+        benchmark_encoded,
+        "JPEG to top-5, random weights, ratio to our client that decodes, the same cores in total",
+    ),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 

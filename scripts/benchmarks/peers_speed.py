@@ -50,7 +50,7 @@ def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
     jpegs = [synthetic_photograph(500, 375, seed) for seed in range(8)]
     contenders: dict[str, Callable[[], AbstractContextManager[Classify]]] = {}
     for name, peer in PEERS.items():
-        contenders[name] = partial(_start_peer, peer, _environment(name), graph, jpegs[:2])
+        contenders[name] = partial(start_peer, peer, environment(name), graph, jpegs[:2])
     for precision in ("fp32", "int8"):
         contenders[f"graphkiln {precision}"] = partial(_start_graphkiln, _store(precision), _ENGINES[precision])
     measured: dict[str, list[Throughput]] = {name: [] for name in contenders}
@@ -92,7 +92,7 @@ def _version(name: str) -> str:
     return (_FOLDER / f"{name}.txt").read_text().splitlines()[0].partition("==")[2]
 
 
-def _environment(name: str) -> Path:
+def environment(name: str) -> Path:
     """The Python of a peer, in a virtual environment that is made once for its pinned requirements."""
     requirements = _FOLDER / f"{name}.txt"
     folder = CACHE / "peers" / name
@@ -107,7 +107,7 @@ def _environment(name: str) -> Path:
 
 
 @contextmanager
-def _start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
+def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
     """Starts a peer's server, and checks that it answers what the bare session does."""
     with socket.socket() as held:
         held.bind((HOST, 0))
