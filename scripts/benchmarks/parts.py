@@ -49,9 +49,5 @@ class Parts:
             self._path(name).write_text(json.dumps(document, indent=1))
         return self.read(name)
 
-    def forget(self, name: str) -> None:
-        """Removes a part, so that it is measured again."""
-        self._path(name).unlink(missing_ok=True)
-
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"

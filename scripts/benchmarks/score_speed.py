@@ -66,12 +66,14 @@ def benchmark_score(rounds: int, seconds: float, only: str = "") -> list[Row]:
     Args:
         rounds: That count. With one, a tenth of everything is taken.
         seconds: Unused: data sets take the time that they take.
-        only: Measure this part of `PARTS`, also where it is done, and no other.
+        only: Measure this part of `PARTS`, or those whose names begin with this word, also where they are done, and no
+            other.
     """
-    if only and only not in PARTS:
+    names = [name for name in PARTS if not only or name == only or name.startswith(f"{only} ")]
+    if not names:
         sys.exit(f"score has no part {only}; there are {', '.join(PARTS)}")
     parts = Parts(KEPT, rounds, seconds)
-    for name in [only] if only else PARTS:
+    for name in names:
         parts.measure(name, partial(PARTS[name], rounds), again=bool(only))
         show_progress("")
     return _all_rows({name: parts.read(name) for name in PARTS})
@@ -85,12 +87,22 @@ def _all_rows(measured: Mapping[str, Any]) -> list[Row]:
         rows += memory_rows(small) + scaling_rows(rows, small.driver_unit_s)
     rows += plan_rows(measured["plan"]) if measured["plan"] else ()
     rows += [verify_row(measured["verification"])] if measured["verification"] else ()
-    return rows + ([fault_row(measured["faults"])] if measured["faults"] else [])
+    faults = [part for name, part in measured.items() if name.startswith("faults") and part]
+    return rows + ([fault_row(faults)] if faults else [])
 
 
 def _measure_precision(precision: str, rounds: int) -> list[Row]:
     with _bench() as bench:
-        return bench.compare(precision, _IMAGES[precision] // _share(rounds), rounds)
+        return bench.compare(precision, _images(precision) // _share(rounds), rounds)
+
+
+def _images(precision: str) -> int:
+    return _IMAGES["fp32" if _slow(precision) else precision]
+
+
+def _slow(precision: str) -> bool:
+    """Whether the CPU has no instructions for it."""
+    return precision == "int8" and saturates_products_of_bytes()
 
 
 def _measure_memory(rounds: int) -> dict[str, Any]:
@@ -111,17 +123,9 @@ def _measure_verification(rounds: int) -> VerifyTimes:
     return measure_verify(_VERIFIED_UNITS // _share(rounds))
 
 
-def _measure_faults(rounds: int) -> list[dict[str, Any]]:
-    """Runs take minutes: each is kept until all of them are done."""
-    parts = Parts(KEPT, rounds, 0)
-    names = [f"faults {seed}" for seed in range(_FAULT_RUNS // _share(rounds))]
-    runs = []
-    for seed, name in enumerate(names):
-        show_progress(f"{name} of {len(names)}")
-        runs.append(parts.measure(name, partial(measure_faults, seed, _KILLS // _share(rounds))))
-    for name in names:
-        parts.forget(name)
-    return runs
+def _measure_faults(seed: int, rounds: int) -> dict[str, Any]:
+    show_progress(f"run {seed + 1} of {_FAULT_RUNS} with faults")
+    return measure_faults(seed, _KILLS // _share(rounds))
 
 
 def _share(rounds: int) -> int:
@@ -133,7 +137,7 @@ PARTS: dict[str, Callable[[int], Any]] = {
     "memory": _measure_memory,
     "plan": _measure_plan,
     "verification": _measure_verification,
-    "faults": _measure_faults,
+    **{f"faults {seed + 1}": partial(_measure_faults, seed) for seed in range(_FAULT_RUNS)},
 }
 """What is measured by itself, given the rounds; what each returns can be kept as JSON."""
 
@@ -175,7 +179,7 @@ class _Bench:
             for name, (program, graph, workers, cores) in set_ups.items():
                 show_progress(f"{precision}, round {number + 1}/{rounds}: {name}")
                 runs[name].append(self.run(program, Path(str(graph)), photographs, workers, cores))
-        note = _SLOW_INT8 if precision == "int8" and saturates_products_of_bytes() else ""
+        note = _SLOW_INT8 if _slow(precision) else ""
         return [*bound_rows(precision, bound, note), *run_rows(precision, runs)]
 
     def run_small(self, images: int) -> RunReport:

@@ -19,8 +19,6 @@ def test_what_is_done_is_not_measured_again(parts: Parts) -> None:
     assert parts.measure("one", lambda: next(numbers), again=True) == 1
     assert parts.read("one") == 1
     assert parts.read("two") is None
-    parts.forget("one")
-    assert parts.read("one") is None
 
 
 def test_what_fails_is_not_kept_and_what_was_there_stays(parts: Parts) -> None:

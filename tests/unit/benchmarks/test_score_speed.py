@@ -28,10 +28,13 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def part(name: str, result: object) -> Any:
         return lambda _: found.append(name) or result
 
-    parts = {"fp32": [{"row": "fp32, graphkiln score, 1 worker", "rows/s": 10.0}], "verification": VERIFIED}
+    parts: dict[str, Any] = {
+        "fp32": [{"row": "fp32, graphkiln score, 1 worker", "rows/s": 10.0}],
+        "verification": VERIFIED,
+    }
     monkeypatch.setattr(score_speed, "KEPT", tmp_path)
-    nothing = dict.fromkeys(score_speed.PARTS, None)
-    monkeypatch.setattr(score_speed, "PARTS", {name: part(name, parts.get(name)) for name in nothing})
+    parts |= {name: RUN for name in score_speed.PARTS if name.startswith("faults")}
+    monkeypatch.setattr(score_speed, "PARTS", {name: part(name, parts.get(name)) for name in score_speed.PARTS})
     return found
 
 
@@ -47,24 +50,14 @@ def test_every_part_has_its_rows_and_is_measured_once(measured: list[str]) -> No
 
 
 def test_a_part_that_there_is_not_is_told_with_those_that_are() -> None:
-    with pytest.raises(SystemExit, match=r"no part fp64; there are fp32, int8, memory, .*faults"):
+    with pytest.raises(SystemExit, match=r"no part fp64; there are fp32, int8, memory, .*faults 10"):
         score_speed.benchmark_score(2, 3.0, "fp64")
 
 
-def test_runs_with_faults_go_on_where_they_were_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-
-    def measure(seed: int, kills: int) -> dict[str, Any]:
-        seeds.append(seed)
-        if seeds == [0, 1]:
-            raise KeyboardInterrupt
-        return {**RUN, "kills": {"node": kills}}
-
-    monkeypatch.setattr(score_speed, "KEPT", tmp_path)
-    monkeypatch.setattr(score_speed, "measure_faults", measure)
-    faults = score_speed.PARTS["faults"]
-    with pytest.raises(KeyboardInterrupt):
-        faults(2)
-    assert len(faults(2)) == 10
-    assert seeds == [0, 1, *range(1, 10)]
-    assert list(tmp_path.iterdir()) == []
+def test_runs_with_faults_are_parts_of_their_own_and_one_row(measured: list[str]) -> None:
+    score_speed.benchmark_score(2, 3.0, "faults 3")
+    (row,) = score_speed.benchmark_score(2, 3.0, "faults 10")
+    assert measured == ["faults 3", "faults 10"]
+    assert row["row"] == "digits, three nodes, 2 runs, killed: 2 node"
+    score_speed.benchmark_score(2, 3.0, "faults")
+    assert measured[2:] == [f"faults {number}" for number in range(1, 11)]
