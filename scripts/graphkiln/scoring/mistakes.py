@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import islice
 from pathlib import Path
 
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
@@ -39,7 +42,10 @@ def check_places(request: ScoreRequest) -> None:
             f"the source {request.source} lies inside the destination", hint="name an --out of its own, beside it"
         )
     if "://" not in request.destination:
-        _check_foreign(Path(request.destination))
+        try:
+            _check_foreign(Path(request.destination))
+        except OSError as error:
+            raise ScoringError(f"cannot look at the destination {request.destination}: {error.strerror}") from error
 
 
 def check_source(request: ScoreRequest) -> None:
@@ -72,5 +78,14 @@ def _check_foreign(folder: Path) -> None:
 
 
 def _place(text: str) -> str:
-    """A text that is the same for the same place: links are followed, slashes at the end do not count."""
-    return text.rstrip("/") if "://" in text else str(Path(text).resolve())
+    """A text that is the same for the same place: links are followed, slashes at the end do not count.
+
+    One server may have several names all the same; what a run finds there then tells it.
+    """
+    if "://" not in text:
+        return os.path.realpath(text)  # of a loop of links, for which pathlib fails, it is what cannot be resolved
+    try:
+        address = RemoteAddress.parse(text)
+    except RepositoryError:  # of a database, or told elsewhere
+        return text.rstrip("/")
+    return f"{address.scheme}://{address.options.get('endpoint_url', '').lower()}/{address.root}" if address else text

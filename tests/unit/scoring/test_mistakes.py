@@ -44,10 +44,27 @@ def test_source_and_destination_do_not_lie_in_each_other(
         check_places(request(tmp_path / source, tmp_path / destination))
 
 
-@pytest.mark.parametrize("destination", ["s3://bucket/a/", "s3://bucket/a/b"])
-def test_nor_do_they_in_a_store(destination: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [
+        ("s3://bucket/a", "s3://bucket/a/"),
+        ("s3://bucket/a", "s3://bucket/a/b"),
+        ("s3://HOST:9000/bucket/a", "s3://http://host:9000/bucket/a/b"),
+    ],
+)
+def test_nor_do_they_in_a_store_however_it_is_written(source: str, destination: str) -> None:
     with pytest.raises(ScoringError):
-        check_places(request("s3://bucket/a", destination))
+        check_places(request(source, destination))
+
+
+def test_a_place_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(ScoringError, match="cannot look at"):
+        check_source(request(loop, tmp_path / "out"))
+    check_places(request(loop, tmp_path / "out"))  # it fails later, with the words above
+    with pytest.raises(ScoringError, match=r"cannot look at the destination .*File name too long"):
+        check_places(request(tmp_path / "in", tmp_path / ("a" * 300)))
 
 
 def test_what_an_earlier_run_left_is_ours(tmp_path: Path) -> None:
