@@ -7,31 +7,21 @@ passes their bytes on to tritonserver, which then listens on a port of the loopb
 from __future__ import annotations
 
 import dataclasses
-import logging
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
+from graphkiln_backend.server.listening_child import ListeningChild
 
 if TYPE_CHECKING:
     import ssl
 else:
     ssl = LazyModule("ssl")
-
-_log = logging.getLogger("graphkiln.server")
-
-_PAUSE_S = 0.2
-_BACKLOG = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +68,19 @@ class TlsFiles:
             _require_client_certificates(context, self.client_authorities)
         return context
 
+    def words(self) -> tuple[str, str, str]:
+        """The files as arguments of a process; `of_words` is the inverse."""
+        return str(self.certificate), str(self.key), str(self.client_authorities or "")
+
+    @classmethod
+    def of_words(cls, certificate: str, key: str, authorities: str) -> TlsFiles:
+        """The files that `words` named."""
+        return cls(
+            certificate=Path(certificate),
+            key=Path(key),
+            client_authorities=Path(authorities) if authorities else None,
+        )
+
     def grpc_arguments(self) -> Iterator[str]:
         """Flags of tritonserver itself, for gRPC."""
         yield "--grpc-use-ssl=true"
@@ -88,7 +91,7 @@ class TlsFiles:
             yield f"--grpc-root-cert={self.client_authorities.absolute()}"
 
 
-class TlsTerminator(Closeable):
+class TlsTerminator(ListeningChild):
     """Listens for HTTPS and passes the bytes on; its child process is started again when it ends.
 
     Args:
@@ -101,45 +104,8 @@ class TlsTerminator(Closeable):
     """
 
     def __init__(self, files: TlsFiles, public: ListenAddress, private: ListenAddress) -> None:
-        self._files = files
-        self._port = private.port
-        self._closing = threading.Event()
-        self._listener = _listen(public)
-        self._child = self._start()
-        self._thread = threading.Thread(target=self._watch, name="graphkiln-tls")
-        self._thread.start()
-
-    @property
-    def pid(self) -> int:
-        """Of the child process."""
-        return self._child.pid
-
-    def close(self) -> None:
-        """Ends the child process and all its connections."""
-        self._closing.set()
-        self._child.kill()
-        self._thread.join()
-        self._listener.close()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        """The child ends with the pipe to its standard input: with this process, however that ends."""
-        files = (self._files.certificate, self._files.key, self._files.client_authorities or "")
-        command = [sys.executable, "-m", "graphkiln_backend.server.tls_terminator", str(self._listener.fileno())]
-        return subprocess.Popen(
-            [*command, str(self._port), *map(str, files)],
-            stdin=subprocess.PIPE,
-            pass_fds=(self._listener.fileno(),),
-            start_new_session=True,
-        )
-
-    def _watch(self) -> None:
-        while self._child.wait() is not None and not self._closing.wait(_PAUSE_S):
-            _log.warning("the TLS process ended with code %s: starting it again", self._child.returncode)
-            _close_pipe(self._child)
-            self._child = self._start()
-            if self._closing.is_set():
-                self._child.kill()
-        _close_pipe(self._child)
+        module, address = "graphkiln_backend.server.tls_terminator", dataclasses.replace(public, protocol="HTTPS")
+        super().__init__("TLS", module, (str(private.port), *files.words()), address)
 
 
 def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
@@ -192,16 +158,3 @@ def _unusable(files: str, error: Exception) -> ServerSetupError:
 def _no_password() -> str:
     """In place of OpenSSL's question on the terminal."""
     return ""
-
-
-def _listen(address: ListenAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ServerSetupError(f"cannot listen on {address.host}:{address.port} (HTTPS): {error.strerror}") from error
-
-
-def _close_pipe(child: subprocess.Popen[bytes]) -> None:
-    if child.stdin:
-        child.stdin.close()

@@ -12,8 +12,8 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
+from graphkiln_backend.server.listening_child import run_until_orphaned
 from graphkiln_backend.server.tls import TlsFiles
 
 _CHUNK_BYTES = 1 << 18
@@ -74,26 +74,12 @@ async def _join(*pipes: _Pipe) -> None:
         pipe.writer.close()
 
 
-async def _until_orphaned(work: asyncio.Task[None]) -> None:
-    """Waits for the end of the standard input, which the parent holds open as long as it lives."""
-    await asyncio.to_thread(sys.stdin.buffer.read)
-    work.cancel()
-
-
 async def run(arguments: Sequence[str]) -> None:
     """Serves until the parent is gone."""
-    descriptor, port, certificate, key, authorities = arguments
-    files = TlsFiles(
-        certificate=Path(certificate),
-        key=Path(key),
-        client_authorities=Path(authorities) if authorities else None,
-    )
+    descriptor, port, *files = arguments
     listener = socket.socket(fileno=int(descriptor))
-    work = asyncio.create_task(Terminator(int(port)).serve(listener, files))
-    orphaned = asyncio.create_task(_until_orphaned(work))
-    with suppress(asyncio.CancelledError):
-        await work
-    orphaned.cancel()
+    certificate, key, authorities = files
+    await run_until_orphaned(Terminator(int(port)).serve(listener, TlsFiles.of_words(certificate, key, authorities)))
 
 
 if __name__ == "__main__":
