@@ -13,6 +13,7 @@ from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.encoded_images import Form
+from graphkiln_client.model_info import versions_in
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import Transport
@@ -119,6 +120,14 @@ class AsyncClient:
         """
         rows = await self._connection.call(self._connection.wire.repository_index())
         return tuple(sorted(map(ServedModel.parse, rows), key=lambda row: (row.name, row.version)))
+
+    async def statistics(self) -> list[dict[str, Any]]:
+        """The statistics of every version that is loaded, which need no admin key (Triton's statistics extension).
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return versions_in(await self._connection.call(self._connection.wire.model_statistics("", "")))
 
     async def _not_ready(self) -> tuple[ServedModel, ...]:
         """Empty where only the server's administrator may list its models: whether it is ready is still known."""

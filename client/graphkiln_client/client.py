@@ -100,6 +100,14 @@ class Client(Closeable):
         """
         return run(self._client.models())
 
+    def statistics(self) -> list[dict[str, Any]]:
+        """The statistics of every version that is loaded, which need no admin key (Triton's statistics extension).
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._client.statistics())
+
     def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """Loads or reloads a model.
 

@@ -61,7 +61,19 @@ class ModelInfo:
             ClientError: The request failed.
         """
         call = self._connection.wire.model_statistics(self.name, self.version)
-        versions = (await self._connection.call(call)).get("model_stats", [])
-        if not isinstance(versions, list) or not versions or not isinstance(versions[-1], dict):
+        versions = versions_in(await self._connection.call(call))
+        if not versions:
             raise ProtocolError(f"the server's statistics of '{self.name}' are empty")
         return versions[-1]
+
+
+def versions_in(statistics: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a response of the statistics extension, one for each version.
+
+    Raises:
+        ProtocolError: The response holds something else.
+    """
+    rows = statistics.get("model_stats", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ProtocolError("the server's statistics are not a list of versions", body=str(statistics)[:500])
+    return rows

@@ -132,7 +132,7 @@ class Wire(Protocol):
         ...
 
     def model_statistics(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """The statistics of a model's versions, as the JSON protocol shows them."""
+        """The statistics of a model's versions, or of all models where it is empty, as the JSON protocol shows them."""
         ...
 
     def repository_index(self) -> Call[list[dict[str, Any]]]:

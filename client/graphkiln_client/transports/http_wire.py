@@ -119,7 +119,7 @@ class HttpWire:
 
     def model_statistics(self, model: str, version: str) -> Call[dict[str, Any]]:
         """See `Wire.model_statistics`."""
-        return _document(_model_path(model, version) + "/stats")
+        return _document((_model_path(model, version) if model else "/v2/models") + "/stats")
 
     def repository_index(self) -> Call[list[dict[str, Any]]]:
         """See `Wire.repository_index`."""

@@ -74,5 +74,5 @@ class TestStatistics:
 
     @pytest.mark.parametrize("document", [{}, {"model_stats": []}, {"model_stats": None}, {"model_stats": ["x"]}])
     def test_there_are_none(self, document: dict[str, Any]) -> None:
-        with pytest.raises(ProtocolError, match="statistics of 'm' are empty"):
+        with pytest.raises(ProtocolError, match="statistics"):
             run(info(FakeTransport({"model_statistics": document})).statistics())

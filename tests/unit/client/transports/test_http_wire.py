@@ -55,6 +55,7 @@ class TestRequests:
             (WIRE.model_metadata("m", "2"), lambda client: client.get_model_metadata("m", "2")),
             (WIRE.model_config("m", "2"), lambda client: client.get_model_config("m", "2")),
             (WIRE.model_statistics("m", "2"), lambda client: client.get_inference_statistics("m", "2")),
+            (WIRE.model_statistics("", ""), lambda client: client.get_inference_statistics()),
             (WIRE.repository_index(), lambda client: client.get_model_repository_index()),
             (WIRE.load("m"), lambda client: client.load_model("m")),
             (WIRE.load("m", '{"a": 1}'), lambda client: client.load_model("m", config='{"a": 1}')),
