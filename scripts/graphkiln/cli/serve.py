@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from graphkiln_backend.lowering.settings import Override
     from graphkiln_backend.server.admin_key import AdminKey
-    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.flags import ListenAddress, TritonFlags
     from graphkiln_backend.server.probe import ModelState
     from graphkiln_backend.triton.environment import Overrides
 
@@ -86,6 +86,18 @@ def serve(
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="Who must have signed a client's certificate (mutual TLS).", metavar="FILE")
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Also serve a page that shows the models and tries them in a browser.")
+    ] = False,
+    page_at: Annotated[
+        str,
+        typer.Option(
+            "--page-address",
+            help="Where the page listens, which this option turns on, too.",
+            metavar="HOST[:PORT]",
+            show_default="127.0.0.1:8003",
+        ),
+    ] = "",
     server_memory: Annotated[
         str,
         typer.Option(
@@ -133,6 +145,7 @@ def serve(
 
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
+    from graphkiln.page.launch import open_page, page_address, with_quantiles
     from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
@@ -148,6 +161,8 @@ def serve(
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
     flags = TritonFlags.parse(context.args, installation.flags, host)
+    page_listens = page_address(page_at) if page or page_at else None
+    flags = with_quantiles(flags) if page_listens else flags
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     with open_stores([store for store in named if isinstance(store, Path)]) as folders:
         settings = cache_settings(cache, parse_size(cache_size)).checked()
@@ -183,11 +198,16 @@ def serve(
                     access=access,
                     memory_bytes=parse_size(server_memory) if server_memory else 0,
                 ),
-                on_live=lambda states: _print_states(states, flags, display, secure=bool(tls)),
+                on_live=lambda states: _print_states(states, flags, display, secure=bool(tls), page=page_listens),
                 on_loading=display.show,
                 limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
             )
-            with PublishedKey(key, flags), open_terminator(tls, flags, inner), display:
+            with (
+                PublishedKey(key, flags),
+                open_terminator(tls, flags, inner),
+                open_page(page_listens, flags, inner, tls, stores),
+                display,
+            ):
                 code = supervisor.run()
     if code:
         reason = supervisor.last_words or f"tritonserver ended with code {code}"
@@ -232,13 +252,17 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
         )
 
 
-def _print_states(states: list[ModelState], flags: TritonFlags, display: LoadDisplay, *, secure: bool) -> None:
+def _print_states(
+    states: list[ModelState], flags: TritonFlags, display: LoadDisplay, *, secure: bool, page: ListenAddress | None
+) -> None:
     """Prints a table of what is served, and where."""
     from textwrap import shorten
 
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from graphkiln.page.launch import page_url
 
     display.close()
     console = Console()
@@ -262,6 +286,8 @@ def _print_states(states: list[ModelState], flags: TritonFlags, display: LoadDis
         addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
         begin = "serving with TLS " if secure else "serving "
         console.print(begin + ", ".join(addresses), highlight=False, soft_wrap=True)
+        if page:
+            console.print(f"page {page_url(page, secure=secure)}", highlight=False, soft_wrap=True)
     print_result(printed.get())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from commands import RunVerb
 from running import free_ports
 from statuses import instance_status
 
+from graphkiln.page import launch
 from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
 from graphkiln_backend.server import supervisor as supervising
+from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.probe import ModelState
@@ -128,6 +131,21 @@ class TestLaunch:
     ) -> None:
         run("serve", "--model-store", store, *ports, "--log-verbose", "1")
         assert launched(supervisor).flags.arguments == (*ports, "--log-verbose", "1")
+
+    @pytest.mark.usefixtures("supervisor")
+    def test_the_page_is_served_beside_it(
+        self, run: RunVerb, store: Path, ports: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[object] = []
+        monkeypatch.setattr(launch, "ListeningChild", lambda *given: told.append(given[-1]) or nullcontext())
+        (port,) = free_ports(1)
+        finished = run("serve", "--model-store", store, *ports, "--page-address", f"127.0.0.1:{port}")
+        assert f"page http://127.0.0.1:{port}" in finished.out
+        assert [address.port for address in told if isinstance(address, ListenAddress)] == [port]
+        assert run("serve", "--model-store", store, *ports, "--page").out.count("page http://127.0.0.1:8003") == 1
+        assert len(told) == 2
+        assert "page http" not in run("serve", "--model-store", store, *ports).out
+        assert len(told) == 2
 
     def test_the_cache_and_the_replacement_are_passed_on(
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, ports: list[str]

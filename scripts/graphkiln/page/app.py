@@ -1,0 +1,196 @@
+"""The application: its paths, and how errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from graphkiln.page.answers import answer_image
+from graphkiln.page.models import describe_version, list_models
+from graphkiln.page.security import Guard, read_body
+from graphkiln.page.server import ShownServer
+from graphkiln.page.snippets import snippets
+from graphkiln.page.tensors import answer_tensors, golden_sample
+from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
+from graphkiln_backend.graph.errors import (
+    DeadlineExceeded,
+    GraphkilnError,
+    InvalidInput,
+    ModelNotFound,
+    Overloaded,
+    Unauthorized,
+)
+
+STATIC = Path(__file__).parent / "static"
+"""The files of the page."""
+_STATUS: dict[type[GraphkilnError], int] = {
+    InvalidInput: 400,
+    Unauthorized: 401,
+    ModelNotFound: 404,
+    Overloaded: 429,
+    DeadlineExceeded: 504,
+}
+_BAD_GATEWAY = 502
+"""Of what went wrong behind the page."""
+_VERSION = "/api/models/{name}/{version:int}"
+
+
+def build_app(server: ShownServer, names: Collection[str] = ()) -> Starlette:
+    """The application.
+
+    Args:
+        server: What it shows.
+        names: Host names, beside `localhost`, by which it may be called.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await server.close()
+
+    return Starlette(
+        routes=[*Views(server).routes(), Mount("/", StaticFiles(directory=STATIC, html=True))],
+        lifespan=lifespan,
+        middleware=[Middleware(Guard, names=names)],
+        exception_handlers={GraphkilnError: _tell, HTTPException: _tell_http},
+    )
+
+
+class Views:
+    """What each path answers.
+
+    Args:
+        server: What is shown.
+    """
+
+    def __init__(self, server: ShownServer) -> None:
+        self._server = server
+
+    def routes(self) -> list[Route]:
+        """The paths of the application, without its files."""
+        return [
+            Route("/api/models", self.models),
+            Route("/api/metrics", self.metrics),
+            Route(_VERSION, self.version),
+            Route(f"{_VERSION}/image", self.image, methods=["POST"]),
+            Route(f"{_VERSION}/tensors", self.tensors, methods=["POST"]),
+            Route(f"{_VERSION}/golden", self.golden),
+            Route(f"{_VERSION}/snippets", self.snippets),
+            Route("/api/models/{name}/load", self.load, methods=["POST"]),
+            Route("/api/models/{name}/unload", self.unload, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """Every version, and where the server is."""
+        rows = await list_models(self._server, _key(request))
+        return _json({"models": rows, "url": self._server.url})
+
+    async def version(self, request: Request) -> Response:
+        """All about a version."""
+        return _json(await describe_version(self._server, *_asked(request)))
+
+    async def image(self, request: Request) -> Response:
+        """An answer about the image in the body."""
+        content = await read_body(request)
+        top_k, softmax = _number(request, "top_k", 5), bool(_number(request, "softmax", 0))
+        return _json(await answer_image(self._server, *_asked(request), content, top_k=top_k, softmax=softmax))
+
+    async def golden(self, request: Request) -> Response:
+        """The golden sample of a version."""
+        return _json({"inputs": await golden_sample(self._server, *_asked(request))})
+
+    async def tensors(self, request: Request) -> Response:
+        """What a version computes from the tensors in the body."""
+        document = await asyncio.to_thread(_parse, await read_body(request))
+        return _json(await answer_tensors(self._server, *_asked(request), document))
+
+    async def snippets(self, request: Request) -> Response:
+        """Programs that ask a version."""
+        sample = await golden_sample(self._server, *_asked(request))
+        served = await self._server.served(*_asked(request))
+        shapes = {name: row["shape"] for name, row in sample.items()}
+        return _json({"snippets": snippets(self._server.url, served, shapes)})
+
+    async def metrics(self, _: Request) -> Response:
+        """What each version has done so far."""
+        return _json({"versions": await self._server.traffic()})
+
+    async def load(self, request: Request) -> Response:
+        """Loads a model, with the admin key."""
+        return await self._control(request, "load")
+
+    async def unload(self, request: Request) -> Response:
+        """Unloads a model, with the admin key."""
+        return await self._control(request, "unload")
+
+    async def _control(self, request: Request, verb: str) -> Response:
+        name, key = request.path_params["name"], _key(request)
+        if not key:
+            raise Unauthorized(f"to {verb} a model takes the server's admin key", hint="type it beside the models")
+        async with self._server.connect(key) as client:
+            await (client.load(name) if verb == "load" else client.unload(name))
+        self._server.forget(name)
+        return _json({})
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    return request.path_params["name"], str(request.path_params["version"])
+
+
+def _key(request: Request) -> str:
+    """The admin key that came with a request; the page has none of its own."""
+    key = request.headers.get(HTTP_HEADER, "")
+    return check_key(key, "the page") if key else ""
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the request is not JSON: {error}") from error
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise InvalidInput(f"{name} must be a number, got '{text[:40]}'")
+    return int(text)
+
+
+def _json(document: Any) -> Response:
+    """JSON as browsers read it: NaN and infinity are null."""
+    return Response(json.dumps(_finite(document), separators=(",", ":")), media_type="application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+async def _tell(_: Request, error: Exception) -> Response:
+    assert isinstance(error, GraphkilnError)  # noqa: S101 - as it is registered
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), _BAD_GATEWAY)
+    hint = "type the server's admin key beside the models" if error.hint == HOW_TO_GIVE_IT else error.hint
+    told = {"kind": type(error).__name__, "message": error.message, "hint": hint}
+    return JSONResponse({"error": told}, status)
+
+
+async def _tell_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as it is registered
+    told = {"kind": "HTTP", "message": error.detail, "hint": ""}
+    return JSONResponse({"error": told}, error.status_code, headers=error.headers)

@@ -1,0 +1,116 @@
+"""The models of the page: what is served, and all that is known of one version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphkiln.page.server import ShownServer
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.errors import ClientError, GraphkilnError
+from graphkiln_backend.graph.image_model import PUBLISHED, TENSOR_MODEL
+from graphkiln_backend.graph.task import is_classification
+from graphkiln_client.served_version import ServedVersion
+
+_READY = "READY"
+
+
+async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
+    """Every model version that is loaded; with the admin key, those too that are not, and why.
+
+    Args:
+        server: The server.
+        admin_key: As a person typed it; may be empty.
+
+    Returns:
+        Rows of `name`, `version`, `state`, `reason`, and of `engine`, `device`, `precision` where they are known.
+
+    Raises:
+        Unauthorized: The key is wrong.
+        ClientError: The request failed.
+    """
+    found = await _index(server, admin_key) if admin_key else await _loaded(server)
+    placed = await server.placements()
+    return [{**row, **placed.get((row["name"], row["version"]), {})} for row in found]
+
+
+async def describe_version(server: ShownServer, name: str, version: str) -> dict[str, Any]:
+    """All that the server and the store say of a version.
+
+    Returns:
+        `inputs` and `outputs` of the signature, `max_batch_size`, `kind` of task (empty for a model that takes no
+        images), `preprocess`, `labels`, `proof` with `proof_problem`, `image_model`, and how it is placed.
+
+    Raises:
+        ClientError: The request failed.
+    """
+    served = await server.served(name, version)
+    placed = await server.placements()
+    return {
+        "name": name,
+        "version": version,
+        "inputs": served.metadata["inputs"],
+        "outputs": served.metadata["outputs"],
+        "platform": served.metadata.get("platform", ""),
+        "max_batch_size": served.config.get("max_batch_size", 0),
+        "image_model": _parameter(served.config, PUBLISHED),
+        "tensor_model": _parameter(served.config, TENSOR_MODEL),
+        **_image_facts(served),
+        **_proof(server, name, version),
+        **placed.get((name, version), {}),
+    }
+
+
+def kind_of(served: ServedVersion) -> str:
+    """What a version answers about an image: `classification`, ..., or empty where it takes none.
+
+    Raises:
+        ProtocolError: What it publishes cannot be read.
+    """
+    if not _takes_images(served):
+        return ""
+    task = served.task
+    return "classification" if task is None or is_classification(task) else task.kind
+
+
+def _takes_images(served: ServedVersion) -> bool:
+    try:
+        return bool(served.preprocess)
+    except ClientError:
+        return False
+
+
+def _image_facts(served: ServedVersion) -> dict[str, Any]:
+    kind = kind_of(served)
+    labels = served.contract.labels if served.contract else ()
+    ranking = served.ranking
+    return {
+        "kind": kind,
+        "preprocess": encode(served.preprocess) if kind else None,
+        "labels": list(labels or (ranking.labels if ranking else ())),
+    }
+
+
+def _proof(server: ShownServer, name: str, version: str) -> dict[str, Any]:
+    try:
+        return {"proof": server.stores.proof(name, version), "proof_problem": ""}
+    except GraphkilnError as error:
+        return {"proof": None, "proof_problem": str(error)}
+
+
+async def _loaded(server: ShownServer) -> list[dict[str, Any]]:
+    rows = [(str(row.get("name", "")), str(row.get("version", ""))) for row in await server.client.statistics()]
+    return [{"name": name, "version": version, "state": _READY, "reason": ""} for name, version in sorted(rows)]
+
+
+async def _index(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
+    async with server.connect(admin_key) as client:
+        models = await client.models()
+    return [
+        {"name": row.name, "version": row.version, "state": row.state or "UNLOADED", "reason": row.reason}
+        for row in models
+    ]
+
+
+def _parameter(config: Mapping[str, Any], key: str) -> str:
+    return str(config.get("parameters", {}).get(key, {}).get("string_value", ""))

@@ -1,0 +1,151 @@
+"""Who may ask the page: requests to this machine by its name or address, from the page itself, with bounded bodies.
+
+A web page of somebody else can send requests to a server on this machine, and a name of its own can be made to lead
+there (DNS rebinding). So a request names the page by an address or by a name that the page knows, and where a browser
+says which page sent it, that is this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.files import MIB, format_size
+
+BODY_LIMIT = 64 * MIB
+"""Of a request: an image, or tensors as JSON. The client reads no more JSON than that either."""
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+"""Nothing from elsewhere, nothing inline, no text that becomes markup. Source: W3C, CSP Level 3 and Trusted Types."""
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_OWN = {"same-origin", "none"}
+"""`Sec-Fetch-Site` of requests from the page, and of an address that a person typed. Source: W3C, Fetch Metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is refused.
+
+    Attributes:
+        status: HTTP status code.
+        message: What happened.
+        hint: What to do.
+    """
+
+    status: int
+    message: str
+    hint: str
+
+    def response(self) -> JSONResponse:
+        """As all errors of the page are told."""
+        document = {"error": {"kind": "Refused", "message": self.message, "hint": self.hint}}
+        return JSONResponse(document, self.status)
+
+
+class Guard:
+    """ASGI middleware: refuses what is not for this page, and adds the headers of a strict page to every response.
+
+    Args:
+        app: What is behind it.
+        names: Host names, beside `localhost`, by which the page may be called.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
+        self._app = app
+        self._names = {"localhost", *(name.lower() for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request. Source: ASGI specification 3.0."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = find_fault(Headers(scope=scope), scope["scheme"], self._names)
+        app = refusal.response() if refusal else self._app
+        await app(scope, receive, _with_headers(send))
+
+
+def find_fault(headers: Headers, scheme: str, names: Collection[str]) -> Refusal | None:
+    """Why a request is refused; None where it is not.
+
+    Args:
+        headers: Of the request.
+        scheme: `http` or `https`.
+        names: The names of the page.
+    """
+    hosts = headers.getlist("host")
+    if len(hosts) != 1 or not _is_ours(hosts[0], names):
+        shown = ", ".join(hosts)[:80]
+        return Refusal(421, f"the page is not served as '{shown}'", "open it by its address, or as localhost")
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() != f"{scheme}://{hosts[0]}".lower():
+        return Refusal(403, f"the request comes from '{origin[:80]}'", "requests are taken from the page itself")
+    if headers.get("sec-fetch-site", "none") not in _OWN and headers.get("sec-fetch-dest") != "document":
+        return Refusal(403, "the request comes from another page", "requests are taken from the page itself")
+    if _length(headers) > BODY_LIMIT:
+        return Refusal(413, f"the request is larger than {format_size(BODY_LIMIT)}", "send a smaller image")
+    return None
+
+
+async def read_body(request: Request) -> bytes:
+    """The body of a request, as far as its limit.
+
+    Raises:
+        InvalidInput: It is larger than it said.
+    """
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_LIMIT:
+            raise InvalidInput(f"the request is larger than {format_size(BODY_LIMIT)}", hint="send a smaller image")
+    return bytes(body)
+
+
+def _is_ours(host: str, names: Collection[str]) -> bool:
+    """Whether a `Host` is an address or a known name: neither can be made to lead here by a name server of others."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in names or bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def _length(headers: Headers) -> int:
+    text = headers.get("content-length", "0")
+    return int(text) if text.isdecimal() and len(text) < 19 else BODY_LIMIT + 1
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return send_with_headers

@@ -1,0 +1,143 @@
+"""The same request from code: programs that work as they stand, with the names and shapes of one version."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from graphkiln.page.models import kind_of
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_client.served_version import ServedVersion
+
+_BY_SCORE = "print(found.label or found.index, found.score)"
+_VERBS = {
+    "classification": ("classify", f"for found in answer.classifications:\n        {_BY_SCORE}"),
+    "detection": ("detect", f"for found in answer:\n        {_BY_SCORE}"),
+    "segmentation": (
+        "segment",
+        "for index in answer.present:\n        print(answer.label(index), answer.share(index))",
+    ),
+    "embedding": ("embed", "print(answer.shape)"),
+}
+"""By kind of task: the method, and what is printed of its answer."""
+_HALF = {DType.FP16, DType.BF16}
+"""What JSON cannot carry."""
+_SIDE = 224
+
+
+def snippets(url: str, served: ServedVersion, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Programs that ask a version, by the name of what they are written for.
+
+    Args:
+        url: Of the server.
+        served: What it publishes about the version.
+        shapes: Of inputs, where they are known better than by the signature; by name.
+
+    Returns:
+        For `Python` (our client), `tritonclient` and `curl`; none for curl where JSON cannot carry an input.
+
+    Raises:
+        ProtocolError: What is published cannot be read.
+    """
+    rows = [(row["name"], DType(row["datatype"]), _shape(row, shapes)) for row in served.metadata["inputs"]]
+    kind = kind_of(served)
+    found = {
+        "Python": _image_program(url, served, kind) if kind else _tensor_program(url, served, rows),
+        "tritonclient": _triton_program(url, served, rows),
+    }
+    return found if any(dtype in _HALF for _, dtype, _ in rows) else {**found, "curl": _curl(url, served, rows)}
+
+
+_Rows = Sequence[tuple[str, DType, list[int]]]
+
+
+def _shape(row: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> list[int]:
+    known = shapes.get(row["name"])
+    return list(known) if known else [max(1, size) for size in row["shape"]]
+
+
+def _image_program(url: str, served: ServedVersion, kind: str) -> str:
+    verb, told = _VERBS[kind]
+    return f"""\
+import numpy as np
+from graphkiln_client import Client
+
+image = np.full(({_SIDE}, {_SIDE}, 3), 128, np.uint8)  # or a path: "photo.jpg"
+with Client({url!r}) as client:
+    answer = client.model({served.model!r}, {served.version!r}).{verb}(image)
+    {told}
+"""
+
+
+def _tensor_program(url: str, served: ServedVersion, rows: _Rows) -> str:
+    inputs = ", ".join(f"{name!r}: {_array(dtype, shape)}" for name, dtype, shape in rows)
+    return f"""\
+{_imports(rows)}from graphkiln_client import Client
+
+with Client({url!r}) as client:
+    outputs = client.model({served.model!r}, {served.version!r}).infer({{{inputs}}})
+    for name, array in outputs.items():
+        print(name, array.dtype, array.shape)
+"""
+
+
+def _triton_program(url: str, served: ServedVersion, rows: _Rows) -> str:
+    scheme, _, authority = url.partition("://")
+    secured = ", ssl=True" if scheme == "https" else ""
+    inputs = "\n".join(
+        f"inputs.append(triton.InferInput({name!r}, {shape}, {dtype.value!r}))\n"
+        f"inputs[-1].set_data_from_numpy({_array(dtype, shape)})"
+        for name, dtype, shape in rows
+    )
+    return f"""\
+{_imports(rows)}import tritonclient.http as triton
+
+client = triton.InferenceServerClient({authority!r}{secured})
+inputs = []
+{inputs}
+result = client.infer({served.model!r}, inputs, model_version={served.version!r})
+for output in result.get_response()["outputs"]:
+    print(output["name"], result.as_numpy(output["name"]).shape)
+client.close()
+"""
+
+
+def _curl(url: str, served: ServedVersion, rows: _Rows) -> str:
+    inputs = ", ".join(
+        f'{{"name": {json.dumps(name)}, "shape": {shape}, "datatype": "{dtype}", "data": {_values(dtype, shape)}}}'
+        for name, dtype, shape in rows
+    )
+    program = f'import json; print(json.dumps({{"inputs": [{inputs}]}}))'
+    path = f"{url}/v2/models/{quote(served.model, safe='')}/versions/{served.version}/infer"
+    return f"python3 -c {shlex.quote(program)} |\n  curl -sS --fail-with-body --data-binary @- {shlex.quote(path)}\n"
+
+
+def _imports(rows: _Rows) -> str:
+    return (
+        "import ml_dtypes\nimport numpy as np\n"
+        if any(dtype is DType.BF16 for _, dtype, _ in rows)
+        else "import numpy as np\n"
+    )
+
+
+def _array(dtype: DType, shape: Sequence[int]) -> str:
+    """An array of zeros, or of texts, as an expression."""
+    if dtype is DType.BYTES:
+        return f"np.full({list(shape)}, b'text', np.object_)"
+    return f"np.zeros({list(shape)}, {'ml_dtypes' if dtype is DType.BF16 else 'np'}.{_numpy_name(dtype)})"
+
+
+def _numpy_name(dtype: DType) -> str:
+    return "bool_" if dtype is DType.BOOL else dtype.numpy.name
+
+
+def _values(dtype: DType, shape: Sequence[int]) -> str:
+    """The same elements in a flat list, as an expression."""
+    count = 1
+    for size in shape:
+        count *= size
+    value = '"text"' if dtype is DType.BYTES else "False" if dtype is DType.BOOL else "0"
+    return f"[{value}] * {count}"

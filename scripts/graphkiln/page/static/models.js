@@ -1,0 +1,132 @@
+// The models: their state, what proves them, their labels; loading and unloading with the admin key.
+
+import * as api from "./api.js";
+import { $, digits, el, errorBox, facts, table } from "./dom.js";
+
+let rows = [];
+let chosen = "";
+let drawn = "";
+let refresh;
+
+export function setUpModels(readAgain) {
+  refresh = readAgain;
+  $("admin").addEventListener("submit", (event) => {
+    event.preventDefault();
+    attempt(() => refresh($("key").value));
+  });
+  $("key").addEventListener("input", () => draw(true));
+  return { show: (models) => { rows = models; draw(); }, setVisible: () => {} };
+}
+
+const keyOf = (model) => `${model.name}/${model.version}`;
+
+/** Draws the list where it changed: whoever tabs through it keeps his place. */
+function draw(anyway = false) {
+  const now = JSON.stringify([rows.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision]), chosen]);
+  if (now === drawn && !anyway) return;
+  drawn = now;
+  const list = rows.map((row) => [
+    el("button", { type: "button", "aria-pressed": chosen === keyOf(row), onclick: () => choose(row) }, row.name),
+    row.version || "–", state(row), row.engine ? `${row.engine}, ${row.device}` : "–", row.precision || "–", buttons(row),
+  ]);
+  const made = table("What the server has loaded", ["model", "version", "state", "engine", "precision", "control"], list);
+  for (const [at, line] of [...made.tBodies[0].rows].entries()) line.classList.toggle("chosen", keyOf(rows[at]) === chosen);
+  $("models").replaceChildren(rows.length ? made : el("p", { class: "empty" }, "No model is loaded."));
+}
+
+function state({ state: name, reason }) {
+  const kind = name === "READY" ? "good" : name === "UNAVAILABLE" ? "bad" : "";
+  return [el("span", { class: `pill ${kind}` }, name.toLowerCase()), reason ? el("div", { class: "small faint" }, reason) : null];
+}
+
+function buttons(row) {
+  const verbs = row.state === "READY" ? ["load", "unload"] : ["load"];
+  return verbs.map((verb) => el("button", {
+    type: "button", class: "quiet", disabled: !$("key").value, "aria-label": `${verb} ${row.name}`,
+    onclick: () => attempt(async () => {
+      await api.control(row.name, verb, $("key").value);
+      await refresh($("key").value);
+    }, `${row.name}: ${verb} was requested.`),
+  }, verb === "load" && row.state === "READY" ? "reload" : verb));
+}
+
+async function attempt(action, done = "") {
+  const place = $("admin-said");
+  place.replaceChildren(el("p", { class: "busy faint" }, "asking the server"));
+  try {
+    await action();
+    place.replaceChildren(done ? el("p", { class: "faint" }, done) : "");
+  } catch (error) {
+    place.replaceChildren(errorBox(error));
+  }
+}
+
+async function choose(row) {
+  chosen = keyOf(row);
+  draw();
+  const place = $("model-detail");
+  place.replaceChildren(el("p", { class: "busy faint" }, "reading"));
+  try {
+    const detail = await api.describe(row);
+    if (chosen === keyOf(row)) place.replaceChildren(...describe(detail));
+  } catch (error) {
+    place.replaceChildren(el("h2", {}, row.name), errorBox(error));
+  }
+}
+
+function describe(detail) {
+  return [
+    el("h2", {}, detail.name, el("span", { class: "faint" }, ` version ${detail.version}`)),
+    facts([
+      ["answers", detail.kind || "tensors"], ["engine", detail.engine && `${detail.engine} on ${detail.device}`],
+      ["precision", detail.precision], ["instances", detail.instances && String(detail.instances)],
+      ["largest batch", String(detail.max_batch_size)], ["loaded in", detail.load_s && `${digits(detail.load_s)} s`],
+      ["images as they are", detail.image_model], ["takes images for", detail.tensor_model],
+    ]),
+    el("h3", {}, "Signature"), signature(detail),
+    el("h3", {}, "Proof"), ...proof(detail),
+    ...(detail.preprocess ? [el("h3", {}, "Preprocessing"), facts(Object.entries(detail.preprocess).map(pair))] : []),
+    ...(detail.labels.length ? [el("h3", {}, `${detail.labels.length} labels`), labels(detail.labels)] : []),
+  ];
+}
+
+const pair = ([name, value]) => [name, value === null || value.length === 0 ? "" : typeof value === "object" ? JSON.stringify(value) : String(value)];
+
+function signature({ inputs, outputs }) {
+  const line = (role) => (row) => [row.name, role, row.datatype, row.shape.map((size) => (size < 0 ? "any" : size)).join(" × ")];
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Signature" },
+    table("", ["tensor", "role", "type", "shape"], [...inputs.map(line("input")), ...outputs.map(line("output"))]));
+}
+
+function proof({ proof: proven, proof_problem: problem, ...placed }) {
+  const selfTest = placed.self_test_at_s
+    ? `error ${digits(placed.self_test_error)}, last right ${new Date(placed.self_test_at_s * 1000).toLocaleTimeString()}, ` +
+      `${placed.self_test_failures ?? 0} of ${placed.self_test_replays ?? 0} replays failed`
+    : "";
+  const tested = [["self-test", selfTest]];
+  const always = [facts(tested)];
+  if (problem) return [errorBox({ message: problem }), ...always];
+  if (!proven) return [el("p", { class: "faint" }, "None: this graph came without a manifest."), ...always];
+  return [
+    ...proven.verification.map(verdict),
+    facts([
+      ...tested,
+      ["source", proven.provenance.source], ["measured", measured(proven.provenance.metrics)],
+      ["graph", el("code", {}, proven.sha256)], ["manifest", el("code", {}, proven.digest)],
+      ["made with", Object.entries(proven.provenance.versions).map(([name, version]) => `${name} ${version}`).join(", ")],
+      ["notes", (proven.notes ?? []).join("; ")],
+    ]),
+  ];
+}
+
+const measured = (metrics) => Object.entries(metrics).map(([name, value]) => `${name.replaceAll("_", " ")} ${digits(value, 4)}`).join(", ");
+
+function verdict({ step, relative_l2: error, relative_l2_limit: limit, samples, verdict: line }) {
+  const passed = line.endsWith("PASS");
+  return el("p", { class: "verdict" }, el("span", { class: `pill ${passed ? "good" : "bad"}` }, passed ? "proven" : "failed"),
+    ` ${step}: error ${digits(error)} of the signal, limit ${digits(limit)}, on ${digits(samples)} samples`);
+}
+
+function labels(names) {
+  return el("ol", { class: "labels", start: "0", tabindex: "0", "aria-label": "Labels" }, names.map((name) => el("li", {}, name)));
+}

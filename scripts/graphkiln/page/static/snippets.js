@@ -1,0 +1,38 @@
+// Programs that send the same request, to copy.
+
+import * as api from "./api.js";
+import { $, el, errorBox } from "./dom.js";
+
+let asked = 0;
+
+/** Fills the panel with the programs of a version. */
+export async function showSnippets(model) {
+  const place = $("snippets");
+  const round = ++asked;
+  const kept = place.querySelector("summary");
+  try {
+    const { snippets } = await api.snippets(model);
+    if (round === asked) place.replaceChildren(kept, ...Object.entries(snippets).flatMap(program));
+  } catch (error) {
+    if (round === asked) place.replaceChildren(kept, errorBox(error));
+  }
+  place.hidden = false;
+}
+
+function program([language, text]) {
+  const shown = el("pre", { tabindex: "0", "aria-label": `${language} program`, "data-language": language }, text);
+  const button = el("button", { type: "button", class: "quiet", "aria-label": `Copy the ${language} program`, onclick: () => copy(button, shown) }, "Copy");
+  return [el("div", { class: "snippet" }, el("h3", {}, language), button), shown];
+}
+
+/** Copies; where the browser does not let us (a page without TLS at another machine), the text is selected. */
+async function copy(button, shown) {
+  try {
+    await navigator.clipboard.writeText(shown.textContent);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(shown);
+    button.textContent = "Selected";
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+}

@@ -1,0 +1,123 @@
+"""Tensors in a browser: the golden sample of a version to begin with, a request made of a form, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphkiln.page.server import ShownServer
+from graphkiln.page.timing import read_spent
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_client.transports.tensors import from_values
+
+EDITED = 20_000
+"""Most elements of a tensor that a form shows; a larger golden one is sent as it is, and nobody types one."""
+_SHOWN = 1000
+"""Elements of an output."""
+_GOLDEN = "golden"
+_Arrays = Mapping[str, AnyArray]
+
+
+async def golden_sample(server: ShownServer, name: str, version: str) -> dict[str, Any]:
+    """The first golden sample of a version, for a form.
+
+    Returns:
+        By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited. Empty
+        where the version has no golden samples.
+
+    Raises:
+        ManifestError: They are damaged.
+    """
+    golden = await asyncio.to_thread(server.stores.golden, name, version)
+    return {input_: _row(array, EDITED) for input_, array in golden.feeds[0].items()} if golden else {}
+
+
+async def answer_tensors(server: ShownServer, name: str, version: str, document: Any) -> dict[str, Any]:
+    """What a version computes from tensors.
+
+    Args:
+        server: The server.
+        name: Model name.
+        version: Its version.
+        document: By input name: `datatype`, `shape` and `data`, a flat list; or `golden`, true for the golden one.
+
+    Returns:
+        `outputs` by name: `datatype`, `shape`, the first elements as `data`, `least`, `most` and `mean` of numbers, and
+        `golden_error` where all inputs are the golden ones: relative L2 to what the saved graph computed. And `times`.
+
+    Raises:
+        InvalidInput: The tensors are not such, or not those of the model.
+        ClientError: The request failed.
+    """
+    if not isinstance(document, dict) or not all(isinstance(row, dict) for row in document.values()):
+        raise InvalidInput("the request is no JSON object of tensors by name")
+    golden = await asyncio.to_thread(server.stores.golden, name, version)
+    inputs = {input_: _read(input_, row, golden) for input_, row in document.items()}
+    model = server.model(name, version)
+    await model.metadata()
+    spent = await read_spent(model)
+    begun = time.perf_counter()
+    outputs = await model.infer(inputs)
+    times = {"total_ms": (time.perf_counter() - begun) * 1e3, **await spent.until_now(model)}
+    expected = _expected(inputs, golden)
+    return {"outputs": {key: _described(array, expected.get(key)) for key, array in outputs.items()}, "times": times}
+
+
+def _read(name: str, row: Mapping[str, Any], golden: GoldenSamples | None) -> AnyArray:
+    if row.get(_GOLDEN):
+        if golden is None or name not in golden.inputs:
+            raise InvalidInput(f"there is no golden sample of '{name}'")
+        return golden.feeds[0][name]
+    shape, data = row.get("shape"), row.get("data")
+    if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise InvalidInput(f"input '{name}': the shape must be a list of numbers from 0, got {str(shape)[:80]}")
+    try:
+        return from_values(data, str(row.get("datatype")), tuple(shape))
+    except ProtocolError as error:
+        raise InvalidInput(f"input '{name}': {error.message.replace('the response has', 'there is')}") from error
+
+
+def _expected(inputs: _Arrays, golden: GoldenSamples | None) -> _Arrays:
+    """The golden outputs where the inputs are the golden ones, whoever sent them; else nothing."""
+    if golden is None or set(inputs) != set(golden.inputs):
+        return {}
+    if not all(np.array_equal(inputs[name], array) for name, array in golden.feeds[0].items()):
+        return {}
+    return golden.graph_outputs if golden.whole else {key: array[:1] for key, array in golden.graph_outputs.items()}
+
+
+def _described(array: AnyArray, expected: AnyArray | None) -> dict[str, Any]:
+    row = _row(array.reshape(-1)[:_SHOWN], _SHOWN)
+    row["shape"] = list(array.shape)
+    if array.size and array.dtype.kind not in "OSU":
+        numbers = array.astype(np.float64)
+        row |= {"least": float(numbers.min()), "most": float(numbers.max()), "mean": float(numbers.mean())}
+        row |= _golden_error(numbers, expected)
+    return row
+
+
+def _golden_error(numbers: Any, expected: AnyArray | None) -> dict[str, float]:
+    if expected is None or expected.shape != numbers.shape:
+        return {}
+    reference = expected.astype(np.float64)
+    norm = float(np.linalg.norm(reference))
+    return {_GOLDEN + "_error": float(np.linalg.norm(numbers - reference)) / norm} if norm else {}
+
+
+def _row(array: AnyArray, most: int) -> dict[str, Any]:
+    datatype = DType.from_numpy(array.dtype)
+    data = None if array.size > most else [_plain(value) for value in array.reshape(-1).tolist()]
+    return {"datatype": datatype.value, "shape": list(array.shape), "data": data}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: text, numbers, booleans."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str | bool | int) else float(value)

@@ -1,0 +1,324 @@
+"""The page in a real browser: over a server that is slow, fails or says hostile things, and over a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from fake_transport import FakeTransport
+from page_browser import PATIENCE_MS, Opened, chromium, opened, serving
+from playwright.sync_api import Browser, expect
+from playwright.sync_api import Error as BrowserError
+from running import Server, Serving, free_ports
+from shown_server import PIXELS, Shown, counted, encoded, responses
+from task_outputs import DETECTION, detector_outputs
+
+from graphkiln.page.app import build_app
+from graphkiln_backend.graph.admin_key import find_key
+from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.errors import ServerError
+from graphkiln_client.transports.base import InferRequest, InferResponse
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
+VIEWS = ("try", "models", "traffic")
+NAMED_FILES = """([name, kind, type, bytes]) => {
+    const files = new DataTransfer();
+    files.items.add(new File([new Uint8Array(bytes)], name, { type }));
+    const options = { bubbles: true, cancelable: true };
+    const event = kind === "paste" ? new ClipboardEvent("paste", { ...options, clipboardData: files })
+                                   : new DragEvent("drop", { ...options, dataTransfer: files });
+    document.querySelector("main").dispatchEvent(event);
+}"""
+expect.set_options(timeout=PATIENCE_MS)
+
+
+class Held(FakeTransport):
+    """Holds inference requests back until it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(responses())
+        self.released = threading.Event()
+
+    async def send(self, call: Any, deadline: Any) -> Any:
+        while call.request.name == "infer" and not self.released.is_set():
+            await asyncio.sleep(0.01)
+        return await super().send(call, deadline)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Shown:
+    shown = Shown(tmp_path)
+    publish(shown, *(f"class {index}" for index in range(2)))
+    return shown
+
+
+@pytest.fixture
+def url(shown: Shown) -> Iterator[str]:
+    with serving(build_app(shown.server())) as url:
+        yield url
+
+
+def publish(shown: Shown, *labels: str) -> None:
+    """Has two versions of the classifier, with labels, whose counters move at each reading."""
+    contract = Contract(preprocess=PIXELS, labels=labels, output="Y" if labels else "")
+    text = Contracts.of({"1": contract, "2": contract}).to_json()
+    readings = iter(range(1, 1_000_000))
+
+    def statistics(model: str, version: str) -> dict[str, Any]:
+        del model, version
+        (row,) = counted(next(readings))["model_stats"]
+        return {"model_stats": [row, {**row, "version": "2"}]}
+
+    shown.transport.responses |= {
+        "model_config": {"max_batch_size": 4, "parameters": {"contracts": {"string_value": text}}},
+        "model_statistics": statistics,
+        "infer": lambda request, _: scores_of(request, max(2, len(labels))),
+    }
+
+
+def scores_of(request: InferRequest, classes: int) -> InferResponse:
+    """Falling scores from 1: class 0 is the best."""
+    scores = np.linspace(1, 0, classes, dtype=np.float32)[np.newaxis]
+    return InferResponse(model="m", version=request.version, outputs={"Y": scores})
+
+
+def give(it: Opened, kind: str, name: str = "seven.png") -> None:
+    """Drops or pastes an image, as the browser tells the page of it."""
+    it.page.evaluate(NAMED_FILES, [name, kind, "image/png", list(encoded(8, 8))])
+
+
+def file(name: str) -> dict[str, Any]:
+    return {"name": name, "mimeType": "image/png", "buffer": encoded(8, 8)}
+
+
+@pytest.mark.parametrize("kind", ["drop", "paste"])
+def test_an_image_is_dropped_or_pasted(browser: Browser, url: str, kind: str) -> None:
+    with opened(browser, url) as it:
+        give(it, kind)
+        expect(it.wait_for(".bars tr:first-child th", "class 0")).to_be_visible()
+        expect(it.page.locator(".bars td.n").first).to_have_text("100.0%")
+        expect(it.page.locator(".times dl")).to_contain_text("compute5 ms")
+        expect(it.page.locator("#said")).to_have_text("seven.png: class 0, 100.0%")
+
+
+def test_two_versions_side_by_side(browser: Browser, url: str, shown: Shown) -> None:
+    with opened(browser, url) as it:
+        it.page.select_option("#other", "m/2")
+        it.ask(file("a.png"), file("b.png"))
+        expect(it.page.locator(".card .answer .bars")).to_have_count(4)
+        assert {request.version for request in shown.transport.inferred()} == {"1", "2"}
+
+
+def test_the_keyboard_is_enough(browser: Browser, url: str) -> None:
+    with opened(browser, url) as it:
+        keyboard = it.page.keyboard
+        keyboard.press("Tab")
+        expect(it.page.locator("#tab-try")).to_be_focused()
+        keyboard.press("Tab")
+        expect(it.page.locator("#model")).to_be_focused()
+        keyboard.press("Tab")
+        keyboard.press("Tab")
+        expect(it.page.locator("#files")).to_be_focused()
+        with it.page.expect_file_chooser() as chooser:
+            keyboard.press("Space")
+        chooser.value.set_files([file("a.png")])  # type: ignore[list-item]
+        it.wait_for(".bars")
+        it.page.locator("#tab-try").focus()
+        keyboard.press("ArrowRight")
+        expect(it.page.locator("#tab-models")).to_be_focused()
+        it.page.locator("#models th button").first.focus()
+        keyboard.press("Enter")
+        it.wait_for("#model-detail h2", "version 1")
+        expect(it.page.locator("#models th button").first).to_be_focused()
+
+
+def test_a_slow_server_is_waited_for(browser: Browser, tmp_path: Path) -> None:
+    held = Held()
+    shown = Shown(tmp_path, transport=held)
+    publish(shown, "a", "b")
+    with serving(build_app(shown.server())) as url, opened(browser, url) as it:
+        it.ask(file("a.png"))
+        it.wait_for(".answer .busy", "asking the server")
+        held.released.set()
+        it.wait_for(".answer .bars")
+        expect(it.page.locator(".busy")).to_have_count(0)
+
+
+def test_what_a_server_complains_of_is_text(browser: Browser, url: str, shown: Shown) -> None:
+    with opened(browser, url) as it:
+        shown.transport.responses["infer"] = ServerError(f"it broke {HOSTILE}", hint="look at its log")
+        it.ask(file("a.png"))
+        expect(it.wait_for(".error")).to_contain_text(f"it broke {HOSTILE}")
+        expect(it.page.locator(".error .hint")).to_have_text("look at its log")
+        it.ask({"name": "a.png", "mimeType": "image/png", "buffer": b"no image"})
+        it.wait_for(".error", "not an image in a known format")
+
+
+@pytest.mark.parametrize("labels", [[], [HOSTILE, "b"], ["x" * 500, "b"]])
+def test_labels_and_file_names_are_text(browser: Browser, url: str, shown: Shown, labels: list[str]) -> None:
+    publish(shown, *labels)
+    with opened(browser, url, width=320) as it:
+        it.ask(file(f"{HOSTILE}.png"))
+        expect(it.wait_for(".bars th[scope=row]")).to_have_text(labels[0] if labels else "class 0")
+        expect(it.page.locator("figcaption")).to_contain_text(HOSTILE)
+        it.page.click("#tab-models")
+        it.page.locator("#models th button").first.click()
+        it.wait_for("#model-detail h3", "Signature")
+        assert it.page.locator("main img[src=x], main script").count() == 0
+        assert overflow(it) == 0
+
+
+def test_a_thousand_classes(browser: Browser, url: str, shown: Shown) -> None:
+    publish(shown, *(f"a label of several words, number {index}" for index in range(1000)))
+    with opened(browser, url, width=320) as it:
+        it.page.fill("#top", "1000")
+        it.ask(file("a.png"))
+        expect(it.page.locator(".bars tbody tr")).to_have_count(1000)
+        assert overflow(it) == 0
+
+
+def test_boxes_and_masks_are_drawn_over_the_image(browser: Browser, url: str, shown: Shown) -> None:
+    outputs = {name: array[:1] for name, array in detector_outputs().items()}
+    text = Contracts.of({"1": Contract(preprocess=PIXELS, labels=("a", HOSTILE, "c"), task=DETECTION)}).to_json()
+    shown.transport.responses |= {
+        "model_config": {"max_batch_size": 4, "parameters": {"contracts": {"string_value": text}}},
+        "infer": InferResponse(model="m", version="1", outputs=outputs),
+    }
+    with opened(browser, url) as it:
+        it.ask({"name": "a.png", "mimeType": "image/png", "buffer": encoded(250, 60)})
+        it.wait_for(".answer table", HOSTILE)
+        alpha = "([x, y]) => document.querySelector('.shown canvas').getContext('2d').getImageData(x, y, 1, 1).data[3]"
+        drawn = {place: it.page.evaluate(alpha, list(place)) for place in ((3, 45), (10, 30), (40, 30), (240, 5))}
+        assert drawn[3, 45] > 180, "the edge of the first box"
+        assert 80 < drawn[10, 30] < 160, "its mask, through which the image is seen"
+        assert (drawn[40, 30], drawn[240, 5]) == (0, 0), "outside of the mask, and of all boxes"
+
+
+@pytest.mark.parametrize("look", [("light", 1280), ("dark", 320)], ids=str)
+def test_axe_finds_nothing(browser: Browser, url: str, shown: Shown, digits: Path, look: tuple[str, int]) -> None:
+    scheme, width = look
+    (shown.folder / "m").mkdir()
+    (shown.folder / "m" / "1").symlink_to(digits / "1")
+    with opened(browser, url, width=width, scheme=scheme) as it:
+        it.ask(file("a.png"))
+        it.wait_for(".times")
+        it.page.click("#snippets summary")
+        assert faults_of_access(it) == []
+        it.page.click("#switch")
+        it.wait_for("#tensor-form button")
+        assert faults_of_access(it) == []
+        it.page.click("#tab-models")
+        it.page.locator("#models th button").first.click()
+        it.wait_for(".verdict")
+        assert faults_of_access(it) == []
+        it.page.click("#tab-traffic")
+        it.wait_for(".chart")
+        it.page.locator(".chart summary").first.click()
+        assert faults_of_access(it) == []
+
+
+def faults_of_access(it: Opened) -> list[str]:
+    found = Axe().run(it.page).response["violations"]
+    return [f"{fault['id']}: {fault['nodes'][0]['html'][:200]}" for fault in found]
+
+
+@pytest.mark.parametrize("width", [320, 768, 2560])
+def test_no_view_is_wider_than_its_window(browser: Browser, url: str, width: int) -> None:
+    with opened(browser, url, width=width) as it:
+        it.ask(file("a.png"))
+        it.wait_for(".times")
+        it.page.click("#snippets summary")
+        for view in VIEWS:
+            it.page.click(f"#tab-{view}")
+            it.wait_for({"try": ".times", "models": "#models table", "traffic": ".chart"}[view])
+            assert overflow(it) == 0, view
+
+
+def overflow(it: Opened) -> int:
+    wide: int = it.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return wide
+
+
+def test_the_policy_is_in_force(browser: Browser, url: str) -> None:
+    """Otherwise a violation could not be seen."""
+    with opened(browser, url) as it:
+        with pytest.raises(BrowserError, match="TrustedHTML"):
+            it.page.evaluate("document.body.innerHTML = '<b>markup</b>'")
+        image = "document.querySelector('main').append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/' }))"
+        with it.page.expect_console_message(lambda message: "Content Security Policy" in message.text):
+            it.page.evaluate(image)
+        assert it.faults
+        it.faults.clear()
+
+
+@pytest.mark.server
+class TestRealServer:
+    """Of the committed digits."""
+
+    @pytest.fixture(scope="class")
+    def real(self, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+        (port,) = free_ports(1)
+        arguments = ("--model-store", repository / "model_repository", "--page-address", f"127.0.0.1:{port}")
+        with Serving(
+            tmp_path_factory.mktemp("page"), *arguments, "--model-control-mode=explicit", "--load-model=digits"
+        ) as server:
+            server.wait_ready()
+            yield server, f"http://127.0.0.1:{port}/"
+
+    def test_digits_are_read_and_the_golden_sample_agrees(
+        self, browser: Browser, real: tuple[Server, str], repository: Path
+    ) -> None:
+        with opened(browser, real[1]) as it:
+            it.ask(str(repository / "docs" / "digits" / "seven.png"))
+            expect(it.wait_for(".bars tr:first-child th")).to_have_text("seven")
+            expect(it.page.locator(".times dl")).to_contain_text("queue")
+            it.page.click("#switch")
+            it.page.click("#tensor-form button")
+            it.wait_for(".outputs .pill", "as the saved graph computed it: error")
+
+    def test_the_programs_work_as_they_stand(self, browser: Browser, real: tuple[Server, str]) -> None:
+        with opened(browser, real[1]) as it:
+            it.page.click("#snippets summary")
+            it.wait_for("#snippets pre")
+            programs = {
+                place.get_attribute("data-language"): place.inner_text()
+                for place in it.page.locator("#snippets pre").all()
+            }
+        assert list(programs) == ["Python", "tritonclient", "curl"]
+        for language, program in programs.items():
+            command = ["bash", "-c", program] if language == "curl" else [sys.executable, "-c", program]
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            assert ran.returncode == 0, ran.stderr
+            assert ("OUTPUT_0" in ran.stdout) or language == "Python"
+            assert ran.stdout.strip()
+
+    def test_models_are_unloaded_and_loaded_with_the_key_that_is_typed(
+        self, browser: Browser, real: tuple[Server, str]
+    ) -> None:
+        server, url = real
+        with opened(browser, url) as it:
+            it.page.click("#tab-models")
+            it.page.fill("#key", "wrong")
+            it.page.click("#list")
+            it.wait_for("#admin-said .error", "admin key")
+            it.page.fill("#key", find_key("127.0.0.1", server.http_port))
+            it.page.get_by_role("button", name="unload digits").click()
+            it.wait_for("#models .pill", "unavailable")
+            it.page.get_by_role("button", name="load digits", exact=True).click()
+            it.wait_for("#models .pill", "ready")

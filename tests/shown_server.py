@@ -1,0 +1,108 @@
+"""A server for the page that is not there: a classifier of two brightnesses, whose calls are answered from a table."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fake_transport import FakeTransport
+from PIL import Image
+
+from graphkiln.page.server import ShownServer
+from graphkiln.page.stores import Stores
+from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Task
+from graphkiln_client import AsyncClient
+from graphkiln_client.transports.base import InferRequest, InferResponse
+
+PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC")
+LABELS = ("dark", "<img src=x onerror=alert(1)>")
+METRICS = Path(__file__).parent / "unit" / "page" / "metrics.txt"
+
+
+def encoded(width: int = 1, height: int = 1, brightness: int = 200) -> bytes:
+    """A gray image as PNG."""
+    content = io.BytesIO()
+    Image.new("RGB", (width, height), (brightness,) * 3).save(content, "PNG")
+    return content.getvalue()
+
+
+def brightness(request: InferRequest, timeout_s: float) -> InferResponse:
+    """Scores of two classes, in any shape of image."""
+    del timeout_s
+    mean = np.asarray(request.inputs["X"]).mean(axis=(1, 2, 3))
+    scores = np.stack([255 - mean, mean], axis=1).astype(np.float32)
+    return InferResponse(model="m", version="1", outputs={"Y": scores})
+
+
+def counted(requests: int) -> dict[str, Any]:
+    """Statistics after so many requests: each has waited 2 ms and computed 1 + 3 + 1 ms."""
+    each_ns = {"queue": 2_000_000, "compute_input": 1_000_000, "compute_infer": 3_000_000, "compute_output": 1_000_000}
+    phases = {name: {"count": requests, "ns": requests * ns} for name, ns in each_ns.items()}
+    row = {"name": "m", "version": "1", "inference_stats": {"success": {"count": requests}, **phases}}
+    return {"model_stats": [row]}
+
+
+def config(task: Task | None = None, *, takes_images: bool = True) -> dict[str, Any]:
+    """What the server publishes of the model."""
+    if not takes_images:
+        return {"max_batch_size": 4}
+    contract = Contract(preprocess=PIXELS, labels=LABELS, output="" if task else "Y", task=task)
+    text = Contracts.of({"1": contract}).to_json()
+    return {"max_batch_size": 4, "parameters": {"contracts": {"string_value": text}}}
+
+
+def responses() -> dict[str, Any]:
+    """Of a server that answers everything."""
+    row = {"name": "X", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}
+    return {
+        "model_metadata": {
+            "versions": ["1"],
+            "inputs": [row],
+            "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 2]}],
+        },
+        "model_config": config(),
+        "model_statistics": [counted(3), counted(3), counted(4)],
+        "repository_index": [
+            {"name": "m", "version": "1", "state": "READY"},
+            {"name": "b", "version": "2", "state": "UNAVAILABLE", "reason": "it is damaged"},
+        ],
+        "load": None,
+        "unload": None,
+        "infer": brightness,
+    }
+
+
+@dataclass
+class Shown:
+    """A page's server whose transports are fakes.
+
+    Attributes:
+        transport: What answers without a key.
+        keys: Those that clients were opened with.
+    """
+
+    folder: Path
+    transport: FakeTransport = field(default_factory=lambda: FakeTransport(responses()))
+    keys: list[str] = field(default_factory=list)
+
+    def connect(self, key: str) -> AsyncClient:
+        self.keys.append(key)
+        return AsyncClient("http://127.0.0.1:1", max_retries=0, transport_for=lambda *_: self.transport)
+
+    def server(self) -> ShownServer:
+        return ShownServer(
+            connect=self.connect,
+            stores=Stores([self.folder]),
+            url="http://127.0.0.1:8000",
+            metrics_url=METRICS.as_uri(),
+        )
+
+    def answer_in_turn(self, *counts: int) -> None:
+        """Statistics of the next readings."""
+        self.transport.responses["model_statistics"] = [counted(count) for count in counts]

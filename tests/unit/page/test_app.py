@@ -1,0 +1,140 @@
+"""The paths of the page, and how its errors are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shown_server import Shown, encoded
+from starlette.testclient import TestClient
+
+from graphkiln.page.app import STATIC, build_app
+from graphkiln_backend.graph.admin_key import HTTP_HEADER
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    ModelNotFound,
+    Overloaded,
+    Unauthorized,
+)
+
+KEY = {HTTP_HEADER: "secret"}
+_WHOLE_PAGE = 100_000
+
+
+def test_the_page_is_small() -> None:
+    assert sum(path.stat().st_size for path in STATIC.rglob("*")) < _WHOLE_PAGE
+
+
+@pytest.mark.parametrize("path", sorted(STATIC.iterdir()), ids=lambda path: path.name)
+def test_its_files_name_nothing_elsewhere_and_make_no_markup_of_text(path: Path) -> None:
+    text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+    for forbidden in ("http://", "https://", "//cdn", "innerHTML", "outerHTML", "insertAdjacentHTML", "eval(",
+                      "document.write", "style=", "<script>", "onclick=\""):  # fmt: skip
+        assert forbidden not in text
+
+
+def test_the_files_are_there(page: TestClient) -> None:
+    root = page.get("/")
+    assert root.status_code == 200
+    assert root.headers["Content-Type"].startswith("text/html")
+    assert page.get("/app.js").headers["Content-Type"].startswith("text/javascript")
+    assert page.head("/").text == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nowhere", "/../app.py", "/%2e%2e/app.py", "/..%2fapp.py", "/api/nothing", "/app.js/x", "/api/models/m/load"],
+)
+def test_unknown_paths(page: TestClient, path: str) -> None:
+    assert page.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/api/models"), ("PUT", "/"), ("DELETE", "/app.js")])
+def test_a_method_that_a_path_does_not_have(page: TestClient, method: str, path: str) -> None:
+    assert page.request(method, path).status_code == 405
+
+
+def test_models_without_a_key_are_those_that_are_loaded(page: TestClient, shown: Shown) -> None:
+    document = page.get("/api/models").json()
+    assert [(row["name"], row["state"], row["engine"]) for row in document["models"]] == [("m", "READY", "onnxruntime")]
+    assert document["url"] == "http://127.0.0.1:8000"
+    assert shown.keys == [""]
+
+
+def test_the_key_of_a_request_goes_to_the_server_and_is_kept_nowhere(page: TestClient, shown: Shown) -> None:
+    states = {row["name"]: row["state"] for row in page.get("/api/models", headers=KEY).json()["models"]}
+    assert states == {"m": "READY", "b": "UNAVAILABLE"}
+    assert [row["name"] for row in page.get("/api/models").json()["models"]] == ["m"]
+    assert shown.keys == ["secret", ""]
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_loading_takes_the_key(page: TestClient, shown: Shown, verb: str) -> None:
+    refused = page.post(f"/api/models/m/{verb}")
+    assert (refused.status_code, shown.transport.sent(verb)) == (401, [])
+    assert page.post(f"/api/models/m/{verb}", headers=KEY).json() == {}
+    assert shown.transport.sent(verb)[0].arguments[0] == "m"
+
+
+def test_a_key_that_cannot_be_one(page: TestClient) -> None:
+    response = page.post("/api/models/m/load", headers={HTTP_HEADER: "a b"})
+    assert response.status_code == 400
+    assert "a b" not in response.text
+
+
+def test_an_image(page: TestClient) -> None:
+    answer = page.post("/api/models/m/1/image?top_k=2", content=encoded()).json()
+    assert [row["index"] for row in answer["classifications"]] == [1, 0]
+
+
+@pytest.mark.parametrize("query", ["top_k=x", "top_k=-1", "top_k=0", "top_k=99999", "softmax=maybe"])
+def test_an_option_that_is_no_number(page: TestClient, query: str) -> None:
+    assert page.post(f"/api/models/m/1/image?{query}", content=encoded()).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ModelNotFound("there is no m"), 404),
+        (Overloaded("later"), 429),
+        (DeadlineExceeded("too slow"), 504),
+        (ConnectionFailed("nobody", hint="start it"), 502),
+        (Unauthorized("no"), 401),
+    ],
+)
+def test_errors_of_the_server_are_told_as_text(page: TestClient, shown: Shown, error: ClientError, status: int) -> None:
+    shown.transport.responses["model_metadata"] = error
+    response = page.get("/api/models/m/1")
+    assert response.status_code == status
+    assert response.json() == {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
+
+
+def test_figures_that_are_not_finite_are_null(page: TestClient, shown: Shown) -> None:
+    shown.transport.responses["infer"] = _not_finite
+    (row, _) = page.post("/api/models/m/1/image?top_k=2", content=encoded()).json()["classifications"]
+    assert row["score"] is None
+
+
+def test_metrics(page: TestClient) -> None:
+    (row, _) = page.get("/api/metrics").json()["versions"]
+    assert (row["model"], row["answered"]) == ("m", 40)
+
+
+def test_a_server_without_metrics(shown: Shown) -> None:
+    server = shown.server()
+    server.metrics_url = ""
+    with TestClient(build_app(server), base_url="http://127.0.0.1") as page:
+        assert page.get("/api/metrics").status_code == 502
+        assert page.get("/api/models").json()["models"][0]["name"] == "m"
+
+
+def _not_finite(request: Any, timeout_s: float) -> Any:
+    import numpy as np
+
+    from graphkiln_client.transports.base import InferResponse
+
+    del request, timeout_s
+    return InferResponse(model="m", version="1", outputs={"Y": np.array([[np.inf, 0]], np.float32)})

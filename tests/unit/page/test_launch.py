@@ -1,0 +1,80 @@
+"""Where the page listens, and what its process is told."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from graphkiln.page import launch
+from graphkiln.page.launch import facts_of, open_page, page_address, page_url, with_quantiles
+from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.tls import TlsFiles
+
+KNOWN = dict.fromkeys(("http-port", "http-address", "allow-http", "allow-metrics", "metrics-config"), True)
+FILES = TlsFiles(certificate=Path("/c"), key=Path("/k"))
+
+
+def flags(*arguments: str, host: str = "127.0.0.1") -> TritonFlags:
+    return TritonFlags.parse(arguments, KNOWN, host)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("", "127.0.0.1", 8003),
+        ("0.0.0.0", "0.0.0.0", 8003),
+        (":9000", "127.0.0.1", 9000),
+        ("localhost:9000", "localhost", 9000),
+        ("[::1]:9000", "::1", 9000),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    address = page_address(text)
+    assert (address.host, address.port) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ServerSetupError, match="no address for the page"):
+        page_address(text)
+
+
+def test_what_a_person_opens() -> None:
+    assert page_url(page_address("0.0.0.0"), secure=False) == "http://127.0.0.1:8003"
+    assert page_url(page_address("[::1]"), secure=True) == "https://[::1]:8003"
+
+
+def test_the_server_measures_quantiles_unless_it_was_told_how() -> None:
+    assert with_quantiles(flags()).arguments == ("--metrics-config=summary_latencies=true",)
+    for given in ("--metrics-config=summary_latencies=false", "--allow-metrics=false"):
+        assert with_quantiles(flags(given)) == flags(given)
+
+
+def test_what_the_process_is_told() -> None:
+    public, inner = flags(host="0.0.0.0"), flags("--http-port=9999")
+    facts = facts_of(page_address("models.example"), public, inner, FILES, [Path("/store")])
+    assert facts.inner_url == "http://127.0.0.1:9999"
+    assert facts.url == "https://127.0.0.1:8000"
+    assert facts.metrics_url == "http://127.0.0.1:8002/metrics"
+    assert (facts.stores, facts.names, facts.tls) == (["/store"], ["models.example"], ("/c", "/k", ""))
+    assert not facts_of(page_address(""), public, flags("--allow-metrics=false"), None, []).metrics_url
+
+
+def test_a_server_without_http() -> None:
+    off = flags("--allow-http=false")
+    with pytest.raises(ServerSetupError, match="over HTTP, which is off"):
+        open_page(page_address(""), off, off, None, [])
+
+
+def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda _: None)
+    with pytest.raises(EngineUnavailable, match="starlette and uvicorn") as raised:
+        open_page(page_address(""), flags(), flags(), None, [])
+    assert raised.value.extra == "page"
+
+
+def test_no_page() -> None:
+    assert isinstance(open_page(None, flags(), flags(), None, []), nullcontext)

@@ -1,0 +1,61 @@
+"""The models of the page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from shown_server import LABELS, PIXELS, Shown, config
+from task_outputs import DETECTION
+
+from graphkiln.page.models import describe_version, list_models
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.errors import Unauthorized
+from graphkiln_backend.graph.manifest import Manifest
+
+
+def test_what_is_loaded_with_its_placement(shown: Shown) -> None:
+    (row,) = asyncio.run(list_models(shown.server(), ""))
+    assert (row["name"], row["version"], row["state"]) == ("m", "1", "READY")
+    assert (row["precision"], row["instances"]) == ("fp32", 2)
+
+
+def test_with_the_key_why_a_version_is_not_loaded(shown: Shown) -> None:
+    first, _ = asyncio.run(list_models(shown.server(), "key"))
+    assert (first["name"], first["state"], first["reason"]) == ("b", "UNAVAILABLE", "it is damaged")
+
+
+def test_a_wrong_key_is_told(shown: Shown) -> None:
+    shown.transport.responses["repository_index"] = Unauthorized("no")
+    with pytest.raises(Unauthorized):
+        asyncio.run(list_models(shown.server(), "key"))
+
+
+def test_all_about_a_version(shown: Shown) -> None:
+    found = asyncio.run(describe_version(shown.server(), "m", "1"))
+    assert found["kind"] == "classification"
+    assert found["labels"] == list(LABELS)
+    assert found["preprocess"] == encode(PIXELS)
+    assert found["inputs"][0]["shape"] == [-1, -1, -1, 3]
+    assert (found["engine"], found["self_test_error"]) == ("onnxruntime", 3e-07)
+    assert (found["proof"], found["proof_problem"]) == (None, "")
+
+
+def test_a_detector_and_a_model_of_tensors(shown: Shown) -> None:
+    shown.transport.responses["model_config"] = config(DETECTION)
+    assert asyncio.run(describe_version(shown.server(), "m", "1"))["kind"] == "detection"
+    shown.transport.responses["model_config"] = config(takes_images=False)
+    found = asyncio.run(describe_version(shown.server(), "m", "1"))
+    assert (found["kind"], found["preprocess"], found["labels"]) == ("", None, [])
+
+
+def test_the_proof_is_the_manifests(shown: Shown, digits: Path) -> None:
+    folder = shown.folder / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text((digits / "1" / "manifest.json").read_text())
+    found = asyncio.run(describe_version(shown.server(), "m", "1"))
+    assert found["proof"]["digest"] == Manifest.read(folder / "manifest.json").digest
+    (folder / "manifest.json").write_text(json.dumps({"format_version": 2}))
+    assert "manifest.json" in asyncio.run(describe_version(shown.server(), "m", "1"))["proof_problem"]
