@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from scored_images import row
 
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.signature import TensorSpec
+from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.scoring import answers as module
 from graphkiln_backend.scoring.answers import Answers
+from graphkiln_backend.scoring.encoders.base import Encoder
+from graphkiln_backend.scoring.encoders.classes import TopK
+from graphkiln_backend.scoring.encoders.scores import AllScores
+from graphkiln_backend.scoring.encoders.tensors import Tensors
+from graphkiln_backend.scoring.encoders.vectors import Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 
 SCHEMA = pa.schema([pa.field("score", pa.list_(pa.float32(), 2))])
@@ -31,6 +44,32 @@ def test_rows_with_errors_have_no_answers() -> None:
     assert table.column("model").to_pylist() == ["digits"] * 4
     assert table.column("version").to_pylist() == [3] * 4
     table.validate(full=True)
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones((1, *shape), np.float32)
+
+
+SPEC = TensorSpec(name="y", dtype=DType.FP32, shape=("batch", 2, 3))
+ENCODERS = [
+    (AllScores("y", DType.FP32, 3), ones(3)),
+    (Tensors([SPEC]), ones(2, 3)),
+    (Tensors([replace(SPEC, shape=("batch", "many"))]), ones(4)),
+    (TopK("y", DType.FP32, 2), ones(3)),
+    (Vectors(Embedding(vectors="y"), replace(SPEC, shape=("batch", 3))), ones(3)),
+]
+
+
+@pytest.mark.parametrize(("encoder", "output"), ENCODERS, ids=["scores", "fixed", "varying", "top", "vector"])
+def test_a_file_with_errors_is_read_by_arrow(encoder: Encoder, output: np.ndarray, tmp_path: Path) -> None:
+    """It cannot read lists of a fixed size of which one is null, though it writes them."""
+    answers = Answers(encoder.schema, "m", 1)
+    answers.add_columns(encoder.encode({"y": output}))
+    answers.add([row("a", b""), row("b", b"")], [None, "broken"])
+    pq.write_table(answers.table(), tmp_path / "rows.parquet")
+    read = pq.read_table(tmp_path / "rows.parquet")
+    assert read.to_pylist() == answers.table().to_pylist()
+    assert read.column(1).null_count == 1
 
 
 def test_what_is_large_is_not_copied_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -48,14 +49,13 @@ def elements(values: AnyArray) -> pa.Array:
 
 
 def lists(values: AnyArray) -> pa.ListArray:
-    """`[rows, length]` as one list per row."""
-    rows, length = values.shape
+    """`[rows, ...]` as one list per row, in row-major order.
+
+    Never lists of a fixed size, whatever the length: Arrow writes those to Parquet where one is null, as of a row with
+    an error, and then cannot read the file.
+    """
+    rows, length = len(values), math.prod(values.shape[1:])
     return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * length), elements(values))
-
-
-def fixed_lists(values: AnyArray, length: int) -> pa.FixedSizeListArray:
-    """`[rows, ...]` as one list of a fixed length per row, in row-major order."""
-    return pa.FixedSizeListArray.from_arrays(elements(values), length)
 
 
 def _texts(flat: AnyArray) -> pa.Array:

@@ -9,14 +9,14 @@ import pyarrow as pa
 from graphkiln_backend.graph import topk
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.scoring.encoders.arrays import arrow_type, fixed_lists
+from graphkiln_backend.scoring.encoders.arrays import arrow_type, lists
 from graphkiln_backend.scoring.encoders.base import Size
 
 _RANK = 2
 
 
 class AllScores:
-    """The column `scores`: a list of fixed length, a score per class.
+    """The column `scores`: a list of one length, a score per class.
 
     Args:
         output: Name of the output of scores, `[rows, classes]` or `[rows]`.
@@ -29,7 +29,7 @@ class AllScores:
         self.outputs: Sequence[str] = (output,)
         self._classes, self._softmax = classes, softmax
         self._dtype = score_dtype(dtype, softmax=softmax)
-        self.schema = pa.schema([pa.field("scores", pa.list_(arrow_type(self._dtype), classes))])
+        self.schema = pa.schema([pa.field("scores", pa.list_(arrow_type(self._dtype)))])
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """One list per row."""
@@ -38,7 +38,7 @@ class AllScores:
         if scores.shape[1] != self._classes:
             raise ExecutionError(f"output '{self.outputs[0]}' has {scores.shape[1]} scores, expected {self._classes}")
         written = topk.softmax(scores) if self._softmax else scores.astype(self._dtype.numpy, copy=False)
-        return [fixed_lists(written, self._classes)]
+        return [lists(written)]
 
 
 def score_dtype(dtype: DType, *, softmax: bool) -> DType:

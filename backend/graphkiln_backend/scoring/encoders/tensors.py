@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ import pyarrow as pa
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import ANY_RANK, TensorSpec
-from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, fixed_lists, lists
+from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, lists
 from graphkiln_backend.scoring.encoders.base import Size
 
 SHAPE = b"shape"
@@ -25,7 +24,7 @@ class Tensors:
     | shape of a row   | column                                                                     |
     |------------------|----------------------------------------------------------------------------|
     | none             | the element                                                                |
-    | fixed sizes      | a list of fixed length, in row-major order; the field's metadata: `shape`  |
+    | fixed sizes      | a list of one length, in row-major order; the field's metadata: `shape`    |
     | sizes that vary  | a list, in row-major order, and `NAME_shape` with the sizes                |
 
     Elements keep their type; texts are strings, and bf16, which Arrow does not have, becomes fp32.
@@ -68,13 +67,12 @@ class _Fixed:
     def __init__(self, spec: TensorSpec, name: str) -> None:
         self.output = spec.name
         self._shape = tuple(int(size) for size in spec.shape[1:])
-        self._length = math.prod(self._shape)
-        kind = pa.list_(arrow_type(spec.dtype), self._length)
+        kind = pa.list_(arrow_type(spec.dtype))
         self.fields = [pa.field(name, kind, metadata={SHAPE: json.dumps(self._shape)})]
 
     def arrays(self, values: AnyArray) -> list[pa.Array]:
         _check(self.output, values, self._shape)
-        return [fixed_lists(values, self._length)]
+        return [lists(values)]
 
 
 class _Varying:
@@ -87,7 +85,7 @@ class _Varying:
 
     def arrays(self, values: AnyArray) -> list[pa.Array]:
         shapes = np.tile(np.asarray(values.shape[1:], np.int32), (len(values), 1))
-        return [lists(values.reshape(len(values), math.prod(values.shape[1:]))), lists(shapes)]
+        return [lists(values), lists(shapes)]
 
 
 _Column = _Elements | _Fixed | _Varying

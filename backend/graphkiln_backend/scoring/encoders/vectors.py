@@ -13,13 +13,13 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.images.answers import read_vector
-from graphkiln_backend.scoring.encoders.arrays import fixed_lists, lists
+from graphkiln_backend.scoring.encoders.arrays import lists
 from graphkiln_backend.scoring.encoders.base import Size
 from graphkiln_backend.scoring.encoders.readings import read_rows
 
 
 class Vectors:
-    """The column `vector`: a list of floats, of fixed length where the graph says how many.
+    """The column `vector`: a list of floats, each of one length where the graph says how many.
 
     Args:
         task: Which output holds them.
@@ -31,15 +31,12 @@ class Vectors:
         self._task = task
         features = spec.shape[-1] if spec.has_rank else None
         self._features = features if isinstance(features, int) else None
-        kind = pa.list_(pa.float32(), self._features) if self._features else pa.list_(pa.float32())
-        self.schema = pa.schema([pa.field("vector", kind)])
+        self.schema = pa.schema([pa.field("vector", pa.list_(pa.float32()))])
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """Reads each row, as clients do."""
         del sizes
         vectors = np.stack(list(read_rows(partial(read_vector, self._task), outputs)))
-        if not self._features:
-            return [lists(vectors)]
-        if vectors.shape[1] != self._features:
+        if self._features and vectors.shape[1] != self._features:
             raise ExecutionError(f"a vector has {vectors.shape[1]} features, expected {self._features}")
-        return [fixed_lists(vectors, self._features)]
+        return [lists(vectors)]

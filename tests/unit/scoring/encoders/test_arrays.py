@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, fixed_lists, lists
+from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, lists
 
 
 @pytest.mark.parametrize("dtype", [each for each in DType if each not in (DType.BYTES, DType.BF16)])
@@ -43,4 +43,4 @@ def test_a_view_that_is_not_contiguous_is_read_in_order() -> None:
 def test_lists_are_rows() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert lists(values).to_pylist() == values.tolist()
-    assert fixed_lists(values.reshape(2, 3, 1), 3).to_pylist() == values.tolist()
+    assert lists(values.reshape(2, 3, 1)).to_pylist() == values.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graphkiln_backend.graph.contract import Contract
@@ -83,7 +84,8 @@ def test_places_need_the_preprocessing() -> None:
 
 def test_all_scores() -> None:
     assert isinstance(choose_encoder(GRAPH, Contract(), request(scores=True)), AllScores)
-    assert choose_encoder(signature(y=("batch",)), Contract(), request(scores=True)).schema.field(0).type.list_size == 1
+    one = choose_encoder(signature(y=("batch",)), Contract(), request(scores=True))
+    assert [len(row) for row in one.encode({"y": np.zeros(2, np.float32)})[0].to_pylist()] == [1, 1]
 
 
 def test_raw_outputs_once_each() -> None:
