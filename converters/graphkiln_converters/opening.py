@@ -11,6 +11,7 @@ from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
+from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, WholeSource, open_source
 
@@ -75,6 +76,12 @@ def _open_source(recipe: Recipe) -> SourceModel:
         free_batch=recipe.batch == "free",
         samples=recipe.samples,
         task=recipe.task,
+        detection=DetectorOptions(
+            head=recipe.head,
+            boxes=recipe.boxes,
+            iou_threshold=recipe.iou_threshold,
+            max_detections=recipe.max_detections,
+        ),
     )
     source = open_source(recipe.source, options)
     if recipe.batch == "fixed" and not isinstance(source, WholeSource):

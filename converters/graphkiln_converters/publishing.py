@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import onnx_ir
 
@@ -25,6 +26,16 @@ from graphkiln_converters.sources.base import RANDOM_WEIGHTS, NotedSource, Sourc
 from graphkiln_converters.writer import NewVersion, SourceInfo
 
 _log = logging.getLogger("graphkiln.converters")
+
+
+@runtime_checkable
+class ClassesSource(Protocol):
+    """A source model that knows how many classes it tells apart, where no output counts them."""
+
+    @property
+    def classes(self) -> int:
+        """How many; 0 where that is not known after all."""
+        ...
 
 
 def remaining_preprocess(model: OpenModel, edge: Edge) -> Preprocess | None:
@@ -55,7 +66,8 @@ def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) 
         ConversionError: The recipe's labels do not fit.
     """
     if isinstance(model.task, Detection):
-        return model  # its classes are numbers, which no output counts
+        _check_detected_classes(model, recipe)
+        return model
     outputs = {str(value.name): value for value in graph.graph.outputs}
     output = outputs.get(recipe.outputs[0]) if recipe.outputs else next(iter(outputs.values()), None)
     dims = () if output is None or output.shape is None else tuple(output.shape)
@@ -67,6 +79,20 @@ def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) 
         raise ConversionError(f"{recipe.labels} has {problem}", hint="one line for each class, in their order")
     _log.warning("%s: left out; --labels FILE gives others", problem)
     return replace(model, labels=())
+
+
+def _check_detected_classes(model: OpenModel, recipe: Recipe) -> None:
+    """Of detections, classes are numbers, which no output counts; some sources do.
+
+    Raises:
+        ConversionError: The recipe's labels do not fit.
+    """
+    classes = model.source.classes if isinstance(model.source, ClassesSource) else 0
+    if recipe.labels and classes and len(model.labels) != classes:
+        raise ConversionError(
+            f"{recipe.labels} has {len(model.labels)} labels for the {classes} classes of {recipe.source}",
+            hint="one line for each class, in their order",
+        )
 
 
 def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:

@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_converters.detection.options import BoxFormat, Head
 from graphkiln_converters.source_name import name_of
 
 _MOST = (1 << 31) - 1
 """Of what Triton counts in 32 bits."""
+_MOST_DETECTIONS = 10_000
 _DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d{1,9})=(?P<least>\d{1,9})\.\.(?P<most>\d{1,9})")
 _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d{1,18}(?:x\d{1,18})*)")
 _OLD_SPELLINGS = {"quantise_bias": "quantize_bias", "quantise_ends": "quantize_ends"}
@@ -30,6 +32,7 @@ SavedPrecision = Literal[Precision.FP32, Precision.FP16, Precision.BF16, Precisi
 
 _SOURCE = "Where the model comes from"
 _EDGE = "What goes in and comes out"
+_BOXES = "Detectors of FILE.onnx"
 _GRAPH = "How the graph is rewritten and lowered"
 _PROOF = "How it is proven"
 
@@ -104,6 +107,21 @@ class Recipe(BaseModel):
     task: Annotated[Literal["auto", "classification", "detection", "segmentation", "embedding"], Flag(panel=_EDGE)] = (
         Field(default="auto", description="What it answers about an image; auto: what the source says.")
     )
+    score_threshold: Annotated[float | None, Flag(panel=_EDGE, default="the model's")] = Field(
+        default=None, ge=0, le=1, description="Detections that clients show unasked."
+    )
+    head: Annotated[Head | None, Flag(panel=_BOXES, metavar="KIND", default="by shape")] = Field(
+        default=None, description=f"How the file returns boxes: {', '.join(Head)}."
+    )
+    boxes: Annotated[BoxFormat | None, Flag(panel=_BOXES, metavar="FORMAT", default="the kind's")] = Field(
+        default=None, description=f"{', '.join(BoxFormat)}."
+    )
+    iou_threshold: Annotated[float | None, Flag(panel=_BOXES, default="the kind's")] = Field(
+        default=None, gt=0, le=1, description="Most that two boxes of a class overlap."
+    )
+    max_detections: Annotated[int | None, Flag(panel=_BOXES, default="300")] = Field(
+        default=None, ge=1, le=_MOST_DETECTIONS, description="Most boxes of an image."
+    )
     top_k: Annotated[int, Flag(panel=_EDGE)] = Field(
         default=0, ge=0, le=_MOST, description="Return the k best and their indices."
     )
@@ -170,6 +188,16 @@ class Recipe(BaseModel):
         source = document.get("source")
         named = {"name": name_of(source)} if isinstance(source, str) and document.get("name") is None else {}
         return {**respelled(document), **named}
+
+    @model_validator(mode="after")
+    def _boxes_are_read_from_files(self) -> Recipe:
+        given = [
+            name for name in ("head", "boxes", "iou_threshold", "max_detections") if getattr(self, name) is not None
+        ]
+        if given and not (self.task == "detection" and self.source.lower().endswith(".onnx")):
+            flag = given[0].replace("_", "-")
+            raise ValueError(f"--{flag} is for FILE.onnx with --task detection: other sources know their boxes")
+        return self
 
     @field_validator("name")
     @classmethod

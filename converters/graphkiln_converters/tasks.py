@@ -32,7 +32,15 @@ def with_task(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenMod
     task = _task(recipe, model.source.task if isinstance(model.source, TaskSource) else None, kept)
     if task is not None and not isinstance(task, Classification):
         _check_edges(recipe, task)
-    return replace(model, task=task)
+    return replace(model, task=_with_threshold(task, recipe.score_threshold))
+
+
+def _with_threshold(task: Task | None, threshold: float | None) -> Task | None:
+    if threshold is None:
+        return task
+    if not isinstance(task, Detection):
+        raise ConversionError("--score-threshold is for detectors", hint="--task detection, or leave it out")
+    return replace(task, score_threshold=threshold)
 
 
 def _task(recipe: Recipe, own: Task | None, outputs: dict[str, onnx_ir.Value]) -> Task | None:

@@ -28,8 +28,10 @@ from graphkiln_backend.lowering.setting_keys import (
     KNOWN_KEYS,
     LAYOUTS,
     OWN_KEYS,
+    PUBLISHED_KEYS,
     SESSION_KEYS,
     SESSION_PREFIX,
+    TRITON_KEYS,
     check_known,
 )
 from graphkiln_backend.lowering.setting_resolver import SettingResolver, Sourced
@@ -130,6 +132,9 @@ class Settings:
         )
 
 
+_LINE = 'write there: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+
+
 def parse_override(text: str) -> Override:
     """Reads `KEY=VALUE` of a `--set` flag.
 
@@ -143,7 +148,16 @@ def parse_override(text: str) -> Override:
     if key == ACCEPT_IMAGES:
         raise RepositoryError(
             f"--set {text}: whether a model accepts images is read from its config.pbtxt alone",
-            hint=f'write there: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}',
+            hint=_LINE.format(key=key, value=value),
+        )
+    if key in TRITON_KEYS:
+        raise RepositoryError(
+            f"--set {text}: Triton itself reads this, from config.pbtxt", hint=_LINE.format(key=key, value=value)
+        )
+    if key in PUBLISHED_KEYS:
+        raise RepositoryError(
+            f"--set {text}: '{key}' is what a version says of itself, and would not change what it does",
+            hint="it is decided by graphkiln convert (--task, --preprocess, --labels, --top-k): convert again",
         )
     return Override(key, value, "--set")
 

@@ -51,6 +51,12 @@ class Candidates(NamedTuple):
         by_class = torch.where(self.classes.unsqueeze(1) == numbers, self.scores.unsqueeze(1), 0.0)
         return self._replace(scores=suppress(self.boxes, by_class, iou_threshold).amax(1))
 
+    def filled(self, count: int) -> Candidates:
+        """With candidates that are none where there are fewer than a number."""
+        lacking, pad = max(0, count - self.scores.shape[1]), torch.nn.functional.pad
+        boxes, scores, classes = self
+        return Candidates(pad(boxes, (0, 0, 0, lacking)), pad(scores, (0, lacking)), pad(classes, (0, lacking)))
+
     def padded(self, count: int) -> dict[str, torch.Tensor]:
         """The best as a graph returns them: by falling score, then zeros.
 

@@ -18,6 +18,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
+from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.sources.suggestions import suggest
 
 RANDOM_WEIGHTS = "with random weights"
@@ -64,6 +65,7 @@ class SourceOptions:
         free_batch: Let a batch vary that a graph was saved with.
         samples: The user's samples, for sources that do not know their inputs.
         task: What the model shall answer about an image; `auto` for what its source says.
+        detection: What the user says of a detector's graph.
     """
 
     weights: Path | None = None
@@ -75,6 +77,7 @@ class SourceOptions:
     free_batch: bool = True
     samples: Path | None = None
     task: str = "auto"
+    detection: DetectorOptions = field(default_factory=DetectorOptions)
 
 
 class SourceModel(Protocol):
@@ -209,6 +212,8 @@ _ELSEWHERE = {
 """Kinds that are exported elsewhere: kind -> what its own environment runs. paddle2onnx needs an older ONNX than ours;
 tf2onnx would not, but TensorFlow beside it is larger than everything else that a conversion needs."""
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
+_DETECTORS = {"onnx_file": "onnx_detector"}
+"""Modules that open what others open, for `--task detection`."""
 CODE_HINT = "if you trust whoever made it, give --allow-code; an .onnx or .safetensors file runs none"
 _RUNS_CODE = ".pt2"
 """Its loader runs what the file says: it evaluates text and loads pickles."""
@@ -232,6 +237,7 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     if suffix in _SUFFIXES and kind not in _KINDS:
         module_name, location = _SUFFIXES[suffix], source
         extra = module_name if module_name in _KINDS else "convert"
+        module_name = _DETECTORS.get(module_name, module_name) if options.task == "detection" else module_name
         if suffix == _RUNS_CODE and not options.allow_code and Path(source).is_file():
             raise ConversionError(f"{source} is not loaded: a {_RUNS_CODE} file can run code", hint=CODE_HINT)
     elif separator and kind in _KINDS:

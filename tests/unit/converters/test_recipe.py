@@ -94,6 +94,26 @@ class TestDynamicAxes:
             recipe(dynamic=[text])
 
 
+class TestBoxes:
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"head": "yolov5"},
+            {"source": "torchvision:x", "task": "detection", "iou_threshold": 0.5},
+            {"task": "segmentation", "boxes": "xyxy"},
+            {"max_detections": 5},
+        ],
+    )
+    def test_options_of_files_are_not_ignored_elsewhere(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError, match=r"is for FILE\.onnx with --task detection"):
+            recipe(**{"source": "model.onnx", **fields})
+
+    def test_they_are_plain_data_in_a_recipe(self) -> None:
+        made = recipe(source="m.onnx", task="detection", head="end-to-end", boxes="yxyx-unit", score_threshold=0.1)
+        assert (made.frozen()["head"], made.frozen()["boxes"]) == ("end-to-end", "yxyx-unit")
+        assert Recipe.model_validate(made.frozen()) == made
+
+
 class TestFrozen:
     def test_reads_back_as_the_same(self) -> None:
         made = recipe(

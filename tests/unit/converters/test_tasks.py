@@ -71,6 +71,18 @@ def test_a_task_that_no_output_fits_is_refused(text: str, task: str) -> None:
     assert "--outputs" in caught.value.hint
 
 
+def test_the_threshold_of_scores_is_the_users() -> None:
+    task = task_of(DETECTIONS, task="detection", score_threshold=0.125)
+    assert isinstance(task, Detection)
+    assert task.score_threshold == 0.125
+
+
+@pytest.mark.parametrize("task", ["auto", "embedding"])
+def test_a_threshold_of_scores_is_for_detectors(task: str) -> None:
+    with pytest.raises(ConversionError, match="--score-threshold is for detectors"):
+        task_of(VECTORS, task=task, score_threshold=0.1)
+
+
 @pytest.mark.parametrize("flag", [{"top_k": 2}, {"softmax": True}, {"layout": "nhwc"}])
 def test_what_changes_scores_is_for_classifiers(flag: dict[str, Any]) -> None:
     with pytest.raises(ConversionError, match="is for classifiers"):

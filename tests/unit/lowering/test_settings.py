@@ -227,6 +227,17 @@ class TestPrecedence:
             parse_override("accept_images=true")
         assert caught.value.hint == 'write there: parameters { key: "accept_images" value { string_value: "true" } }'
 
+    @pytest.mark.parametrize("key", ["preprocess", "task", "ranking"])
+    def test_what_a_version_says_of_itself_is_not_set_at_the_start(self, key: str) -> None:
+        with pytest.raises(RepositoryError, match="what a version says of itself") as caught:
+            parse_override(f"{key}={{}}")
+        assert "graphkiln convert" in caught.value.hint
+
+    def test_what_triton_reads_itself_is_written_where_it_reads_it(self) -> None:
+        with pytest.raises(RepositoryError, match=r"from config\.pbtxt") as caught:
+            parse_override("TRITON_SKIP_DLPACK=1")
+        assert caught.value.hint == 'write there: parameters { key: "TRITON_SKIP_DLPACK" value { string_value: "1" } }'
+
     def test_overrides_come_in_the_order_of_their_flags(self) -> None:
         settings = read({}, self.ENABLE, self.SET)
         assert (settings.engine, settings.origins["engine"]) == ("tensorrt", "--enable-tensorrt")

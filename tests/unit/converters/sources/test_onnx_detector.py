@@ -1,0 +1,109 @@
+"""ONNX files of the YOLO kind as sources of detections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from detections import run_graph
+from tiny_yolo import FOUND, NAMES, SIDE, V5, V8, EndToEnd, Parts, images, write_yolo
+from torch import nn
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.graph.task import Detection
+from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
+from graphkiln_converters.sources.base import SourceOptions, open_source
+
+CORNERS = DetectorOptions(boxes=BoxFormat.CORNERS)
+KINDS: dict[str, tuple[type[nn.Module], DetectorOptions]] = {
+    "yolov8": (V8, DetectorOptions()),
+    "yolov5": (V5, DetectorOptions()),
+    "end-to-end": (EndToEnd, DetectorOptions()),
+    "selected": (Parts, CORNERS),
+}
+
+
+@contextmanager
+def opened(path: Path, told: DetectorOptions | None = None, **options: Any) -> Iterator[Any]:
+    source = open_source(str(path), SourceOptions(task="detection", detection=told or DetectorOptions(), **options))
+    with closing(source):
+        yield source
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("yolo")
+    return {kind: write_yolo(made(), folder / f"{kind}.onnx", names=NAMES) for kind, (made, _) in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_finds_what_its_outputs_say_image_by_image(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
+    batch = images(5).numpy()
+    with opened(files[kind], KINDS[kind][1]) as source:
+        expected = source.run({"images": batch})
+        found = run_graph(source.export({}), tmp_path, images=batch)
+        assert kind in source.notes[0]
+    assert expected["counts"].min() > 3, "nothing was found: nothing was compared"
+    assert expected["boxes"].shape == (5, FOUND, 4)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-2 if name == "boxes" else 1e-5, err_msg=name)
+
+
+def test_what_a_file_says_reaches_the_version(files: dict[str, Path]) -> None:
+    with opened(files["yolov8"]) as source:
+        assert source.labels == tuple(NAMES.values())
+        assert source.preprocess == Preprocess(letterbox=Letterbox(size=(SIDE, SIDE)))
+        assert isinstance(source.task, Detection)
+        assert source.task.score_threshold == 0.25
+        assert source.classes == len(NAMES)
+
+
+def test_a_batch_that_was_saved_is_made_to_vary(tmp_path: Path) -> None:
+    path, batch = write_yolo(V8(), tmp_path / "one.onnx", batch=1), images(3).numpy()
+    with opened(path) as source:
+        found = run_graph(source.export({}), tmp_path, images=batch)
+        expected = source.run({"images": batch})
+    assert source.batch_size == 1
+    np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-2)
+
+
+def test_what_was_told_is_done(files: dict[str, Path]) -> None:
+    told = DetectorOptions(iou_threshold=0.1, max_detections=9)
+    with opened(files["yolov8"], told) as source, opened(files["yolov8"]) as usual:
+        found, more = (each.run({"images": images(1).numpy()}) for each in (source, usual))
+    assert found["boxes"].shape == (1, 9, 4)
+    assert more["counts"] > found["counts"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "problem"),
+    [
+        ("selected", DetectorOptions(), "corners of boxes in any order"),
+        ("selected", DetectorOptions(boxes=BoxFormat.CENTER), "is not what NonMaxSuppression"),
+        ("selected", replace(CORNERS, iou_threshold=0.5), "suppresses boxes itself"),
+        ("end-to-end", DetectorOptions(iou_threshold=0.5), "suppresses boxes itself"),
+        ("yolov8", DetectorOptions(head=Head.END_TO_END), "no output is of the kind"),
+        ("yolov8", DetectorOptions(head=Head.YOLOV5), "names 3 classes, and its output would hold 79"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind: str, told: DetectorOptions, problem: str, files: dict[str, Path]) -> None:
+    with pytest.raises(ConversionError, match=problem) as caught, opened(files[kind], told):
+        pass
+    assert caught.value.hint or kind == "selected"
+
+
+def test_poses_are_not_read_as_classes(tmp_path: Path) -> None:
+    path = write_yolo(V8(classes=52), tmp_path / "pose.onnx", names={0: "person"})
+    with pytest.raises(ConversionError, match="names 1 classes, and its output would hold 52"), opened(path):
+        pass
+
+
+def test_no_other_size_than_the_batch_varies(files: dict[str, Path]) -> None:
+    with opened(files["yolov8"]) as source, pytest.raises(ConversionError, match="images of one size"):
+        source.export({"images": {1: (32, 64)}})
