@@ -23,6 +23,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.task import Segmentation
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_converters.oneflow import registry
 from graphkiln_converters.oneflow.building import Op, Value
@@ -114,6 +115,20 @@ class TestModels:
         with OnnxRuntimeEngine().build_reference(version / "model.onnx") as session:
             for key, array in session.run(inputs).items():
                 assert relative_l2(array, expected[key]) <= LIMIT
+
+    def test_a_segmenter_says_so(self, models: Path, run: Convert) -> None:
+        version = run(f"oneflow:{models / 'segmenter'}", task="segmentation", outputs=["OUTPUT_0"])
+        manifest = Manifest.read(version / "manifest.json")
+        assert isinstance(manifest.task, Segmentation)
+        (scores,) = manifest.signature.outputs
+        assert manifest.task.scores == scores.name
+        assert scores.shape[1:] == (6, 16, 16)
+        assert "pixels" in manifest.verification[0].verdict, "the proof has not heard of the task"
+
+    def test_of_several_outputs_one_holds_the_scores(self, models: Path, run: Convert) -> None:
+        with pytest.raises(ConversionError, match="--task segmentation needs scores") as caught:
+            run(f"oneflow:{models / 'segmenter'}", task="segmentation")
+        assert "--outputs" in caught.value.hint
 
     def test_outputs_are_in_the_order_of_the_signature(self, models: Path) -> None:
         """The job has them in the order in which they are computed."""

@@ -6,10 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.suppression import suppress
 
 OUTPUTS = ("boxes", "scores", "classes", "counts")
 """What a detector's graph returns, before it is renamed."""
+DETECTION = Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")
+"""How that is read."""
 
 
 class Candidates(NamedTuple):

@@ -57,24 +57,24 @@ def pad_rows(images: Sequence[Rows], count: int) -> dict[str, AnyArray]:
     return padded
 
 
-def _rows(found: AnyArray, settings: Settings) -> Rows:
+def _rows(found: Floats, settings: Settings) -> Rows:
     if settings.head is Head.END_TO_END:
         return _finished(found, settings)
     scored = _scored_v5(found) if settings.head is Head.YOLOV5 else (found[:4].T, found[4:].T)
-    boxes = np.stack([_corners(box, settings) for box in scored[0]])
+    boxes: Floats = np.stack([_corners(box, settings) for box in scored[0]])
     return sorted(_suppressed(boxes, scored[1], settings), key=lambda each: -each[1])
 
 
-def _finished(found: AnyArray, settings: Settings) -> Rows:
+def _finished(found: Floats, settings: Settings) -> Rows:
     rows = [row for row in found if row[4] > settings.least_score]
     return [(_corners(row[:4], settings), row[4], round(float(row[5]))) for row in sorted(rows, key=_falling)]
 
 
-def _scored_v5(rows: AnyArray) -> tuple[AnyArray, AnyArray]:
+def _scored_v5(rows: Floats) -> tuple[Floats, Floats]:
     return rows[:, :4], rows[:, 5:] * rows[:, 4:5]
 
 
-def _falling(row: AnyArray) -> float:
+def _falling(row: Floats) -> float:
     return -float(row[4])
 
 
@@ -86,7 +86,7 @@ def _suppressed(boxes: Floats, scores: Floats, settings: Settings) -> Iterator[t
             yield boxes[index], best[index], number
 
 
-def _corners(box: Floats, settings: Settings) -> AnyArray:
+def _corners(box: Floats, settings: Settings) -> Floats:
     form, _, unit = settings.boxes.value.partition("-")
     height, width = settings.size if unit else (1, 1)
     a, b, c, d = (float(value) for value in box)

@@ -12,6 +12,13 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Interpolation, Preprocess
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
+from graphkiln_converters.sources.huggingface_tasks import (
+    check_takes_images_alone,
+    fitted_preprocess,
+    fitted_size,
+    image_task,
+    takes_images_of_any_size,
+)
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights
@@ -70,6 +77,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     """
     try:
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
+        check_takes_images_alone(config, location)
         model = _model(location, config)
     except GraphkilnError:
         raise
@@ -86,15 +94,19 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         load_weights(model, options.weights)
     inputs, preprocess = _inputs(model, config, location, options)
     labels = getattr(config, "id2label", None) or {}
+    own = image_task(freeze(model), _image_size(inputs[0]), options.task) if len(inputs) == 1 else None
+    module = own.module if own else _TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model)
     return TorchModel(
-        module=freeze(_TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model)),
+        module=freeze(module),
+        reference=own.reference.eval() if own and own.reference else None,
+        task=own.task if own else None,
         description=described(f"huggingface:{location}", options)
         if _is_without_weights(location)
         else f"huggingface:{location}",
         libraries=("torch", "transformers"),
         inputs=inputs,
         preprocess=preprocess,
-        labels=_labels(labels, model),
+        labels=() if options.task == "embedding" else _labels(labels, model),
     )
 
 
@@ -135,6 +147,11 @@ def _most_tokens(model: Any, config: Any) -> int:
 def _inputs(
     model: Any, config: Any, location: str, options: SourceOptions
 ) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
+    if model.main_input_name == "pixel_values" and takes_images_of_any_size(model):
+        processor = _processor(location)
+        height, width = fitted_size(config, processor)
+        fitted = _image_shape(options.shapes.get("", (3, height, width)))
+        return (InputSpec(name="pixel_values", shape=fitted),), fitted_preprocess(processor, fitted[1:])
     if model.main_input_name == "pixel_values":
         side = getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
@@ -155,22 +172,39 @@ def _inputs(
     )
 
 
+def _image_size(image: InputSpec) -> tuple[int, int]:
+    return image.shape[-2], image.shape[-1]
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x640x640")
+    return shape[0], shape[1], shape[2]
+
+
 def _preprocess(location: str) -> Preprocess | None:
     """The model's image processor as a spec, or None where a spec cannot express it."""
+    processor = _processor(location)
+    return preprocess_from_processor(processor) if processor is not None else None
+
+
+def _processor(location: str) -> Any:
+    """The model's image processor, or None."""
     if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
         return None
     try:
         automatic: Any = transformers.AutoImageProcessor
-        processor = automatic.from_pretrained(location, backend="pil", trust_remote_code=False)
+        return automatic.from_pretrained(location, backend="pil", trust_remote_code=False)
     except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
         return None
-    return preprocess_from_processor(processor)
 
 
 _METHODS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
 _SAME_FOR_IMAGES = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
 """Processors whose own code differs for segmentation maps only."""
 _CONVNEXT_WARPS_FROM = 384
+_NAMED = ("Classification", "Detection", "Segmentation")
+"""Ends of the names of models whose classes have names."""
 
 
 def preprocess_from_processor(processor: Any) -> Preprocess | None:
@@ -227,6 +261,6 @@ def _convnext_geometry(processor: Any) -> _Geometry:
 
 
 def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
-    if not type(model).__name__.endswith("Classification") or all(v.startswith("LABEL_") for v in names.values()):
+    if not type(model).__name__.endswith(_NAMED) or all(v.startswith("LABEL_") for v in names.values()):
         return ()
     return tuple(names[index] for index in sorted(names))

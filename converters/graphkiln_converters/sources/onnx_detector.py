@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.appending import append
-from graphkiln_converters.detection.candidates import OUTPUTS
+from graphkiln_converters.detection.candidates import DETECTION, OUTPUTS
 from graphkiln_converters.detection.yolo import head_of
 from graphkiln_converters.sources import onnx_file
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
@@ -141,7 +141,7 @@ def _with_head(model: OnnxModel, options: SourceOptions) -> OnnxModel | OnnxDete
             inputs=(image,),
             preprocess=Preprocess(letterbox=Letterbox(size=(height, width)), layout=layout, dtype=image.dtype),
             labels=_labels(model.path, head.classes),
-            task=Detection(**{name: name for name in OUTPUTS}, score_threshold=_SCORE_THRESHOLD),
+            task=replace(DETECTION, score_threshold=_SCORE_THRESHOLD),
         )
     except BaseException:
         head.release()

@@ -10,6 +10,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.task import Embedding
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -50,6 +51,9 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         if classes := trained_classes(module, options.weights):
             module = _create(location, options, num_classes=classes)
         load_weights(module, options.weights)
+    embeds = options.task == "embedding" and not options.features_only
+    if embeds:
+        _leave_out_head(module, location)
     config = resolve_data_config(  # type: ignore[no-untyped-call]
         getattr(module, "pretrained_cfg", {}), model=module
     )
@@ -62,7 +66,18 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_config(config, shape),
         labels=_labels() if classes == _IMAGENET_CLASSES else (),
+        task=Embedding(vectors="output") if embeds else None,
     )
+
+
+def _leave_out_head(module: Any, location: str) -> None:
+    """Lets a classifier return the pooled features that its last layer reads."""
+    try:
+        module.reset_classifier(0)
+    except (AttributeError, TypeError, ValueError, AssertionError) as error:
+        raise ConversionError(
+            f"timm's {location} has no pooled features: {error}", hint="choose another, or --features-only"
+        ) from error
 
 
 def _create(location: str, options: SourceOptions, **settings: Any) -> torch.nn.Module:

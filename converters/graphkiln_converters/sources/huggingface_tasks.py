@@ -1,0 +1,207 @@
+"""transformers' detectors, segmenters and backbones: modules that return what a task needs, and how they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.graph.task import Embedding, Segmentation, Task
+from graphkiln_converters.detection.candidates import DETECTION
+from graphkiln_converters.detection.queries import (
+    PixelSegmenter,
+    QueryDetector,
+    QueryLibrary,
+    QuerySegmenter,
+    SegmenterLibrary,
+    limited,
+)
+from graphkiln_converters.torch_libraries import import_torchvision
+
+import_torchvision()
+import transformers  # noqa: E402 - transformers imports torchvision
+
+_TEXT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
+"""Model types that find what a text names."""
+_SOFTMAX = {"detr": "Detr", "table-transformer": "Detr", "yolos": "Yolos"}
+_FOCAL = {
+    "conditional_detr": "ConditionalDetr",
+    "dab-detr": "ConditionalDetr",
+    "deformable_detr": "DeformableDetr",
+    "rt_detr": "RTDetr",
+    "rt_detr_v2": "RTDetr",
+    "d_fine": "RTDetr",
+}
+_UNLIMITED = "RTDetr"
+"""The processor whose detections are as many as there are queries."""
+_MASKS: dict[str, tuple[int, int] | None] = {"maskformer": None, "mask2former": (384, 384)}
+"""Model type -> the size that its processor interpolates masks to. Source: `Mask2FormerImageProcessor`."""
+_STRIDE = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageTask:
+    """A model of transformers for one task.
+
+    Attributes:
+        module: Returns what the task names.
+        task: The task.
+        reference: The library's own way, or None where the module is that.
+    """
+
+    module: nn.Module
+    task: Task
+    reference: nn.Module | None = None
+
+
+def image_task(model: Any, size: tuple[int, int], requested: str) -> ImageTask | None:
+    """A model with a task of its own, or with the one that is requested; None for others.
+
+    Args:
+        model: Of transformers, taking images.
+        size: `(height, width)` of its input in pixels.
+        requested: A task, or `auto`.
+
+    Raises:
+        ConversionError: It needs a text with each image, or is of a kind that is not known.
+    """
+    kind = type(model).__name__
+    if requested == "embedding":
+        return ImageTask(module=Pooled(model), task=Embedding(vectors="vectors"))
+    if kind.endswith("ForObjectDetection"):
+        return _detector(model, size)
+    if kind.endswith("ForSemanticSegmentation"):
+        return ImageTask(module=PixelSegmenter(model), task=Segmentation(scores="scores"))
+    if model.config.model_type in _MASKS and kind.endswith("Segmentation"):
+        return _query_segmenter(model)
+    return None
+
+
+def takes_images_of_any_size(model: Any) -> bool:
+    """Whether it is a detector or a segmenter: the processors of most fit images in, the aspect ratio kept."""
+    return type(model).__name__.endswith(("ForObjectDetection", "Segmentation"))
+
+
+def check_takes_images_alone(config: Any, location: str) -> None:
+    """Refuses models that need a text with each image.
+
+    Raises:
+        ConversionError: It is one.
+    """
+    if config.model_type in _TEXT:
+        raise ConversionError(
+            f"'{location}' finds what a text names ({config.model_type}): detection takes images alone",
+            hint="fix the texts in a module of your own, which returns boxes, scores, classes and counts: "
+            "python:FILE:FACTORY --task detection",
+        )
+
+
+def _detector(model: Any, size: tuple[int, int]) -> ImageTask:
+    kind = model.config.model_type
+    name = _SOFTMAX.get(kind) or _FOCAL.get(kind)
+    if name is None:
+        known = ", ".join(sorted((*_SOFTMAX, *_FOCAL)))
+        raise ConversionError(
+            f"how detections of transformers' {type(model).__name__} are read is not known",
+            hint=f"known are {known}; or wrap it: python:FILE:FACTORY --task detection",
+        )
+    queries = int(getattr(model.config, "num_queries", 0) or model.config.num_detection_tokens)
+    focal = kind in _FOCAL
+    most = limited(queries, model.config.num_labels) if focal and name != _UNLIMITED else queries
+    return ImageTask(
+        module=QueryDetector(model, size, focal=focal, most=most),
+        reference=QueryLibrary(model, _processor(name), size, most),
+        task=DETECTION,
+    )
+
+
+def _query_segmenter(model: Any) -> ImageTask:
+    kind = model.config.model_type
+    name = {"maskformer": "MaskFormer", "mask2former": "Mask2Former"}[kind]
+    return ImageTask(
+        module=QuerySegmenter(model, _MASKS[kind]),
+        reference=SegmenterLibrary(model, _processor(name)),
+        task=Segmentation(scores="scores"),
+    )
+
+
+def _processor(name: str) -> Any:
+    """An image processor for what comes behind the model, which depends on none of its settings."""
+    return getattr(transformers, f"{name}ImageProcessorPil")()
+
+
+class Pooled(nn.Module):
+    """A model of images as vectors: what its head reads, or its own pooled features."""
+
+    def __init__(self, model: Any) -> None:
+        """Takes a model over; the last layer of a classifier is left out."""
+        super().__init__()
+        self.model = model
+        if type(model).__name__.endswith("ForImageClassification"):
+            _leave_out_head(model)
+
+    def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`[batch, channels, height, width]` -> `vectors` `[batch, features]`, and transformers' own outputs."""
+        found = self.model(pixel_values=pixel_values, return_dict=True)
+        names = ("last_hidden_state", "pooler_output", "image_embeds")
+        own = {name: found[name] for name in names if found.get(name) is not None}
+        return {"vectors": _vectors(found), **own}
+
+
+def _vectors(found: Any) -> torch.Tensor:
+    for name in ("image_embeds", "pooler_output", "logits"):
+        if found.get(name) is not None:
+            vectors: torch.Tensor = found[name]
+            return vectors.flatten(1)
+    hidden: torch.Tensor = found["last_hidden_state"]
+    return hidden[:, 0] if hidden.dim() == 3 else hidden.mean((2, 3))
+
+
+def _leave_out_head(model: Any) -> None:
+    """Puts nothing in the place of a classifier's last layer, where transformers mostly has it."""
+    head = getattr(model, "classifier", None)
+    if isinstance(head, nn.Linear):
+        model.classifier = nn.Identity()
+    elif isinstance(head, nn.Sequential) and isinstance(head[-1], nn.Linear):
+        head[-1] = nn.Identity()
+    else:
+        raise ConversionError(
+            f"--task embedding: where {type(model).__name__} has its last layer is not known",
+            hint="save the backbone without its head (AutoModel), or wrap it: python:FILE:FACTORY --task embedding",
+        )
+
+
+def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
+    """`(height, width)` that a detector takes where nobody says: its own, its processor's, or a square of that."""
+    own = getattr(config, "image_size", None)
+    if isinstance(own, (list, tuple)):
+        return int(own[0]), int(own[1])
+    size = getattr(processor, "size", None)
+    if size is not None and size.height and size.width:
+        return int(size.height), int(size.width)
+    side = int(own or getattr(size, "shortest_edge", None) or 800)
+    side = -(-side // _STRIDE) * _STRIDE
+    return side, side
+
+
+def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | None:
+    """How images are fitted into the one size of a detector or segmenter.
+
+    A processor that keeps the aspect ratio gives every image a size of its own, and pads the smaller ones of a batch;
+    here each is padded to the size of the input.
+
+    Args:
+        processor: Of transformers, or None where the model has none.
+        size: `(height, width)` of the input in pixels.
+    """
+    if processor is None or not processor.do_rescale:
+        return None
+    mean, std = (tuple(processor.image_mean), tuple(processor.image_std)) if processor.do_normalize else ((), ())
+    if processor.size is not None and processor.size.height and processor.size.width:
+        return Preprocess(resize=size, mean=mean, std=std)
+    fitted = Letterbox(size=size, padding=None, position="top-left", rounding="down")
+    return Preprocess(letterbox=fitted, mean=mean, std=std)

@@ -1,0 +1,180 @@
+"""Detectors and segmenters of transformers' own classes with a few thousand random weights that find things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphkiln_converters.torch_libraries import import_torchvision
+
+import_torchvision()
+import transformers as hf  # noqa: E402 - transformers imports torchvision
+
+LABELS = 4
+SIZE = (64, 96)
+_QUERIES = 12
+_SMALL = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+}
+
+
+def tiny_model(kind: str, **changes: Any) -> Any:
+    """A model in evaluation mode, by transformers' name of its type."""
+    torch.manual_seed(0)
+    model = _MAKERS[kind](**changes).eval()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        with torch.no_grad():
+            if parameter.dim() > 1:
+                spread = 1.5 / parameter[0].numel() ** 0.5
+                parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+    if hasattr(model, "class_predictor"):
+        model.class_predictor.weight.data *= 20  # else all queries are of one class
+    return model.requires_grad_(requires_grad=False)
+
+
+def images(count: int) -> torch.Tensor:
+    """FP32 `[count, 3, 64, 96]`."""
+    return torch.randn(count, 3, *SIZE, generator=torch.Generator().manual_seed(2))
+
+
+def _resnet(*stages: str) -> Any:
+    return hf.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, layer_type="basic", out_features=list(stages)
+    )
+
+
+def _queries(name: str, stages: tuple[str, ...], **own: Any) -> Callable[..., Any]:
+    def make(**changes: Any) -> Any:
+        config = getattr(hf, f"{name}Config")(
+            **{
+                "backbone_config": _resnet(*stages),
+                "use_timm_backbone": False,
+                "num_queries": _QUERIES,
+                "num_labels": LABELS,
+                **_SMALL,
+                **own,
+                **changes,
+            }
+        )
+        config._attn_implementation = "eager"
+        return getattr(hf, f"{name}ForObjectDetection")(config)
+
+    return make
+
+
+def _rt_detr(**changes: Any) -> Any:
+    backbone = hf.RTDetrResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 8, 16, 16],
+        depths=[1] * 4,
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    config = hf.RTDetrConfig(
+        **{
+            "backbone_config": backbone,
+            "encoder_hidden_dim": 16,
+            "encoder_in_channels": [8, 16, 16],
+            "encoder_ffn_dim": 16,
+            "encoder_attention_heads": 2,
+            "d_model": 16,
+            "decoder_in_channels": [16] * 3,
+            "decoder_ffn_dim": 16,
+            "decoder_layers": 1,
+            "decoder_attention_heads": 2,
+            "num_queries": _QUERIES,
+            "num_labels": LABELS,
+            **changes,
+        }
+    )
+    config._attn_implementation = "eager"
+    return hf.RTDetrForObjectDetection(config)
+
+
+def _yolos(**changes: Any) -> Any:
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    own = {"image_size": list(SIZE), "patch_size": 16, "num_detection_tokens": _QUERIES, "num_labels": LABELS}
+    config = hf.YolosConfig(**{**small, **own, **changes})
+    config._attn_implementation = "eager"
+    return hf.YolosForObjectDetection(config)
+
+
+def _segformer() -> Any:
+    config = hf.SegformerConfig(
+        depths=[1] * 4,
+        hidden_sizes=[8] * 4,
+        num_attention_heads=[1, 1, 2, 2],
+        decoder_hidden_size=8,
+        mlp_ratios=[1] * 4,
+        num_labels=LABELS,
+    )
+    return hf.SegformerForSemanticSegmentation(config)
+
+
+def _swin() -> Any:
+    return hf.SwinConfig(
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+        window_size=2,
+        image_size=64,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+
+
+def _maskformer() -> Any:
+    decoder = hf.DetrConfig(num_queries=6, use_timm_backbone=False, backbone_config=_resnet("stage4"), **_SMALL)
+    config = hf.MaskFormerConfig(
+        backbone_config=_swin(), decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, num_labels=LABELS
+    )
+    return hf.MaskFormerForInstanceSegmentation(config)
+
+
+def _mask2former() -> Any:
+    config = hf.Mask2FormerConfig(
+        backbone_config=_swin(),
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=16,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        dim_feedforward=16,
+        num_queries=6,
+        num_labels=LABELS,
+    )
+    return hf.Mask2FormerForUniversalSegmentation(config)
+
+
+def _upernet() -> Any:
+    backbone = _resnet("stage1", "stage2", "stage3", "stage4")
+    config = hf.UperNetConfig(
+        backbone_config=backbone, hidden_size=8, pool_scales=[1, 2], use_auxiliary_head=False, num_labels=LABELS
+    )
+    return hf.UperNetForSemanticSegmentation(config)
+
+
+DETECTORS = ("detr", "yolos", "conditional_detr", "deformable_detr", "rt_detr")
+SEGMENTERS = ("segformer", "upernet", "maskformer", "mask2former")
+_LEVELS = ("stage2", "stage3", "stage4")
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "detr": _queries("Detr", ("stage4",)),
+    "conditional_detr": _queries("ConditionalDetr", ("stage4",)),
+    "deformable_detr": _queries("DeformableDetr", _LEVELS, num_feature_levels=3, d_model=32, decoder_layers=2),
+    "rt_detr": _rt_detr,
+    "yolos": _yolos,
+    "segformer": _segformer,
+    "upernet": _upernet,
+    "maskformer": _maskformer,
+    "mask2former": _mask2former,
+}
