@@ -98,8 +98,10 @@ class InferenceRequest:
         *,
         cancelled: bool = False,
         parameters: str = "",
+        request_id: str = "",
     ) -> None:
         self._parameters = parameters
+        self._request_id = request_id
         self._tensors = [input_tensor(name, array) for name, array in feeds.items()]
         self._outputs = outputs
         self._cancelled = cancelled
@@ -113,6 +115,9 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         return self._parameters
+
+    def request_id(self) -> str:
+        return self._request_id
 
     def is_cancelled(self) -> bool:
         self.cancellation_checks += 1

@@ -62,6 +62,10 @@ class InferenceRequest(Protocol):
         """Whether the client has given up on it."""
         ...
 
+    def request_id(self) -> str:
+        """What its client calls it; empty where it has no name."""
+        ...
+
 
 class Cancelled(GraphkilnError):
     """The client cancelled a request before it was computed."""
@@ -128,7 +132,7 @@ class Executor:
             feeds = self._read(request)
             return self._run(feeds, self._requested_outputs(request))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-            return self._as_result(error)
+            return self._as_result(error, request)
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
         """Executes requests, those of like shapes as one batch.
@@ -142,7 +146,7 @@ class Executor:
             try:
                 feeds[index] = self._read(request)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-                results[index] = self._as_result(error)
+                results[index] = self._as_result(error, request)
         for group in self._groups(feeds):
             group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
             results.update(zip(group, group_results, strict=True))
@@ -198,7 +202,7 @@ class Executor:
             return [*self._run_together(feeds, requested)]
         except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
             if len(requests) == 1:
-                return [self._as_result(error)]
+                return [self._as_result(error, requests[0])]
             results = [self.execute(request) for request in requests]
             self._tell_failed_batch(error, results)
             return results
@@ -236,12 +240,13 @@ class Executor:
             self.last_run_at = time.monotonic()
             self._run_s = self.last_run_at - begun
 
-    def _as_result(self, error: Exception) -> GraphkilnError:
+    def _as_result(self, error: Exception, request: InferenceRequest) -> GraphkilnError:
         """An error as the result of its request; what nobody foresaw is logged with its traceback."""
         if isinstance(error, MemoryError):
             return OutOfMemory(f"there is not enough memory for this request: {error}")
         if not isinstance(error, GraphkilnError):
-            _log.error("a request failed unexpectedly", exc_info=error)
+            named = {"request_id": request.request_id()}
+            _log.error("a request failed unexpectedly", exc_info=error, extra=named)
             error = ExecutionError(f"unexpected {type(error).__name__}: {error}")
         if isinstance(error, ExecutionError):
             self.engine_failed.set()

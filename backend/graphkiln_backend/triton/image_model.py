@@ -80,7 +80,7 @@ class TritonPythonModel:
         Returns:
             One `pb_utils.InferenceResponse` per request, in order.
         """
-        return [to_response(result) for result in self._executor.execute_batch(requests)]
+        return list(map(to_response, self._executor.execute_batch(requests), requests))
 
     def finalize(self) -> None:
         """Ends the threads."""

@@ -6,18 +6,21 @@ import logging
 
 import triton_python_backend_utils as pb_utils
 
+from graphkiln_backend.triton.failures import request_prefix
+
 _FORMATTER = logging.Formatter()
 
 
 class _TritonHandler(logging.Handler):
-    """Hands records to Triton, each as one line that begins with the model, and its traceback if it has one."""
+    """Hands records to Triton, each with the model and the request before it, and its traceback if it has one."""
 
     def __init__(self, model: str) -> None:
         super().__init__(logging.INFO)
         self._model = model
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = f"graphkiln: {self._model}: {record.getMessage()}"
+        about = request_prefix(getattr(record, "request_id", ""))
+        line = f"graphkiln: {self._model}: {about}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + _FORMATTER.formatException(record.exc_info)
         log = pb_utils.Logger.log_warn if record.levelno >= logging.WARNING else pb_utils.Logger.log_info

@@ -145,8 +145,8 @@ class TritonPythonModel:
         """
         with self._computing:
             if len(requests) == 1:
-                return [to_response(self._executor.execute(requests[0]))]
-            return [to_response(result) for result in self._executor.execute_batch(requests)]
+                return [to_response(self._executor.execute(requests[0]), requests[0])]
+            return list(map(to_response, self._executor.execute_batch(requests), requests))
 
     def finalize(self) -> None:
         """Frees the session; Triton calls it when the version is unloaded."""

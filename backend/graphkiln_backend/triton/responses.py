@@ -10,14 +10,22 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.triton.executor import Result
+from graphkiln_backend.triton.failures import FailureLog, Identified
 from graphkiln_backend.triton.tensors import to_dlpack
 
 _BF16 = DType.BF16.numpy
+_FAILURES = FailureLog()
 
 
-def to_response(result: Result) -> Any:
-    """A `pb_utils.InferenceResponse` with a request's outputs, or with its error."""
+def to_response(result: Result, request: Identified | None = None) -> Any:
+    """A `pb_utils.InferenceResponse` with a request's outputs, or with its error, which is logged.
+
+    Args:
+        result: What came of it.
+        request: Whose id the log names.
+    """
     if isinstance(result, GraphkilnError):
+        _FAILURES.tell(request, result)
         code = getattr(pb_utils.TritonError, result.triton_code)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(bounded(str(result)), code))
     return pb_utils.InferenceResponse([to_tensor(name, array) for name, array in result.items()])

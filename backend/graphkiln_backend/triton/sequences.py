@@ -148,6 +148,9 @@ class _WithStates:
     def is_cancelled(self) -> bool:
         return self.request.is_cancelled()
 
+    def request_id(self) -> str:
+        return self.request.request_id()
+
 
 class KeptStates:
     """The states of the sequences of an instance, by correlation id.

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+if TYPE_CHECKING:
+    from graphkiln_backend.server.log_pipe import LogPipe
 
-def say(line: str) -> None:
-    """Prints one line on stderr."""
+
+def say(line: str, level: int = logging.INFO) -> None:
+    """Prints one line on stderr; an event of the log where that is JSON.
+
+    Args:
+        line: What is said.
+        level: How grave it is, as of `logging`.
+    """
+    _sink(line, level)
+
+
+def _print_line(line: str, _: int) -> None:
     typer.echo(f"graphkiln: {line}", err=True)
+
+
+_sink: Callable[[str, int], None] = _print_line
 
 
 def print_result(text: str) -> None:
@@ -42,6 +61,23 @@ def log_to_stderr() -> None:
     logger.handlers = [_StderrHandler()]
     for library in ("onnx_ir", "onnxscript"):  # they log, one with tracebacks, what they then do without
         logging.getLogger(library).setLevel(logging.CRITICAL)
+
+
+def log_as_json() -> None:
+    """Makes standard error JSON lines, this process's and those of all that it starts, until this process ends."""
+    from graphkiln_backend.server.log_pipe import LogPipe, LogPipeHandler
+
+    global _sink  # noqa: PLW0603 - a process has one standard error
+    pipe = LogPipe()
+    atexit.register(pipe.close)
+    logging.getLogger("graphkiln").handlers = [LogPipeHandler(pipe)]
+    _sink = partial(_write_event, pipe)
+
+
+def _write_event(pipe: LogPipe, line: str, level: int) -> None:
+    from graphkiln_backend.server.log_records import LogRecord
+
+    pipe.write(LogRecord(message=line, level=logging.getLevelName(level).lower()))
 
 
 class _StderrHandler(logging.Handler):

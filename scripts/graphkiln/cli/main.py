@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Annotated, Any
@@ -108,13 +109,13 @@ def main() -> None:
     try:
         app(prog_name="graphkiln")
     except GraphkilnError as error:
-        say(printable(str(error)))
+        say(printable(str(error)), logging.ERROR)
         sys.exit(error.exit_code)
     except OSError as error:
-        say(printable(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
+        say(printable(f"{error.filename}: {error.strerror}" if error.filename else str(error)), logging.ERROR)
         sys.exit(1)
     except MemoryError as error:
-        say(printable(f"there is not enough memory: {error}".rstrip(": ")))
+        say(printable(f"there is not enough memory: {error}".rstrip(": ")), logging.ERROR)
         sys.exit(1)
 
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import print_result, say
+from graphkiln.cli.console import say
 from graphkiln.cli.load_display import LoadDisplay
+from graphkiln.cli.log_format import LogFormatOption, tritons_flags
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
+from graphkiln.cli.served import print_states, tell_states
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from graphkiln_backend.lowering.settings import Override
     from graphkiln_backend.server.admin_key import AdminKey
-    from graphkiln_backend.server.flags import ListenAddress, TritonFlags
-    from graphkiln_backend.server.probe import ModelState
     from graphkiln_backend.triton.environment import Overrides
 
-_TABLE_COLUMNS = 80
-_REASON_LENGTH = 80
-"""The whole reason stands below the table."""
 _DEFAULT_STORE = Path("model_repository")
 
 
@@ -129,6 +124,7 @@ def serve(
     load_deadline: Annotated[
         float, typer.Option(help="How long a version may take to load before it is given up.", metavar="SECONDS", min=1)
     ] = 600,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
 
@@ -160,7 +156,7 @@ def serve(
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
-    flags = TritonFlags.parse(context.args, installation.flags, host)
+    flags = TritonFlags.parse([*context.args, *tritons_flags(log_format)], installation.flags, host)
     page_listens = page_address(page_at) if page or page_at else None
     flags = with_quantiles(flags) if page_listens else flags
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
@@ -183,6 +179,7 @@ def serve(
         ):
             enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
             display = LoadDisplay()
+            show = tell_states if log_format == "json" else print_states
             supervisor = Supervisor(
                 Launch(
                     installation=installation,
@@ -198,7 +195,7 @@ def serve(
                     access=access,
                     memory_bytes=parse_size(server_memory) if server_memory else 0,
                 ),
-                on_live=lambda states: _print_states(states, flags, display, secure=bool(tls), page=page_listens),
+                on_live=lambda states: show(states, flags, display, secure=bool(tls), page=page_listens),
                 on_loading=display.show,
                 limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
             )
@@ -212,7 +209,7 @@ def serve(
     if code:
         reason = supervisor.last_words or f"tritonserver ended with code {code}"
         with suppress(OSError):
-            say(f"{reason}; see the cause above")
+            say(f"{reason}; see the cause above", logging.ERROR)
     raise typer.Exit(code)
 
 
@@ -250,50 +247,3 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
         raise ServerSetupError(
             f"{flag}: there is no such model in {', '.join(map(str, stores))}", hint=did_you_mean(name, models)
         )
-
-
-def _print_states(
-    states: list[ModelState], flags: TritonFlags, display: LoadDisplay, *, secure: bool, page: ListenAddress | None
-) -> None:
-    """Prints a table of what is served, and where."""
-    from textwrap import shorten
-
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from graphkiln.page.launch import page_url
-
-    display.close()
-    console = Console()
-    console.width = min(console.width, _TABLE_COLUMNS)
-    table = Table("model", "version", "state", "engine, or why not", "precision", "time", collapse_padding=True)
-    for state in states:
-        status = state.status
-        ready = status and state.state == "READY"
-        table.add_row(
-            escape(state.model),
-            state.version,
-            state.state.lower(),
-            f"{status.engine} on {status.device}, {status.threads} threads"
-            if status and ready
-            else escape(shorten(state.reason, _REASON_LENGTH)) or "-",
-            status.precision if status and ready else "-",
-            f"{status.load_ms:.0f} ms" if status and ready else "-",
-        )
-    with console.capture() as printed:  # rich itself would end the process where nobody reads it
-        _print_table(console, table, states)
-        addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
-        begin = "serving with TLS " if secure else "serving "
-        console.print(begin + ", ".join(addresses), highlight=False, soft_wrap=True)
-        if page:
-            console.print(f"page {page_url(page, secure=secure)}", highlight=False, soft_wrap=True)
-    print_result(printed.get())
-
-
-def _print_table(console: Console, table: Table, states: list[ModelState]) -> None:
-    console.print(table if states else "no model is loaded")
-    for state in states:
-        if state.reason and state.state != "READY":
-            line = f"{state.model} {state.version}: {state.reason}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)

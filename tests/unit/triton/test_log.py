@@ -63,3 +63,13 @@ def test_the_traceback_of_what_nobody_foresaw_is_logged() -> None:
     ((_, line),) = Logger.lines
     assert line.startswith("graphkiln: digits: a request failed\nTraceback")
     assert line.endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_line_about_a_request_names_it() -> None:
+    log_to_triton("digits")
+    logging.getLogger("graphkiln.triton").warning("refused", extra={"request_id": 'a"] b'})
+    logging.getLogger("graphkiln.triton").warning("refused", extra={"request_id": ""})
+    assert Logger.lines == [
+        ("warning", r'graphkiln: digits: [request id: "a\"] b"] refused'),
+        ("warning", "graphkiln: digits: refused"),
+    ]

@@ -6,7 +6,7 @@ import fake_triton
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_triton import TritonError
+from fake_triton import InferenceRequest, TritonError
 
 from graphkiln_backend.graph.errors import (
     EngineUnavailable,
@@ -17,8 +17,9 @@ from graphkiln_backend.graph.errors import (
     SignatureError,
     VerificationError,
 )
-from graphkiln_backend.triton import tensors
+from graphkiln_backend.triton import responses, tensors
 from graphkiln_backend.triton.executor import Cancelled
+from graphkiln_backend.triton.failures import FailureLog
 from graphkiln_backend.triton.responses import to_response, to_tensor
 
 
@@ -92,3 +93,15 @@ def test_an_endless_error_is_cut() -> None:
     response = to_response(ExecutionError("ä" * 100_000))
     assert len(response.error.message.encode()) <= 2048
     assert response.error.message.endswith("(200000 bytes in all)")
+
+
+def test_a_failed_request_is_logged_with_its_id(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRAPHKILN_LOG_FORMAT", "json")
+    monkeypatch.setattr(responses, "_FAILURES", FailureLog())
+    to_response(ExecutionError("out of memory"), InferenceRequest({}, request_id="mine"))
+    to_response({}, InferenceRequest({}, request_id="another"))
+    (record,) = caplog.records
+    assert "out of memory" in record.getMessage()
+    assert vars(record)["request_id"] == "mine"

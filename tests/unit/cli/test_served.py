@@ -1,0 +1,46 @@
+"""What `serve` says once its models are loaded, to a person and to a program."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from statuses import instance_status
+
+from graphkiln.cli.load_display import LoadDisplay
+from graphkiln.cli.served import print_states, tell_states
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.probe import ModelState
+
+FLAGS = TritonFlags.parse(
+    ["--http-port=1234", "--allow-grpc=false", "--allow-metrics=false"],
+    dict.fromkeys(("http-port", "allow-grpc", "allow-metrics"), True),
+)
+STATES = [
+    ModelState(model="digits", version="1", state="READY", reason="", status=instance_status()),
+    ModelState(model="digits", version="2", state="UNAVAILABLE", reason="it is cut off", status=None),
+]
+
+
+@pytest.fixture
+def display() -> LoadDisplay:
+    return LoadDisplay(live=False)
+
+
+def test_a_program_gets_an_event_for_each_version(display: LoadDisplay, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "graphkiln"):
+        tell_states(STATES, FLAGS, display, secure=True)
+    first, second, third = caplog.records
+    status = instance_status()
+    assert vars(first)["model"] == vars(second)["model"] == "digits"
+    assert first.getMessage().startswith(f"version 1 is ready: {status.engine} on {status.device}")
+    assert (second.levelname, second.getMessage()) == ("ERROR", "version 2 is unavailable: it is cut off")
+    assert third.getMessage() == "serving with TLS HTTP 127.0.0.1:1234"
+
+
+def test_a_person_gets_a_table(display: LoadDisplay, capsys: pytest.CaptureFixture[str]) -> None:
+    print_states(STATES, FLAGS, display, secure=False)
+    table = capsys.readouterr().out
+    assert instance_status().engine in table
+    assert "digits 2: it is cut off" in table
+    assert table.endswith("serving HTTP 127.0.0.1:1234\n")
