@@ -1,0 +1,129 @@
+"""The Helm chart, by Helm itself: the same objects as the Kustomize overlays, and contradictory values refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kinds import Manifest, kustomize, needs_kubectl
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("helm_sdkpy") is None,
+    reason="no Helm: .venv/bin/pip install --ignore-requires-python helm-sdkpy==0.1.32, as scripts/test does",
+)
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "graphkiln"
+OVERLAYS = CHART.parents[1] / "kubernetes" / "overlays"
+NAMES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
+S3, IMAGE = {"address": "s3://bucket/models"}, {"repository": "models"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"replicaz": 3}, "additional properties 'replicaz' not allowed"),
+    ({"server": {"drian": 3}}, "'drian' not allowed"),
+    ({"replicas": 0}, "at '/replicas': minimum"),
+    ({"replicas": 3, "autoscaling": {"kind": "hpa"}}, "at '/replicas'"),
+    (
+        {"autoscaling": {"kind": "keda", "min": 5, "max": 2}},
+        "autoscaling.min is 5, more than autoscaling.max, which is 2",
+    ),
+    ({"autoscaling": {"kind": "both"}}, "at '/autoscaling/kind'"),
+    ({"store": {"kind": "remote"}}, "at '/store/remote/address'"),
+    ({"store": {"kind": "remote", "remote": {"address": "/models"}}}, "at '/store/remote/address'"),
+    ({"store": {"remote": S3}}, "at '/store/remote/address'"),
+    ({"store": {"kind": "image"}}, "at '/store/image/repository'"),
+    ({"store": {"kind": "remote", "remote": S3, "image": IMAGE}}, "at '/store/image/repository'"),
+    ({"store": {"kind": "image", "image": IMAGE, "volume": {"claim": "mine"}}}, "at '/store/volume/claim'"),
+    ({"resources": {"limits": {"memory": None}}}, "missing property 'memory'"),
+    ({"sharedMemory": "1 GB"}, "at '/sharedMemory'"),
+    ({"server": {"extraArguments": ["--drain=3"]}}, "at '/server/extraArguments/0'"),
+    ({"server": {"extraArguments": ["log-verbose=1"]}}, "at '/server/extraArguments/0'"),
+    ({"server": {"preStop": 2}}, "at '/server/preStop'"),
+]
+TAKEN: list[dict[str, Any]] = [
+    {"server": {"drain": 60, "loadDeadline": 1200, "preStop": 20, "extraArguments": ["--log-verbose=1"]}},
+    {"store": {"volume": {"claim": "mine"}}, "replicas": 5, "image": {"tag": "7"}},
+]
+
+
+@cache
+def told() -> dict[str, Any]:
+    """What Helm says of the chart: `lint`, and for each case its objects or its error, in the order of the lists."""
+    shipped = [yaml.safe_load((CHART / "ci" / f"{name}.yaml").read_text()) for name in NAMES]
+    asked = {"chart": str(CHART), "cases": [*shipped, *(values for values, _ in REFUSED), *TAKEN]}
+    program = Path(__file__).parent / "helm_install.py"
+    done = subprocess.run(
+        [sys.executable, program], input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def plain(manifest: Manifest) -> Manifest:
+    """An object without what Helm adds to every one."""
+    metadata = dict(manifest["metadata"])
+    metadata.pop("namespace")
+    for key in ("annotations", "labels"):
+        kept = {name: each for name, each in metadata.pop(key, {}).items() if not name.startswith("meta.helm.sh/")}
+        kept.pop("app.kubernetes.io/managed-by", None)
+        metadata |= {key: kept} if kept else {}
+    return {**manifest, "metadata": metadata}
+
+
+def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    return {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+
+
+def test_there_is_a_case_for_every_overlay() -> None:
+    assert sorted(path.name for path in OVERLAYS.iterdir()) == NAMES
+
+
+@needs_kubectl
+@pytest.mark.parametrize("index", range(len(NAMES)), ids=NAMES)
+def test_helm_sends_what_kustomize_renders(index: int) -> None:
+    case = told()["cases"][index]
+    sent = by_name([plain(each) for each in case["objects"]])
+    rendered = by_name(kustomize(OVERLAYS / NAMES[index]))
+    assert sent.keys() == rendered.keys()
+    for key, manifest in sent.items():
+        assert manifest == rendered[key]
+
+
+@pytest.mark.parametrize("index", range(len(REFUSED)), ids=[said for _, said in REFUSED])
+def test_values_that_contradict_each_other_are_refused_by_name(index: int) -> None:
+    case = told()["cases"][len(NAMES) + index]
+    assert REFUSED[index][1] in case["error"]
+
+
+def test_probes_and_grace_follow_the_servers_limits() -> None:
+    case = told()["cases"][len(NAMES) + len(REFUSED)]
+    (deployment,) = (each for each in case["objects"] if each["kind"] == "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {"--drain=60", "--load-deadline=1200", "--log-verbose=1"} <= set(container["args"])
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["periodSeconds"] * container[probe]["failureThreshold"] > 1200
+    assert deployment["spec"]["progressDeadlineSeconds"] > 1260
+    assert spec["terminationGracePeriodSeconds"] >= 20 + 60 + 10
+
+
+def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
+    case = told()["cases"][len(NAMES) + len(REFUSED) + 1]
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in case["objects"]}
+    (deployment,) = (each for each in case["objects"] if each["kind"] == "Deployment")
+    claims = [
+        each["persistentVolumeClaim"]["claimName"]
+        for each in deployment["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in each
+    ]
+    assert (claims, deployment["spec"]["replicas"]) == (["mine"], 5)
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "graphkiln:7"
+
+
+def test_lint_finds_nothing_worse_than_a_hint() -> None:
+    assert all(message["Severity"] <= 1 for message in told()["lint"])
