@@ -1,8 +1,10 @@
-"""Where a model store lies that is no folder of this machine: `s3://`, `gs://`, `as://`, `hf://`.
+"""Where a model store lies that is no folder of this machine: `s3://`, `gs://`, `as://`, `hf://`, `oci://`.
 
 Triton's own notation is understood: `s3://BUCKET/PATH`, and for servers other than Amazon's `s3://HOST:PORT/BUCKET/PATH`
 (HTTP) and `s3://https://HOST:PORT/BUCKET/PATH`; `gs://BUCKET/PATH`; `as://ACCOUNT/CONTAINER/PATH`. Beside them,
-`hf://OWNER/REPOSITORY[@REVISION]/PATH`. Credentials stand in no address: the services' own clients find them.
+`hf://OWNER/REPOSITORY[@REVISION]/PATH`, and `oci://HOST/REPOSITORY:TAG` for an artifact in a container registry, which
+is asked over HTTP where it is on this machine, or as `oci://http://HOST/...`. Credentials stand in no address: the
+services' own clients find them.
 Source: "Model Repository" in Triton's user guide.
 """
 
@@ -23,7 +25,15 @@ _FORMS = {
     "gs": "gs://BUCKET/PATH",
     "as": "as://ACCOUNT/CONTAINER/PATH",
     "hf": "hf://OWNER/REPOSITORY/PATH",
+    "oci": "oci://HOST/REPOSITORY:TAG",
 }
+OCI_REFERENCE = re.compile(
+    r"(?P<artifact>(?P<host>[^/@\s]+)/[a-z0-9][a-z0-9._/-]*(?::\w[\w.-]{0,127}|@sha256:[0-9a-f]{64}))(?P<path>/.*)?",
+    re.S,
+)
+"""An artifact in a registry, and a path in it. Source: OCI Distribution, "Pulling manifests"."""
+_OCI = re.compile(rf"((?P<protocol>https?)://)?(?P<root>{OCI_REFERENCE.pattern})", re.S)
+_LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 
 
 class RemoteStoreError(RepositoryError):
@@ -45,7 +55,7 @@ class RemoteAddress:
     """A folder of a remote service.
 
     Attributes:
-        scheme: `s3`, `gs`, `as` or `hf`.
+        scheme: `s3`, `gs`, `as`, `hf` or `oci`.
         root: The folder as the service's client names it, without slashes at its ends.
         options: What the client must know beside it.
         text: As the user wrote it, without slashes at the end.
@@ -125,6 +135,13 @@ def _parse_hub(text: str, rest: str) -> RemoteAddress:
     return address
 
 
+def _parse_oci(text: str, rest: str) -> RemoteAddress:
+    if not (found := _OCI.fullmatch(rest)):
+        raise _incomplete("oci", text)
+    protocol = found["protocol"] or ("http" if _LOCAL_HOST.fullmatch(found["host"]) else "https")
+    return _plain("oci", text, found["root"], {"protocol": protocol, "artifact": found["artifact"]})
+
+
 def _plain(scheme: str, text: str, root: str, options: Mapping[str, Any] | None = None) -> RemoteAddress:
     root = root.rstrip("/")
     parts = root.split("/")
@@ -142,4 +159,5 @@ _PARSERS = {
     "gs": lambda text, rest: _plain("gs", text, rest),
     "as": _parse_azure,
     "hf": _parse_hub,
+    "oci": _parse_oci,
 }

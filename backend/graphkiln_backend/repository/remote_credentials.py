@@ -36,7 +36,7 @@ def client_options(address: RemoteAddress, environment: Mapping[str, str] = os.e
     Raises:
         RemoteStoreError: The file that the environment names cannot be used.
     """
-    if address.scheme == "hf":  # not one of Triton's
+    if address.scheme in {"hf", "oci"}:  # not Triton's
         return {}
     if path := environment.get(VARIABLE):
         return _options(address, _choose(address, _read(path), path), path)

@@ -1,6 +1,6 @@
 """The files of a remote folder, over fsspec: listed with what tells one content from another, and fetched.
 
-The errors of four services' libraries are translated here. Their classes are told by their names, so that no library
+The errors of five services' libraries are translated here. Their classes are told by their names, so that no library
 need be imported that is not used; the cause of an error counts, too, since some wrap what happened.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from graphkiln_backend.repository.oci_registry import OciFileSystem
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_credentials import client_options
 
@@ -25,11 +26,12 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, or TRITON_CLOUD_CREDENTIAL_PATH",
     "as": "AZURE_STORAGE_KEY, AZURE_STORAGE_CONNECTION_STRING, or TRITON_CLOUD_CREDENTIAL_PATH",
     "hf": "HF_TOKEN, or hf auth login",
+    "oci": "docker login HOST, or another program that writes ~/.docker/config.json",
 }
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub"}
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub", "oci": "oras"}
 _DENIED = {
     "PermissionError", "Forbidden", "ClientAuthenticationError", "GatedRepoError", "RefreshError",
-    "InvalidAccessKeyId", "SignatureDoesNotMatch",
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationException",
 }  # fmt: skip
 _NO_CREDENTIALS = {
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError",
@@ -116,12 +118,14 @@ class RemoteFiles:
 
 
 def open_file_system(address: RemoteAddress) -> Any:
-    """The fsspec file system of an address, without any cache of listings.
+    """The fsspec file system of an address, or what is used like one, without any cache of listings.
 
     Raises:
         ImportError: Its package is not installed.
         RemoteStoreError: The file of credentials that the environment names cannot be used.
     """
+    if address.scheme == "oci":
+        return OciFileSystem(address.options["protocol"])
     import fsspec
 
     protocol = {"gs": "gcs", "as": "abfs"}.get(address.scheme, address.scheme)

@@ -25,6 +25,7 @@ from graphkiln.cli.inspect import inspect
 from graphkiln.cli.load import load, unload
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
+from graphkiln.cli.push import push
 from graphkiln.cli.recipe_options import RecipeCommand
 from graphkiln.cli.score import score
 from graphkiln.cli.segment import segment
@@ -79,6 +80,7 @@ app.command()(verify)
 app.command()(inspect)
 app.command()(sign)
 app.command()(keygen)
+app.command()(push)
 app.command()(explain)
 app.command()(lower)
 app.add_typer(cache.app, name="cache")

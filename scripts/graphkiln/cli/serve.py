@@ -30,7 +30,7 @@ def serve(
     model_store: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder of models, or of one; or s3://, gs://, as://, hf://; may be given several times.",
+            help="Folder of models, or of one; or s3://, gs://, as://, hf://, oci://; may be given several times.",
             envvar="GRAPHKILN_MODEL_STORE",
             metavar="STORE",
             show_default="./model_repository",

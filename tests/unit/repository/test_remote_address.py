@@ -22,6 +22,13 @@ from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote
         ("as://account/container/models", "container/models", {"account_name": "account"}),
         ("as://account.blob.core.windows.net/container", "container", {"account_name": "account"}),
         ("hf://owner/repository@main/models", "owner/repository@main/models", {}),
+        (
+            "oci://ghcr.io/team/models:1",
+            "ghcr.io/team/models:1",
+            {"protocol": "https", "artifact": "ghcr.io/team/models:1"},
+        ),
+        ("oci://localhost:5000/m:1/a/", "localhost:5000/m:1/a", {"protocol": "http", "artifact": "localhost:5000/m:1"}),
+        ("oci://http://registry:5000/m:1", "registry:5000/m:1", {"protocol": "http", "artifact": "registry:5000/m:1"}),
     ],
 )
 def test_what_triton_takes(text: str, root: str, options: dict[str, str]) -> None:
@@ -41,13 +48,18 @@ def test_what_triton_takes(text: str, root: str, options: dict[str, str]) -> Non
         "hf://owner",
         "s3://key:secret@bucket/x",
         "s3://b/../x",
+        "oci://ghcr.io/team/models",
+        "oci://models:1",
+        "oci://ftp://ghcr.io/models:1",
+        "oci://ghcr.io/models@sha256:12",
+        "oci://ann:secret@ghcr.io/models:1",
         "ftp://x/y",
     ],
 )
 def test_what_names_no_store_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(RepositoryError, match="://") as raised:
         RemoteAddress.parse(text)
-    assert "BUCKET" in raised.value.hint or "OWNER" in raised.value.hint or "ACCOUNT" in raised.value.hint
+    assert any(word in raised.value.hint for word in ("BUCKET", "OWNER", "ACCOUNT", "HOST/REPOSITORY:TAG"))
 
 
 def test_a_path_is_a_path() -> None:

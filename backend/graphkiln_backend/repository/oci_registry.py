@@ -1,0 +1,243 @@
+"""Model stores as OCI artifacts in a container registry: each file is a layer, whose title is its path in the store.
+
+What is read is a file system as `remote_files` uses fsspec's: a listing, in which a layer's digest stands as the ETag,
+and files, each held to that digest. A tag may move between the two; what was listed is what is fetched.
+
+The registry's protocol, with its tokens and Docker's credentials, is oras-py's. Its own retries are left out: they wait
+for two minutes where nobody answers, and who follows a store asks again anyway.
+
+Source: OCI Image Format, "Image Manifest Specification" and "Pre-Defined Annotation Keys"; OCI Distribution, "API".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from graphkiln_backend.repository.remote_address import OCI_REFERENCE, RemoteStoreError
+
+ARTIFACT_TYPE = "application/vnd.graphkiln.model-store.v1"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+TITLE = "org.opencontainers.image.title"
+_TIMEOUTS_S = (10, 60)
+_LONGEST_MANIFEST = 4 << 20
+"""What registries take at most. Source: OCI Distribution, "Pushing Manifests"."""
+_BLOCK = 1 << 20
+_DENIED = {401, 403}
+
+
+class OciRegistry:
+    """Requests to the registry of an artifact. Opens no connection before it is asked.
+
+    Args:
+        artifact: `HOST/REPOSITORY:TAG` or `HOST/REPOSITORY@sha256:...`.
+        protocol: `https`, or `http`.
+
+    Raises:
+        ImportError: oras is not installed.
+    """
+
+    def __init__(self, artifact: str, protocol: str) -> None:
+        from oras.container import Container
+        from oras.provider import Registry
+
+        self.container: Any = Container(artifact)
+        self._registry: Any = Registry(insecure=protocol == "http")
+        self._registry.session.request = partial(self._registry.session.request, timeout=_TIMEOUTS_S)
+        self._once = partial(Registry.do_request.__wrapped__, self._registry)
+        self._registry.do_request = self._request
+        auth = self._registry.auth
+        auth.authenticate_request = partial(_authenticate, auth, auth.authenticate_request)
+        auth.load_configs(self.container, _docker_configurations())
+
+    def manifest(self) -> bytes:
+        """The artifact's manifest, as it lies there.
+
+        Raises:
+            RemoteStoreError: It is no manifest of files.
+            Exception: Whatever oras and requests raise.
+        """
+        response = self._request(self._url(self.container.manifest_url()), headers={"Accept": MANIFEST_TYPE})
+        response.raise_for_status()
+        content: bytes = response.content
+        if len(content) > _LONGEST_MANIFEST:
+            raise RemoteStoreError(f"{self.container}: its manifest has {len(content)} bytes")
+        return content
+
+    def fetch(self, digest: str, target: Path) -> None:
+        """Fetches a blob, and holds it to its digest.
+
+        Raises:
+            RemoteStoreError: Other bytes came.
+            OSError: It cannot be written.
+            Exception: Whatever oras and requests raise.
+        """
+        response = self._request(self._url(self.container.get_blob_url(digest)), stream=True)
+        response.raise_for_status()
+        seen = hashlib.sha256()
+        with target.open("wb") as file:
+            for block in response.iter_content(_BLOCK):
+                seen.update(block)
+                file.write(block)
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise RemoteStoreError(f"{self.container}: the registry sent other bytes than {digest}", passing=True)
+
+    def upload(self, path: Path, digest: str, size: int) -> None:
+        """Uploads a blob that the registry does not have yet; raises whatever oras and requests raise."""
+        self._registry.upload_blob(str(path), self.container, {"digest": digest, "size": size}).raise_for_status()
+
+    def publish(self, manifest: bytes) -> None:
+        """Gives a manifest, whose blobs are there, the artifact's tag; raises whatever oras and requests raise."""
+        url, headers = self._url(self.container.manifest_url()), {"Content-Type": MANIFEST_TYPE}
+        self._request(url, method="PUT", data=manifest, headers=headers).raise_for_status()
+
+    def _url(self, path: str) -> str:
+        return f"{self._registry.prefix}://{path}"
+
+    def _request(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            response = self._once(*arguments, **options)
+        except ValueError as error:  # oras has no credentials that the registry would take
+            if "authentication" in str(error):
+                raise PermissionError(str(error)) from error
+            raise
+        if response.status_code in _DENIED:
+            raise PermissionError(f"{response.status_code} {response.reason}")
+        return response
+
+
+def _docker_configurations() -> list[str]:
+    """Docker's own variable, which oras does not know; it knows the file in the home folder."""
+    folder = os.environ.get("DOCKER_CONFIG")
+    return [str(Path(folder) / "config.json")] if folder else []
+
+
+def _authenticate(auth: Any, by_token: Any, response: Any, headers: dict[str, str], refresh: bool = False) -> Any:
+    """Headers that answer a registry's challenge, and whether they do: oras knows those for tokens.
+
+    A registry with passwords of its own asks for these themselves (RFC 7617).
+    """
+    if not response.headers.get("Www-Authenticate", "").lower().startswith("basic"):
+        return by_token(response, headers, refresh)
+    password = getattr(auth, "_basic_auth", "")
+    return {**headers, "Authorization": f"Basic {password}"}, bool(password)
+
+
+class OciFileSystem:
+    """The files of artifacts of one registry.
+
+    Args:
+        protocol: `https`, or `http`.
+    """
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._registries: dict[str, OciRegistry] = {}
+        self._digests: dict[str, str] = {}
+
+    def invalidate_cache(self) -> None:
+        """Does nothing: each listing asks the registry."""
+
+    def find(self, root: str, *, detail: bool = True) -> dict[str, Mapping[str, Any]]:
+        """The files below an artifact, or below a folder of it.
+
+        Args:
+            root: `HOST/REPOSITORY:TAG`, and a path in it.
+            detail: As fsspec has it; sizes and digests are always given.
+
+        Raises:
+            RemoteStoreError: It is no artifact of files.
+            Exception: Whatever oras and requests raise.
+        """
+        del detail
+        artifact, path = split_root(root)
+        found = {f"{artifact}/{title}": layer for title, layer in self._layers(artifact)}
+        self._digests |= {name: str(layer["digest"]) for name, layer in found.items()}
+        prefix = f"{artifact}/{path}/" if path else f"{artifact}/"
+        return {
+            name: {"type": "file", "size": int(layer["size"]), "ETag": layer["digest"]}
+            for name, layer in found.items()
+            if name.startswith(prefix) or name == root
+        }
+
+    def get_file(self, name: str, target: str) -> None:
+        """Fetches a file, as it was listed.
+
+        Raises:
+            FileNotFoundError: There is none.
+            RemoteStoreError: Other bytes came than its digest promises.
+            Exception: Whatever oras and requests raise.
+        """
+        if name not in self._digests:
+            self.find(name)
+        if name not in self._digests:
+            raise FileNotFoundError(name)
+        self._registry(split_root(name)[0]).fetch(self._digests[name], Path(target))
+
+    def _registry(self, artifact: str) -> OciRegistry:
+        if artifact not in self._registries:
+            self._registries[artifact] = OciRegistry(artifact, self._protocol)
+        return self._registries[artifact]
+
+    def _layers(self, artifact: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        content = self._registry(artifact).manifest()
+        pinned = artifact.partition("@")[2]
+        if pinned and pinned != digest_of(content):
+            raise RemoteStoreError(
+                f"{artifact}: the registry sent another manifest, {digest_of(content)}", passing=True
+            )
+        return read_layers(content, artifact)
+
+
+def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Title and descriptor of each file of an artifact.
+
+    Args:
+        content: Its manifest.
+        artifact: For messages.
+
+    Raises:
+        RemoteStoreError: It is no manifest, or none of files.
+    """
+    try:
+        layers = json.loads(content)["layers"]
+        titled = [
+            (str(layer["annotations"][TITLE]), layer) for layer in layers if layer.get("annotations", {}).get(TITLE)
+        ]
+        complete = all(
+            re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"]) and layer["size"] >= 0 for _, layer in titled
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _no_store(artifact) from error
+    if not titled or not complete:
+        raise _no_store(artifact)
+    return iter(titled)
+
+
+def split_root(root: str) -> tuple[str, str]:
+    """An artifact, and the path in it that a root names.
+
+    Raises:
+        RemoteStoreError: It names none.
+    """
+    found = OCI_REFERENCE.fullmatch(root)
+    if not found:
+        raise RemoteStoreError(f"oci://{root} names no artifact", hint="oci://HOST/REPOSITORY:TAG")
+    return found["artifact"], (found["path"] or "").strip("/")
+
+
+def digest_of(content: bytes) -> str:
+    """What registries call some content."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _no_store(artifact: str) -> RemoteStoreError:
+    return RemoteStoreError(
+        f"oci://{artifact} is no artifact of files", hint=f"graphkiln push STORE oci://{artifact} makes one"
+    )

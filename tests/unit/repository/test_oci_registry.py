@@ -1,0 +1,151 @@
+"""Model stores as OCI artifacts: what a manifest says, and reading from a real registry (Debian's docker-registry)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oci_server import OciServer, needs_registry
+
+from graphkiln_backend.repository.oci_push import push_store
+from graphkiln_backend.repository.oci_registry import digest_of, read_layers, split_root
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_files import RemoteFiles
+
+PASSWORDS = "ann:$2b$04$1ZcQ4Eeq1e0mz9jqkMhKIesMpmkF0bAOH8VSv8daH2a4ou8OpnSSy\n"
+"""The password is `secret`."""
+LAYER = {"digest": "sha256:" + "0" * 64, "size": 3, "annotations": {"org.opencontainers.image.title": "m/1/model.onnx"}}
+
+
+def address(text: str) -> RemoteAddress:
+    parsed = RemoteAddress.parse(text)
+    assert parsed
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+    with OciServer(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    (folder / "m" / "1").mkdir(parents=True)
+    (folder / "m" / "config.pbtxt").write_text("max_batch_size: 8\n")
+    (folder / "m" / "1" / "model.onnx").write_bytes(b"one")
+    (folder / "m" / "1" / ".hidden").write_bytes(b"no")
+    return folder
+
+
+class TestManifest:
+    def test_titles_and_descriptors(self) -> None:
+        untitled = {key: value for key, value in LAYER.items() if key != "annotations"}
+        content = json.dumps({"layers": [LAYER, untitled]}).encode()
+        assert list(read_layers(content, "h/r:1")) == [("m/1/model.onnx", LAYER)]
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"no JSON", b"[]", b"{}", b'{"layers": []}', b'{"layers": [1]}', b'{"layers": [{"digest": "sha256:00"}]}'],
+    )
+    def test_what_holds_no_files_is_said_to_be_none(self, content: bytes) -> None:
+        with pytest.raises(RemoteStoreError, match=r"oci://h/r:1 is no artifact of files \(graphkiln push STORE"):
+            read_layers(content, "h/r:1")
+
+    @pytest.mark.parametrize("changed", [{"digest": "md5:0"}, {"digest": 7}, {"size": -1}, {"size": "3"}])
+    def test_a_layer_that_cannot_be_checked(self, changed: dict[str, object]) -> None:
+        with pytest.raises(RemoteStoreError):
+            read_layers(json.dumps({"layers": [{**LAYER, **changed}]}).encode(), "h/r:1")
+
+
+def test_a_root_is_an_artifact_and_a_path() -> None:
+    assert split_root("h:5000/a/b:7") == ("h:5000/a/b:7", "")
+    assert split_root("h/a:7/m/1") == ("h/a:7", "m/1")
+    with pytest.raises(RemoteStoreError, match="names no artifact"):
+        split_root("h/a")
+
+
+@needs_registry
+class TestReading:
+    def test_what_was_pushed_is_listed_and_fetched(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+        pushed = push_store(store, address(f"oci://{registry.host}/team/models:1"))
+        files = RemoteFiles(address(f"oci://{registry.host}/team/models:1"))
+        listed = files.list()
+        assert {path: file.size for path, file in listed.items()} == {"m/config.pbtxt": 18, "m/1/model.onnx": 3}
+        assert listed["m/1/model.onnx"].stamp == digest_of(b"one")
+        files.fetch("m/1/model.onnx", tmp_path / "fetched")
+        assert (tmp_path / "fetched").read_bytes() == b"one"
+        pinned = RemoteFiles(address(f"oci://{registry.host}/team/models@{pushed.digest}"))
+        assert pinned.list() == listed
+
+    def test_a_folder_of_it(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+        push_store(store, address(f"oci://{registry.host}/models:folder"))
+        files = RemoteFiles(address(f"oci://{registry.host}/models:folder/m/1"))
+        files.fetch("model.onnx", tmp_path / "before it was listed")
+        assert (tmp_path / "before it was listed").read_bytes() == b"one"
+        assert list(files.list()) == ["model.onnx"]
+
+    def test_a_tag_that_moves_is_another_listing_and_what_was_listed_is_fetched(
+        self, registry: OciServer, store: Path, tmp_path: Path
+    ) -> None:
+        there = address(f"oci://{registry.host}/models:moving")
+        push_store(store, there)
+        files = RemoteFiles(there)
+        before = files.list()
+        (store / "m" / "1" / "model.onnx").write_bytes(b"two")
+        push_store(store, there)
+        files.fetch("m/1/model.onnx", tmp_path / "fetched")
+        assert (tmp_path / "fetched").read_bytes() == b"one"
+        assert files.list() != before
+
+    def test_bytes_that_were_altered_there_are_refused(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+        (store / "m" / "1" / "model.onnx").write_bytes(b"good")
+        push_store(store, address(f"oci://{registry.host}/models:altered"))
+        registry.blob(digest_of(b"good")).write_bytes(b"evil")
+        files = RemoteFiles(address(f"oci://{registry.host}/models:altered"))
+        with pytest.raises(RemoteStoreError, match="sent other bytes than sha256:"):
+            files.fetch("m/1/model.onnx", tmp_path / "fetched")
+
+    @pytest.mark.parametrize("artifact", ["models:nosuch", "nosuch/models:1"])
+    def test_one_that_is_missing(self, registry: OciServer, artifact: str) -> None:
+        with pytest.raises(RemoteStoreError, match="there is no such") as raised:
+            RemoteFiles(address(f"oci://{registry.host}/{artifact}")).list()
+        assert not raised.value.passing
+
+    def test_a_file_that_is_missing(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+        push_store(store, address(f"oci://{registry.host}/models:files"))
+        with pytest.raises(RemoteStoreError, match="there is no such"):
+            RemoteFiles(address(f"oci://{registry.host}/models:files")).fetch("m/2/model.onnx", tmp_path / "x")
+
+
+def test_a_registry_that_is_not_there_is_said_at_once() -> None:
+    with pytest.raises(RemoteStoreError, match="cannot be reached") as raised:
+        RemoteFiles(address("oci://127.0.0.1:1/models:1")).list()
+    assert raised.value.passing
+
+
+@needs_registry
+@pytest.mark.parametrize("variable", ["", "DOCKER_CONFIG"])
+def test_credentials_are_those_of_docker(
+    variable: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DOCKER_CONFIG", raising=False)
+    with OciServer(tmp_path / "registry", PASSWORDS) as server:
+        there = address(f"oci://{server.host}/models:1")
+        for act in (lambda: push_store(store, there), RemoteFiles(there).list):
+            with pytest.raises(RemoteStoreError, match=r"access is denied \(.*docker login") as raised:
+                act()
+            assert not raised.value.passing
+        folder = tmp_path / ("elsewhere" if variable else ".docker")
+        folder.mkdir()
+        if variable:
+            monkeypatch.setenv(variable, str(folder))
+        entry = {"auth": base64.b64encode(b"ann:secret").decode()}
+        (folder / "config.json").write_text(json.dumps({"auths": {server.host: entry}}))
+        push_store(store, there)
+        assert "m/1/model.onnx" in RemoteFiles(there).list()
