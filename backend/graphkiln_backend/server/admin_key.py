@@ -42,8 +42,13 @@ class AdminKey:
             return cls.generate()
         try:
             return cls(_read_or_write(file))
-        except (InvalidInput, OSError) as error:
+        except InvalidInput as error:
             raise ServerSetupError(f"--admin-key-file: {error}") from error
+        except OSError as error:
+            raise ServerSetupError(
+                f"--admin-key-file {file} cannot be read or made: {error.strerror}",
+                hint="name a file in a folder that is there and may be written",
+            ) from error
 
     @classmethod
     def generate(cls) -> AdminKey:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.console import say
-from graphkiln_backend.graph.errors import CacheError
+from graphkiln_backend.graph.errors import CacheError, ServerSetupError
 
 if TYPE_CHECKING:
     from graphkiln_backend.cache.settings import CacheSettings
@@ -104,11 +104,11 @@ def parse_size(text: str) -> int:
     """Parses a size such as `500M` or `20G` (powers of 1024) into bytes.
 
     Raises:
-        CacheError: The text is not a size.
+        ServerSetupError: The text is not a size.
     """
     found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if not found:
-        raise CacheError(f"'{text[:40]}' is not a size", hint="write 500M or 20G")
+        raise ServerSetupError(f"'{text[:40]}' is not a size", hint="write 500M or 20G")
     return int(float(found[1]) * 2 ** _UNITS[found[2].upper()])
 
 

@@ -11,7 +11,7 @@ from commands import RunVerb
 from graphkiln.cli.cache import cache_settings, parse_size
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.graph.errors import CacheError
+from graphkiln_backend.graph.errors import ServerSetupError
 
 
 def add(folder: Path, model: str, size: int, used_s: float = 0.0) -> Path:
@@ -82,7 +82,7 @@ class TestPrune:
 
     def test_a_size_that_is_none_removes_nothing(self, run: RunVerb, filled: Path) -> None:
         finished = run("cache", "prune", "--to", "much", "--cache", filled)
-        assert finished.code == 1
+        assert finished.code == 2
         assert "'much' is not a size" in finished.err
         assert len(list((filled / "entries").iterdir())) == 2
 
@@ -172,5 +172,5 @@ class TestSizes:
 
     @pytest.mark.parametrize("text", ["", "G", "-1", "1 2", "1P", "1e3", "0x10", "1.M", "much", "9" * 400])
     def test_anything_else_says_how_they_are_written(self, text: str) -> None:
-        with pytest.raises(CacheError, match=r"is not a size.*500M or 20G"):
+        with pytest.raises(ServerSetupError, match=r"is not a size.*500M or 20G"):
             parse_size(text)
