@@ -4,6 +4,9 @@ Where its throughput leaves the level by more than `TOLERANCE`, the work that wa
 on loads and results are converted to the machine of the first reading: on a machine that is k times slower, k times
 fewer requests a second make the same queue in slow motion. A smaller drift lies within the noise of a short reading.
 The confirmation at the end of a search is measured without conversion: its promise holds on the machine as it is.
+
+Before each reading the same load runs for a moment that does not count: a server that has just started is slower than
+the machine, and readings would differ by how long it had been running.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, Ope
 TOLERANCE = 0.08
 _EVERY_S = 45.0
 """Seconds between readings: a reading costs a tenth of that."""
+_WARM_S = 1.0
+"""Of the load before a reading."""
 _REPEATS = 2
 _SEEDS = 1000
 """Between the seeds of work that is done again; more than a search uses."""
@@ -120,7 +125,7 @@ class Reference:
         """Whether a reading that is due finds another level; it counts from then on."""
         if self.candidate is None or self.trials.spent_s - self.readings[-1].spent_s < _EVERY_S:
             return False
-        if not self.affords(self.candidate, self._seconds):
+        if not self.affords(self.candidate, 2 * _WARM_S + self._seconds):  # a second warm-up comes with it
             return False
         if isinstance(self._read(self.candidate), Failed):
             self.notes.append(f"the reference failed at {self.trials.spent_s:.0f} s")
@@ -139,7 +144,10 @@ class Reference:
     def _read(self, candidate: Candidate) -> Measured | Failed:
         callers = 2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE))
         seed = self._seed * 1_000_000 + _SEEDS * _SEEDS // 2 + len(self.readings)
-        outcome = self.trials.measure(candidate, ClosedLoop(callers), self._seconds, seed)
+        load = ClosedLoop(callers)
+        outcome = self.trials.measure(candidate, load, _WARM_S, seed + _SEEDS)
+        if isinstance(outcome, Measured):
+            outcome = self.trials.measure(candidate, load, self._seconds, seed)
         if isinstance(outcome, Measured):
             rate = outcome.throughput.value
             level = rate / self.readings[0].rate if self.readings and self.readings[0].rate else 1.0

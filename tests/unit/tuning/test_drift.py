@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from simulated_server import SimulatedServer
 
+from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
+from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 MakeReference = Callable[[SimulatedServer], Reference]
 
@@ -33,7 +34,31 @@ def test_a_machine_at_rest_is_measured_once(reference_of: MakeReference, space: 
     reference.steadily(work(reference))
     assert reference.level == 1.0
     assert reference.notes == []
-    assert len(server.measured) == 3, "two readings around the work"
+    assert len(server.measured) == 5, "two readings around the work, each after a moment that does not count"
+
+
+class ColdServer(SimulatedServer):
+    """Is slow for the first moments with a configuration, and slower still with the first one of all."""
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        served = [call[0] for call in self.measured[-1:]]
+        pace = 1.0 if served == [candidate] else 0.7 if served else 0.5
+        self.speed = lambda _: pace
+        return super().measure(candidate, load, seconds, seed)
+
+
+def test_servers_that_are_still_cold_look_like_no_drift(reference_of: MakeReference, space: Space) -> None:
+    server = ColdServer(cores=2)
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+
+    def measure_another() -> None:
+        for each in space.candidates[1:5]:
+            reference.measure(each, ClosedLoop(8), 20.0)
+
+    reference.steadily(measure_another)
+    assert [reading.level for reading in reference.readings] == pytest.approx([1.0, 1.0])
+    assert reference.notes == []
 
 
 def test_short_work_needs_no_reading(reference_of: MakeReference, space: Space) -> None:
@@ -41,7 +66,7 @@ def test_short_work_needs_no_reading(reference_of: MakeReference, space: Space) 
     reference = reference_of(server)
     reference.begin(space.candidates)
     reference.steadily(work(reference, 5.0))
-    assert len(server.measured) == 2
+    assert len(server.measured) == 3
 
 
 def test_a_slower_machine_is_noticed_and_its_results_are_converted(reference_of: MakeReference, space: Space) -> None:
@@ -82,7 +107,7 @@ def test_a_reference_that_fails_later_is_told(reference_of: MakeReference, space
     server = SimulatedServer(cores=2)
     reference = reference_of(server)
     reference.begin(space.candidates)
-    server.fault = lambda each: "hang" if each == reference.candidate and len(server.measured) > 2 else ""
+    server.fault = lambda each: "hang" if each == reference.candidate and len(server.measured) > 3 else ""
     reference.steadily(work(reference))
     assert "the reference failed" in reference.notes[0]
 
