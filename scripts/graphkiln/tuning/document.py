@@ -78,6 +78,11 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
         "default": describe.row(result.default),
         "rows": [describe.row(row) for row in result.rows],
         "refused": _refused(result, tuning),
+        "untried": [
+            {"changes": in_words(each.candidate, default), "reason": each.reason}
+            for each in result.exclusions
+            if each.by_budget
+        ],
         "front": [row.standing.candidate.id for row in result.front],
         "curve": [describe.point(point) for point in result.curve],
         "knee": result.knee,

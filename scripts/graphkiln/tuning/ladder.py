@@ -18,6 +18,8 @@ from graphkiln.tuning.standing import Contest, Standing
 
 FINALISTS = 4
 RUNGS = 6
+NO_TIME = "the budget was spent before it was measured"
+"""Why a candidate left that was not measured."""
 _KEPT = 3
 """One of so many candidates of a rung goes on to the next."""
 _CHUNK = 8
@@ -65,7 +67,7 @@ class Ladder:
         for start in range(0, len(running), _CHUNK):
             chunk = running[start : start + _CHUNK]
             if not self._has_time():
-                return [*done, *(each if each.points else each.out(_NO_TIME) for each in running[start:])]
+                return [*done, *(each if each.points else each.out(NO_TIME) for each in running[start:])]
             reached = best_reached([*done, *running])
             done += self._reference.steadily(partial(self._advance_all, chunk, seconds, reached))
         return done
@@ -76,7 +78,7 @@ class Ladder:
     def _advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
         if self._has_time():
             return self._contest.advance(standing, seconds, reached)
-        return standing if standing.points else standing.out(_NO_TIME)
+        return standing if standing.points else standing.out(NO_TIME)
 
     def _halve(self, rung: Sequence[Standing], seconds: float) -> list[Standing]:
         reached = best_reached(rung)
@@ -102,9 +104,6 @@ class Ladder:
             f"{self._contest.describe(standing.score.upper)} at best, where another has "
             f"{self._contest.describe(reached)}"
         )
-
-
-_NO_TIME = "the budget was spent before it was measured"
 
 
 def best_reached(standings: Sequence[Standing]) -> float:

@@ -22,7 +22,7 @@ from graphkiln.tuning.bounds import bound_of
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.confirmation import confirm, sweep
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.ladder import Ladder, best_reached
+from graphkiln.tuning.ladder import NO_TIME, Ladder, best_reached
 from graphkiln.tuning.limits import limit_of
 from graphkiln.tuning.load_contest import LoadContest
 from graphkiln.tuning.rate_contest import RateContest
@@ -214,11 +214,7 @@ class Search:
     def _result(self, chosen: Standing | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
         rows = {each.candidate: self._row(each, chosen) for each in self._by_score() if each.points}
         measured = set(rows)
-        unmeasured = [
-            Exclusion(candidate=each, reason=self._why_unmeasured(each))
-            for each in self._probes.viable
-            if each not in measured
-        ]
+        unmeasured = [self._unmeasured(each) for each in self._probes.viable if each not in measured]
         return Result(
             target=self._target,
             chosen=rows.get(chosen.candidate) if chosen else None,
@@ -247,9 +243,12 @@ class Search:
             notes.append("the budget was spent before a configuration was proven: with a larger one the search goes on")
         return notes
 
-    def _why_unmeasured(self, candidate: Candidate) -> str:
+    def _unmeasured(self, candidate: Candidate) -> Exclusion:
         standing = self._standings.get(candidate)
-        return (standing and standing.lost) or "not measured: the budget went to more promising ones"
+        reason = standing.lost if standing else ""
+        by_budget = reason in ("", NO_TIME)
+        words = reason or "not measured: the budget went to more promising ones"
+        return Exclusion(candidate=candidate, reason=words, by_budget=by_budget)
 
     def _row(self, standing: Standing, chosen: Standing | None) -> Row:
         bare = self._probes.bare(standing.candidate)

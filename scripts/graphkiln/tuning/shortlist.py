@@ -56,7 +56,7 @@ def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], b
     for candidate in space.candidates:
         reason = objection(candidate, sessions[candidate.restricted_to(SESSION_KEYS)], target)
         if reason:
-            refused.append(Exclusion(candidate=candidate, reason=reason))
+            refused.append(Exclusion(candidate=candidate, reason=reason, by_budget=reason == _UNTIMED.reason))
         else:
             viable.append(candidate)
     return Probes(sessions=sessions, viable=tuple(viable), refused=tuple(refused))

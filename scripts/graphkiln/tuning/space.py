@@ -37,10 +37,12 @@ class Exclusion:
     Attributes:
         candidate: Which.
         reason: Why, in words.
+        by_budget: Whether a larger budget would have had it measured.
     """
 
     candidate: Candidate
     reason: str
+    by_budget: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,9 @@ def _runners_up(document: Document) -> Iterator[str]:
 
 
 def _facts(document: Document) -> Iterator[str]:
+    if untried := len(document["untried"]):
+        every = document["space"]["candidates"]
+        yield f"not tried, for the budget: {untried} of {every} candidates (--json and --html name them)"
     if document["knee"]:
         yield f"knee: beyond {document['knee']:.4g} requests per second, latency rises faster than throughput"
     if promise := document["promise"]:

@@ -56,6 +56,16 @@ def test_what_bounds_ruled_out_is_counted(subject: Subject, tmp_path: Path) -> N
     assert document_of(result, asked, "tune", Costs())["refused"] == {"a run takes 9 ms": 3}
 
 
+def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(subject, tmp_path)
+    space = asked.spanned.space
+    refused = Exclusion(candidate=space.candidates[0], reason="a run takes 9 ms")
+    untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
+    result = replace(finished(space, asked.target), exclusions=(refused, untried))
+    found = document_of(result, asked, "tune", Costs())
+    assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
+
+
 def test_costs_are_told_where_they_can_be_known() -> None:
     assert Costs().of(measured(100, 0.01)) == {}
     assert Costs(price_per_hour=3.6).of(measured(100, 0.01)) == {"price_per_1000": pytest.approx(0.01)}

@@ -51,6 +51,13 @@ def test_it_says_what_was_chosen_and_why_others_lost(subject: Subject, tmp_path:
     assert "price of 1,000" in page
 
 
+def test_what_was_not_tried_is_a_table(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    assert 'id="untried"' not in render_page({**found, "untried": []})
+    page = render_page({**found, "untried": [{"changes": "instances=2", "reason": "no time"}]})
+    assert '<td class="words">instances=2</td><td class="words">no time</td>' in page
+
+
 def test_what_comes_from_outside_is_text(subject: Subject, tmp_path: Path) -> None:
     page = render_page(document(subject, tmp_path))
     assert "<b>slower" not in page

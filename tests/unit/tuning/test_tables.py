@@ -59,6 +59,14 @@ def test_nothing_at_all_can_be_measured(subject: Subject, tmp_path: Path) -> Non
     assert "no candidate could be measured 4 left out: a run takes 9 ms" in shown(print_result, found)
 
 
+def test_what_was_not_tried_is_counted(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    every = found["space"]["candidates"]
+    assert "not tried" not in shown(print_result, {**found, "untried": []})
+    told = {**found, "untried": [{"changes": "instances=2", "reason": "no time"}]}
+    assert f"not tried, for the budget: 1 of {every} candidates" in shown(print_result, told)
+
+
 def test_more_rows_are_counted(subject: Subject, tmp_path: Path) -> None:
     found = document(subject, tmp_path)
     text = shown(print_result, {**found, "rows": found["rows"] * 3})
