@@ -87,21 +87,33 @@ class LocalTrials(Closeable):
         with stage(self.subject, changes_of(candidate, self.subject)) as store, OwnedFolder() as folder:
             log = folder.path / "server.log"
             with start_server(store, flags=flags, log=log, deadline_s=self.deadline_s) as server:
-                placed = _placement(server, self.subject.name)
-                check_placement(candidate, placed)
-                yield self._served_by(server, candidate, placed[0])
+                yield serve_as(candidate, self.subject.name, server, self.loading)
 
-    def _served_by(self, server: LocalServer, candidate: Candidate, placed: Placed) -> ServedCandidate:
-        options = {"timeout_s": self.loading.timeout_s, "max_retries": 0}
-        return ServedCandidate(
-            candidate=candidate,
-            model=self.subject.name,
-            client={"url": server.grpc_url, **options},
-            asking={"url": server.http_url, **options},
-            loading=self.loading,
-            placed=placed,
-            watch=ServerWatch(server.pid),
-        )
+
+def serve_as(candidate: Candidate, model: str, server: LocalServer, loading: Loading) -> ServedCandidate:
+    """A candidate on a server that is ready, after it was read back what really serves.
+
+    Args:
+        candidate: Its values.
+        model: Name of the model.
+        server: Serves it.
+        loading: How it is loaded.
+
+    Raises:
+        MeasurementError: Another engine or precision serves, or nothing says which.
+    """
+    placed = _placement(server, model)
+    check_placement(candidate, placed)
+    options = {"timeout_s": loading.timeout_s, "max_retries": 0}
+    return ServedCandidate(
+        candidate=candidate,
+        model=model,
+        client={"url": server.grpc_url, **options},
+        asking={"url": server.http_url, **options},
+        loading=loading,
+        placed=placed[0],
+        watch=ServerWatch(server.pid),
+    )
 
 
 def check_placement(candidate: Candidate, placed: tuple[Placed, ...]) -> None:

@@ -22,10 +22,9 @@ import psutil
 from graphkiln.story.server import start_server
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.journal import Journal
-from graphkiln.tuning.local_trials import FLAGS
+from graphkiln.tuning.local_trials import FLAGS, serve_as
 from graphkiln.tuning.records import outcome_as_json, outcome_from_json
 from graphkiln.tuning.served_candidate import ServedCandidate
-from graphkiln.tuning.server_watch import ServerWatch
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.sharing import Plan, Response, responses_of, share_out
 from graphkiln.tuning.space import Space
@@ -34,7 +33,7 @@ from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.cache.settings import user_cache_folder
-from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
+from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.server.owned_folder import OwnedFolder
 
 _ALONE = 0.8
@@ -187,6 +186,8 @@ class Prover:
             reason = _objection(outcomes, p99_s)
             if not reason:
                 return rate, outcomes, ""
+            if any(isinstance(each, Failed) for each in outcomes.values()):
+                return None, outcomes, reason  # another rate makes nothing load, and no answer right
             rate *= _STEP
         return None, outcomes, reason
 
@@ -214,8 +215,9 @@ def _loaded(data: Mapping[str, object]) -> Measured | Failed:
 
 
 def _objection(outcomes: Mapping[str, Measured | Failed], p99_s: float) -> str:
-    """Which model does not meet the target, and why; empty where all do."""
-    for name, outcome in sorted(outcomes.items()):
+    """Which model does not meet the target, and why, those that failed first; empty where all do."""
+    judged = sorted(outcomes.items(), key=lambda each: (not isinstance(each[1], Failed), each[0]))
+    for name, outcome in judged:
         if isinstance(outcome, Failed):
             return f"{name}: {outcome.reason}"
         if outcome.latency.p99_at_most_s > p99_s:
@@ -235,16 +237,26 @@ def serve_together(tunings: Mapping[str, Tuning], plan: Plan) -> Iterator[Measur
         served: dict[str, ServedCandidate] = {}
 
         def measure(rates: Mapping[str, float], seconds: float, seed: int) -> Outcomes:
-            if not served:
-                served.update(_start(tunings, plan, stack))
+            try:
+                if not served:
+                    served.update(_start(tunings, plan, stack))
+            except GraphkilnError as error:
+                return dict.fromkeys(rates, Failed(reason=str(error)))
             with ThreadPoolExecutor(len(rates)) as pool:
                 loads = {
-                    name: pool.submit(served[name].measure, OpenLoop(rate), seconds, seed)
+                    name: pool.submit(_load, served[name], OpenLoop(rate), seconds, seed)
                     for name, rate in rates.items()
                 }
                 return {name: load.result() for name, load in loads.items()}
 
         yield measure
+
+
+def _load(served: ServedCandidate, load: OpenLoop, seconds: float, seed: int) -> Measured | Failed:
+    try:
+        return served.measure(load, seconds, seed)
+    except GraphkilnError as error:
+        return Failed(reason=str(error))
 
 
 def _start(tunings: Mapping[str, Tuning], plan: Plan, stack: ExitStack) -> dict[str, ServedCandidate]:
@@ -253,17 +265,9 @@ def _start(tunings: Mapping[str, Tuning], plan: Plan, stack: ExitStack) -> dict[
         subject = tunings[name].subject
         stores.append(stack.enter_context(stage(subject, changes_of(response.candidate, subject))))
     log = stack.enter_context(OwnedFolder()).path / "server.log"
-    server = stack.enter_context(start_server(*stores, flags=FLAGS, log=log, deadline_s=_DEADLINE_S))
-    served = {}
-    for name, response in plan.responses.items():
-        loading = tunings[name].loading
-        options = {"timeout_s": loading.timeout_s, "max_retries": 0}
-        served[name] = ServedCandidate(
-            candidate=response.candidate,
-            model=name,
-            client={"url": server.grpc_url, **options},
-            asking={"url": server.http_url, **options},
-            loading=loading,
-            watch=ServerWatch(server.pid),
-        )
-    return served
+    flags = (*FLAGS, f"--load-deadline={_DEADLINE_S:g}")
+    server = stack.enter_context(start_server(*stores, flags=flags, log=log, deadline_s=_DEADLINE_S))
+    return {
+        name: serve_as(response.candidate, name, server, tunings[name].loading)
+        for name, response in plan.responses.items()
+    }

@@ -10,14 +10,15 @@ from typing import Any, cast
 import pytest
 import tuned
 
+from graphkiln.tuning import together
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.sharing import Plan, Response
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.target import Target
-from graphkiln.tuning.together import Prover, core_counts, with_cores
+from graphkiln.tuning.together import Prover, core_counts, serve_together, with_cores
 from graphkiln.tuning.trials import Failed, Measured
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
 
 SHARES = {"a": 0.75, "b": 0.25}
 ONE = Response(candidate=Candidate.of({THREADS: 1}), rate=100.0, cores=1.0, memory_bytes=1)
@@ -79,10 +80,21 @@ def test_nothing_is_measured_twice(tmp_path: Path) -> None:
 
 
 def test_a_model_that_fails_is_the_reason(tmp_path: Path) -> None:
+    shared = Shared(80.0, fault="died")
     with Journal(tmp_path / "j", {}) as journal:
-        rate, _, reason = prover().prove(PLAN, Shared(80.0, fault="died"), journal)
+        rate, _, reason = prover().prove(PLAN, shared, journal)
     assert rate is None
     assert reason == "b: died"
+    assert len(shared.asked) == 1, "no other rate is tried"
+
+
+def test_models_that_do_not_load_together_are_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MeasurementError("b: no room")
+
+    monkeypatch.setattr(together, "_start", refuse)
+    with serve_together({}, PLAN) as measure:
+        assert measure({"a": 1.0, "b": 2.0}, 5.0, 0) == dict.fromkeys("ab", Failed(reason="b: no room"))
 
 
 def test_a_spent_budget_ends_it_after_one_measurement(tmp_path: Path) -> None:
