@@ -220,9 +220,10 @@ def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> S
         fixes: Keys with their values.
 
     Raises:
-        InvalidInput: No axis has a key, or no candidate is left.
+        InvalidInput: No axis has a key, a value is none that this machine knows, or no candidate is left.
     """
     space.only([*only, *fixes])  # names unknown keys
+    _check_words(space, fixes)
     moved = {*only, *fixes}
     if only:
         axes = [axis if axis.key in only else _following(axis, moved) for axis in space.axes]
@@ -232,6 +233,18 @@ def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> S
         reasons = "; ".join(space.reasons())
         raise InvalidInput(f"no candidate is left: {reasons}", hint="fix fewer keys, or other values")
     return space
+
+
+def _check_words(space: Space, fixes: Mapping[str, Value]) -> None:
+    """Refuses words that are no value of their key; numbers beyond those that are tried are fine."""
+    for axis in space.axes:
+        known = tuple(map(str, Precision)) if axis.key == PRECISION else axis.values
+        value = fixes.get(axis.key)
+        if isinstance(value, str) and value not in known:
+            raise InvalidInput(
+                f"--fix {axis.key}={value}: that cannot serve this model here",
+                hint=f"one of {', '.join(map(str, known))}",
+            )
 
 
 def _following(axis: Axis, moved: Collection[str]) -> Axis:

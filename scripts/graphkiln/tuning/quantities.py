@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 import re
 
-from graphkiln.tuning.candidate import PREFERRED, SPIN, Candidate, Value
+from graphkiln.tuning.candidate import (
+    INSTANCES,
+    MAX_BATCH_SIZE,
+    PREFERRED,
+    QUEUE_DELAY_US,
+    SPIN,
+    STREAMS,
+    THREADS,
+    Candidate,
+    Value,
+)
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.spelling import did_you_mean
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
 _PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
+_LEAST = {THREADS: 1, STREAMS: 1, INSTANCES: 1, MAX_BATCH_SIZE: 0, QUEUE_DELAY_US: -1}
+"""The least that a key can be set to."""
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 
 
@@ -63,9 +75,12 @@ def _parse_value(text: str, key: str, value: str, example: Value) -> Value:
     try:
         if key == PREFERRED:
             return tuple(int(part) for part in value.split("+"))
-        return int(value) if isinstance(example, int) else value
+        number = int(value) if isinstance(example, int) else None
     except ValueError:
         raise InvalidInput(f"--fix {text}: expected a whole number", hint=f"such as {key}={example}") from None
+    if number is not None and number < _LEAST.get(key, 0):
+        raise InvalidInput(f"--fix {text}: expected {_LEAST.get(key, 0)} or more")
+    return value if number is None else number
 
 
 def _parse(text: str, option: str, units: dict[str, float], expected: str, least: float = math.ulp(0.0)) -> float:

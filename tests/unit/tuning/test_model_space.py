@@ -142,6 +142,17 @@ class TestNarrowing:
         assert {each["precision"] for each in space.candidates} == {"fp32", "bf16", "fp16"}
         assert {each["spin"] for each in space.candidates} == {False}
 
+    @pytest.mark.parametrize(
+        ("fixes", "known"),
+        [
+            ({"engine": "tensorrt"}, "one of onnxruntime, openvino"),
+            ({"precision": "fp8"}, "one of fp32, "),
+        ],
+    )
+    def test_words_that_are_no_values_are_refused(self, subject: Subject, fixes: dict[str, Value], known: str) -> None:
+        with pytest.raises(InvalidInput, match=known):
+            narrow(span(subject).space, [], fixes)
+
     def test_what_leaves_nothing_is_refused(self, subject: Subject) -> None:
         with pytest.raises(InvalidInput, match="no candidate is left: threads x instances"):
             narrow(span(subject).space, [], {"threads": 2, "instances": 2})

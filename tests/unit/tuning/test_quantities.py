@@ -53,6 +53,7 @@ def test_fixed_values_have_the_kind_of_their_key(text: str, key: str, value: Val
         ("threads", "a value is missing"),
         ("threads=", "a value is missing"),
         ("threads=many", "expected a whole number"),
+        ("threads=0", "expected 1 or more"),
         ("spin=maybe", "expected on or off"),
         ("preferred_batch_sizes=a", "expected a whole number"),
     ],
