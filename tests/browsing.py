@@ -22,7 +22,8 @@ frame.onload = () => {
   for (const svg of inside.querySelectorAll("svg"))
     for (const text of svg.querySelectorAll("text")) {
       const box = text.getBBox(), view = svg.viewBox.baseVal;
-      smallest = Math.min(smallest, 14 * svg.getBoundingClientRect().width / view.width);
+      const letters = parseFloat(inside.defaultView.getComputedStyle(text).fontSize);
+      smallest = Math.min(smallest, letters * svg.getBoundingClientRect().width / view.width);
       if (box.x < -1 || box.x + box.width > view.width + 1 || box.y < -1 || box.y + box.height > view.height + 1)
         outside.push(text.textContent);
     }

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH, HEIGHT = 640, 320
+WIDTH, HEIGHT = 440, 264
+"""Small, so that letters are legible where a phone shows it in 335 pixels."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 _TICKS = (1, 2, 5)
 _MARGIN = 0.06

@@ -55,7 +55,7 @@ def test_what_was_not_tried_is_a_table(subject: Subject, tmp_path: Path) -> None
     found = document(subject, tmp_path)
     assert 'id="untried"' not in render_page({**found, "untried": []})
     page = render_page({**found, "untried": [{"changes": "instances=2", "reason": "no time"}]})
-    assert '<td class="words">instances=2</td><td class="words">no time</td>' in page
+    assert '<td class="words">instances=2</td><td class="words" data-label="why">no time</td>' in page
 
 
 def test_what_comes_from_outside_is_text(subject: Subject, tmp_path: Path) -> None:
