@@ -20,7 +20,9 @@
     scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
                                    faults; goes on where it was interrupted (--only int8: this part, again)
-    scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default
+    scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default;
+                                   goes on where it was interrupted (--only NAME: this part, again)
+    scripts/benchmark kills        graphkiln tune, killed ten times at random moments and gone on with, a seed a round
     scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
     scripts/benchmark compare OLD NEW   what became slower between two results, or two folders of them
     scripts/benchmark report       writes docs/benchmarks.md and the README's tables again from what is kept
@@ -54,6 +56,7 @@ from score_speed import benchmark_score
 from server_speed import benchmark_growth, benchmark_loading, benchmark_overhead, benchmark_serving
 from start_speed import benchmark_start
 from story_speed import benchmark_story
+from tune_kills import benchmark_kills
 from tune_quality import benchmark_tune
 
 from graphkiln_backend.graph.cores import usable_cores
@@ -87,7 +90,8 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_score,
         "JPEG to top-5 of ResNet-50, ratio of a scorer to its parts alone, of whole runs to Ray Data",
     ),
-    "tune": (benchmark_tune, "rate within p99 of 50 ms, ratio to the best of the same space"),
+    "tune": (benchmark_tune, "highest rate within p99, ratio to the best of the same space"),
+    "kills": (benchmark_kills, "graphkiln tune with the digits model, killed with SIGKILL and started again"),
     "encoded": (
         benchmark_encoded,
         "JPEG to top-5, random weights, ratio to our client that decodes, the same cores in total",
@@ -95,7 +99,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 
-ONLY = ("precision", "score")
+ONLY = ("precision", "score", "tune")
 """Benchmarks of which a part can be measured."""
 BESIDE_CPP = ("light", "memory", "start")
 """Benchmarks that also measure Triton's C++ backend, where it is given."""
@@ -117,7 +121,7 @@ def main() -> None:
         help="for light, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
     parser.add_argument(
-        "--only", default="", metavar="NAME", help="for precision and score: measure this architecture or part alone"
+        "--only", default="", metavar="NAME", help="for precision, score and tune: measure this part alone, again"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")

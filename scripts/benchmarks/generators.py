@@ -54,13 +54,21 @@ class PerfAnalyzer:
 
     def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
         """Measures three windows of time, which no instability rejects: a noisy machine slows both servers."""
+        return self._measure(url, model, seconds, "--concurrency-range", str(concurrency))
+
+    def at_rate(self, url: str, model: str, rate: float, seconds: float) -> Load:
+        """The same with so many requests per second, at the moments of a Poisson process."""
+        arrivals = ("--request-rate-range", f"{rate:g}", "--request-distribution", "poisson")
+        return self._measure(url, model, seconds, *arrivals)
+
+    def _measure(self, url: str, model: str, seconds: float, *offered: str) -> Load:
         protocol, _, address = url.partition("://")
         window_ms = max(int(seconds * 1000 / _WINDOWS), _LEAST_WINDOW_MS)
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.csv"
             # fmt: off
             _run(
-                PERF_ANALYZER, "-m", model, "-u", address, "-i", protocol, "--concurrency-range", str(concurrency),
+                PERF_ANALYZER, "-m", model, "-u", address, "-i", protocol, *offered,
                 "-p", str(window_ms), "-r", str(_WINDOWS), "-s", "999", "-f", str(report),
             )
             # fmt: on

@@ -19,12 +19,17 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmark"
 
 
 def exported_graph(architecture: str) -> Path:
-    """The graph of a torchvision architecture with random weights, exported once."""
-    cached = CACHE / f"{architecture}.onnx"
+    """The graph of an architecture with random weights, exported once.
+
+    Args:
+        architecture: Of torchvision, or with the source's name before it, such as `timm:vit_tiny_patch16_224`.
+    """
+    source = architecture if ":" in architecture else f"torchvision:{architecture}"
+    cached = CACHE / f"{architecture.rpartition(':')[2]}.onnx"
     if not cached.exists():
         print(f"exporting {architecture} (once)", file=sys.stderr)
         CACHE.mkdir(parents=True, exist_ok=True)
-        model = open_source(f"torchvision:{architecture}", SourceOptions()).export({})
+        model = open_source(source, SourceOptions()).export({})
         run_passes(model, (*OPTIMIZATIONS, Rename({"image": "INPUT_0"}, {"output": "OUTPUT_0"})))
         partial = cached.with_suffix(".partial.onnx")
         save(model, partial)

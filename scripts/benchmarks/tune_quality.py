@@ -1,153 +1,185 @@
 """What `graphkiln tune` finds, beside exhaustive and random search of the same space, and the default configuration.
 
-On a simulated server first, whose best configuration is known without noise; then MobileNetV3-small on a real one.
-There the exhaustive search measures what each choice is worth: the highest rate at which its p99 is within the target,
-so that all ratios are to the best of one and the same pass.
+On a simulated server, whose best configuration is known without noise, and with real models: MobileNetV3-small, whose
+narrowed space is searched exhaustively, and three that were never used while the search was designed. What is chosen
+for those is measured once more in turn, with other arrivals. Each part is kept as soon as it is done, and what was
+interrupted within a part goes on where it was.
 """
 
 from __future__ import annotations
 
-import random
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from inputs import exported_graph
+from inputs import CACHE, exported_graph
 from measurement import show_progress
-from simulated_server import SimulatedServer, simulated_space, true_rate
+from parts import Parts
 from stores import add_model
+from tune_promise import Held, measure_again
+from tune_simulated import simulated_choices
+from tune_ways import OURS, Choice, Course, at_random, default, exhaustive, judged, tuned
 
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate
-from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.model_space import span_space
-from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.rate_contest import RateContest
-from graphkiln.tuning.recording import RecordedTrials
-from graphkiln.tuning.search import Search
+from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.served_candidate import Loading
-from graphkiln.tuning.shortlist import probe
 from graphkiln.tuning.space import Axis, Space
-from graphkiln.tuning.standing import Standing
-from graphkiln.tuning.subject import read_subject, vanishing_cache
+from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Trials
-from graphkiln_backend.graph.cores import usable_cores
 
-_SIMULATED = Target(p99_s=0.05)
-_SIMULATED_BUDGET_S, _SEEDS = 1200.0, 4
-_REAL = Target(p99_s=0.05)
-_BUDGET_S = 240.0
-"""Of our search and of the random one: together with the exhaustive search, 25 minutes on two cores."""
-_SHORTEST_S, _LONGEST_S = 3.0, 30.0
-"""Of one measurement of the exhaustive and the random search."""
-_NOISE, _CORES = 0.05, 4
+PARTS = CACHE / "tune"
+"""Where each part is kept, and the journals of its searches."""
+SIMULATED = "simulated"
+_SEEDS = 4
+_BATCH_SIZES = (1, 2, 8)
 
-
-OpenTrials = Callable[[], AbstractContextManager[tuple[Trials, Callable[[], float]]]]
-"""Opens whoever measures, and its clock."""
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """What all ways to search are given.
+class Model:
+    """A model that is tuned.
 
     Attributes:
-        open_trials: What measures.
-        space: What may be chosen.
-        target: What must be met.
-        budget_s: Seconds of measurements.
-        cores: Of the machine.
-        seed: Of arrivals and of random orders.
+        architecture: As `exported_graph` takes it.
+        p99_s: The target.
+        budget_s: Of our search, and of the random one.
+        is_held_out: Whether it was never used while the search was designed; such a one is not searched exhaustively.
     """
 
-    open_trials: OpenTrials
-    space: Space
-    target: Target
+    architecture: str
+    p99_s: float
     budget_s: float
-    cores: int
-    seed: int
+    is_held_out: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """What a way to search chose.
+MODELS = {
+    "mobilenet_v3_small": Model(architecture="mobilenet_v3_small", p99_s=0.05, budget_s=100.0, is_held_out=False),
+    "squeezenet1_1": Model(architecture="squeezenet1_1", p99_s=0.05, budget_s=75.0),
+    "regnet_y_400mf": Model(architecture="regnet_y_400mf", p99_s=0.1, budget_s=75.0),
+    "vit_tiny": Model(architecture="timm:vit_tiny_patch16_224", p99_s=0.2, budget_s=75.0),
+}
+"""With 100 ms and more where a run takes long: below, no configuration of two cores meets the target."""
 
-    Attributes:
-        name: Of the way.
-        candidate: The configuration; None for none.
-        spent_s: Seconds that it measured.
-        measurements: How many it made.
+
+def benchmark_tune(rounds: int, seconds: float, only: str = "") -> list[Row]:
+    """The simulated server with four seeds a round, then each real model once.
+
+    Args:
+        rounds: Of the simulated server.
+        seconds: Of the shortest measurement of all searches but ours.
+        only: Measure this part, also where it is done, and no other.
     """
-
-    name: str
-    candidate: Candidate | None
-    spent_s: float
-    measurements: int
-
-
-def benchmark_tune(rounds: int, seconds: float) -> list[dict[str, object]]:
-    """The simulated server with four seeds a round, then the real one, once a round."""
-    rows = _simulated_rows(rounds * _SEEDS)
-    choices: dict[str, list[tuple[Choice, float]]] = {}
-    for number in range(rounds):
-        for choice, share in _real_round(number, seconds):
-            choices.setdefault(choice.name, []).append((choice, share))
+    parts = Parts(PARTS, rounds, seconds)
+    measures: dict[str, Callable[[], list[Row]]] = {
+        SIMULATED: partial(_simulated, rounds * _SEEDS),
+        **{name: partial(_real, name, seconds) for name in MODELS},
+    }
+    for name in [only] if only else measures:
+        if only and parts.read(name) is not None:
+            shutil.rmtree(PARTS / name, ignore_errors=True)
+        parts.measure(name, measures[name], again=bool(only))
     show_progress("")
-    return [*rows, *(_row("mobilenet_v3_small", name, found) for name, found in choices.items())]
+    return [row for name in measures for row in parts.read(name) or ()]
 
 
-def _simulated_rows(seeds: int) -> list[dict[str, object]]:
-    space, clean = simulated_space(_CORES), SimulatedServer(cores=_CORES)
-    right = [each for each in space.candidates if str(each["precision"]) not in clean.model.wrong]
-    best = 0.0
-    for candidate in sorted(right, key=clean.capacity, reverse=True):
-        best = max(best, true_rate(clean, candidate, _SIMULATED.p99_s, more_than=best))
+def _simulated(seeds: int) -> list[Row]:
     found: dict[str, list[tuple[Choice, float]]] = {}
-    for seed in range(seeds):
-        show_progress(f"simulated server, seed {seed + 1} of {seeds}")
-        course = Course(
-            open_trials=_simulated_trials,
-            space=space,
-            target=_SIMULATED,
-            budget_s=_SIMULATED_BUDGET_S,
-            cores=_CORES,
-            seed=seed,
-        )
-        for choice in _ways(course):
-            share = true_rate(clean, choice.candidate, _SIMULATED.p99_s) / best if choice.candidate else 0.0
-            found.setdefault(choice.name, []).append((choice, share))
-    return [_row("simulated", name, each) for name, each in found.items()]
+    for choice, share in simulated_choices(seeds):
+        found.setdefault(choice.name, []).append((choice, share))
+    return [row_of(SIMULATED, each) for each in found.values()]
 
 
-def _real_round(seed: int, seconds: float) -> Iterator[tuple[Choice, float]]:
-    """Each way once, and its choice's rate as a share of the best that the exhaustive search found."""
+def _real(name: str, seconds: float) -> list[Row]:
+    """A row for each way, its rate as a share of the best that any of them found."""
+    model = MODELS[name]
+    with _opened(model, PARTS / name, seconds) as (course, subject):
+        found = [tuned(course), at_random(course), default(course)]
+        if model.is_held_out:
+            rates = judged(course, list(dict.fromkeys(each.candidate for each in found if each.candidate)))
+        else:
+            best, rates = exhaustive(course)
+            found.append(best)
+        held = _promise(subject, model, found[0], seconds)
+    return real_rows(f"{name}, held out" if model.is_held_out else name, found, rates, held)
+
+
+def real_rows(title: str, found: Sequence[Choice], rates: Mapping[Candidate, float], held: Held | None) -> list[Row]:
+    """Rows of what was chosen; rates are compared with the best of all that were measured."""
+    best = max(rates.values(), default=0.0)
+    rows = []
+    for choice in found:
+        rate = rates.get(choice.candidate, 0.0) if choice.candidate else 0.0
+        row = row_of(title, [(choice, rate / best if best else 0.0)])
+        promised = f"{held}" if held and choice.name == OURS else "-"
+        rows.append({**row, "requests/s": f"{rate:.1f}", "perf_analyzer within p99": promised})
+    return rows
+
+
+def row_of(title: str, found: Sequence[tuple[Choice, float]]) -> Row:
+    """A row of a way that was gone once or several times."""
+    shares, choices = [share for _, share in found], [choice for choice, _ in found]
+    promised = [choice.promised for choice in choices if choice.promised]
+    return {
+        "model": title,
+        "set-up": choices[0].name,
+        "runs": len(found),
+        "ratio": round(statistics.median(shares), 3),
+        "least": round(min(shares), 3),
+        "runs of 0.95": sum(share >= 0.95 for share in shares),
+        "requests/s": "-",
+        "promised/s": f"{statistics.median(promised):.1f}" if promised else "-",
+        "perf_analyzer within p99": "-",
+        "measured s": round(statistics.median(choice.spent_s for choice in choices)),
+        "measurements": round(statistics.median(choice.measurements for choice in choices)),
+        "choice": str(choices[-1].candidate or "none"),
+    }
+
+
+def _promise(subject: Subject, model: Model, ours: Choice, seconds: float) -> Held | None:
+    if ours.candidate is None or ours.promised is None:
+        return None
+    return measure_again(subject, ours.candidate, ours.promised, model.p99_s, 2 * seconds)
+
+
+@contextmanager
+def _opened(model: Model, journals: Path, seconds: float) -> Iterator[tuple[Course, Subject]]:
     with tempfile.TemporaryDirectory() as folder, vanishing_cache() as cache:
-        add_model(Path(folder), "mobilenet", exported_graph("mobilenet_v3_small"))
-        subject = read_subject(Path(folder) / "mobilenet" / "1", cache)
-        questions, space = read_questions(subject), _narrow(span_space(subject, p99_s=_REAL.p99_s).space)
-
-        @contextmanager
-        def open_trials() -> Iterator[tuple[Trials, Callable[[], float]]]:
-            loading = Loading(questions=questions, timeout_s=40 * _REAL.p99_s)
-            with LocalTrials(subject=subject, loading=loading, batch_sizes=(1, 2, 8)) as local:
-                yield local, time.monotonic
-
-        course = Course(
-            open_trials=open_trials, space=space, target=_REAL, budget_s=_BUDGET_S, cores=usable_cores(), seed=seed
+        add_model(Path(folder), "model", exported_graph(model.architecture))
+        subject = read_subject(Path(folder) / "model" / "1", cache)
+        questions = read_questions(subject)
+        yield (
+            Course(
+                open_trials=partial(_open_trials, subject, questions, 40 * model.p99_s),
+                space=_narrow(span_space(subject, p99_s=model.p99_s).space),
+                target=Target(p99_s=model.p99_s),
+                budget_s=model.budget_s,
+                cores=subject.cores,
+                seed=0,
+                shortest_s=seconds,
+                journals=journals,
+            ),
+            subject,
         )
-        with _recorded(course) as recorded:
-            settled = _settle_all(recorded, replace(course, budget_s=float("inf")), max(seconds, _SHORTEST_S))
-            exhaustive = _best("exhaustive search", settled, recorded)
-        rates = {each.candidate: each.score.lower for each in settled}
-        best = max(rates.values(), default=0.0)
-        for choice in (exhaustive, *_ways(course)):
-            yield choice, rates.get(choice.candidate, 0.0) / best if choice.candidate and best else 0.0
+
+
+@contextmanager
+def _open_trials(
+    subject: Subject, questions: Questions, timeout_s: float
+) -> Iterator[tuple[Trials, Callable[[], float]]]:
+    loading = Loading(questions=questions, timeout_s=timeout_s)
+    with LocalTrials(subject=subject, loading=loading, batch_sizes=_BATCH_SIZES) as local:
+        yield local, time.monotonic
 
 
 def _narrow(space: Space) -> Space:
@@ -156,73 +188,3 @@ def _narrow(space: Space) -> Space:
     kept = space.fixed({key: value for key, value in ((SPIN, False), (STREAMS, 1), (QUEUE_DELAY_US, 0)) if key in keys})
     axes = (Axis(key=axis.key, values=(8, 2)) if axis.key == MAX_BATCH_SIZE else axis for axis in kept.axes)
     return Space(axes=tuple(axes), constraints=kept.constraints)
-
-
-@contextmanager
-def _simulated_trials() -> Iterator[tuple[Trials, Callable[[], float]]]:
-    server = SimulatedServer(cores=_CORES, noise=_NOISE)
-    yield server, server.clock
-
-
-def _ways(course: Course) -> Iterator[Choice]:
-    with _recorded(course) as recorded:
-        search = Search(
-            course.space, course.target, recorded, budget_s=course.budget_s, cores=course.cores, seed=course.seed
-        )
-        found = search.run()
-        name, spent_s, count = "graphkiln tune", found.spent_s, found.measurements
-        yield Choice(name=name, candidate=found.candidate, spent_s=spent_s, measurements=count)
-    with _recorded(course) as recorded:
-        yield _best("random search", _settle_all(recorded, course, _SHORTEST_S), recorded)
-    yield Choice(name="default", candidate=course.space.default, spent_s=0.0, measurements=0)
-
-
-@contextmanager
-def _recorded(course: Course) -> Iterator[RecordedTrials]:
-    """Trials with a journal that vanishes."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Journal(Path(folder) / "journal", {"seed": course.seed}) as journal,
-        course.open_trials() as (trials, clock),
-    ):
-        yield RecordedTrials(trials, journal, clock)
-
-
-def _settle_all(recorded: RecordedTrials, course: Course, shortest_s: float) -> list[Standing]:
-    """Measures candidates in random order, each until its rate is known, for as long as the budget lasts."""
-    viable = list(probe(course.space, course.target, recorded).viable)
-    random.Random(course.seed).shuffle(viable)  # noqa: S311 - an order of measurements
-    contest = RateContest(Reference(recorded, shortest_s, course.seed), course.target, shortest_s, _LONGEST_S)
-    settled = []
-    for number, candidate in enumerate(viable):
-        if recorded.spent_s >= course.budget_s:
-            break
-        show_progress(f"{number + 1} of {len(viable)}: {candidate}")
-        settled.append(contest.settle(contest.enter(candidate, float("inf")), float("-inf")))
-    return settled
-
-
-def _best(name: str, settled: Sequence[Standing], recorded: RecordedTrials) -> Choice:
-    best = max((each for each in settled if each.score.lower > 0), key=lambda each: each.score.lower, default=None)
-    return Choice(
-        name=name,
-        candidate=best.candidate if best else None,
-        spent_s=recorded.spent_s,
-        measurements=recorded.count,
-    )
-
-
-def _row(model: str, name: str, found: Sequence[tuple[Choice, float]]) -> dict[str, object]:
-    shares = [share for _, share in found]
-    chosen = found[-1][0].candidate
-    return {
-        "model": model,
-        "set-up": name,
-        "runs": len(found),
-        "ratio": round(statistics.median(shares), 3),
-        "least": round(min(shares), 3),
-        "runs of 0.95": sum(share >= 0.95 for share in shares),
-        "measured s": round(statistics.median(choice.spent_s for choice, _ in found)),
-        "measurements": round(statistics.median(choice.measurements for choice, _ in found)),
-        "choice": str(chosen) if chosen else "none",
-    }

@@ -52,6 +52,11 @@ def test_its_windows_hold_some_requests_of_a_slow_model(commands: list[tuple[str
     assert "-i http --concurrency-range 1 -p 1000" in " ".join(commands[0])
 
 
+def test_it_sends_so_many_requests_a_second(commands: list[tuple[str, ...]]) -> None:
+    assert PerfAnalyzer().at_rate("grpc://localhost:8001", "m", 120.5, 3.0).p99_ms == 31.25
+    assert "-i grpc --request-rate-range 120.5 --request-distribution poisson -p 1000" in " ".join(commands[0])
+
+
 def test_bench_measures_where_it_is_not_installed(commands: list[tuple[str, ...]]) -> None:
     load = Bench()("http://localhost:8000", "m", 2, 3.0)
     assert (load.per_second, load.p50_ms, load.p99_ms) == (5.0, 1.5, 2.5)

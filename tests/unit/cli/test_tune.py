@@ -137,6 +137,8 @@ def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, monkeyp
         ("{digits} --p99 50ms --rate 9/s --objective throughput", "the highest one is searched for"),
         ("{digits} --p99 50ms --budget soon", "--budget soon"),
         ("{digits} --p99 50ms --fix thread=1", "threads"),
+        ("{digits} --p99 50ms --fix threads=0", "expected 1 or more"),
+        ("{digits} --p99 50ms --fix engine=tensorrt", "one of onnxruntime, openvino"),
         ("{digits} --p99 50ms --only engin", "engine"),
         ("{digits} --p99 50ms --fix threads=9 --fix instances=9", "no candidate is left"),
         ("{digits} --p99 50ms --accuracy-floor 1%", "right classes are known"),

@@ -54,11 +54,10 @@ def test_what_is_promised_was_measured_again_and_its_bound_is_within_the_target(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "budget_s"), [(0.02, BUDGET_S), (0.05, BUDGET_S)])
-def test_it_finds_the_best_in_19_of_20_seeds(tune, best_rate, space: Space, noise: float, budget_s: float) -> None:
-    find = partial(tune, within=space, budget_s=budget_s)
+def test_it_finds_the_best_in_19_of_20_seeds(tune, best_rate, space: Space) -> None:
+    find = partial(tune, within=space, budget_s=BUDGET_S)
     shares = [
-        share_of_best(find(SimulatedServer(cores=CORES, noise=noise), seed=seed, file=f"{seed}"), best_rate)
+        share_of_best(find(SimulatedServer(cores=CORES, noise=0.05), seed=seed, file=f"{seed}"), best_rate)
         for seed in range(20)
     ]
     assert sum(share >= 0.95 for share in shares) >= 19, shares
