@@ -26,7 +26,7 @@ class Budget:
     """
 
     def __init__(self, total_s: float) -> None:
-        self.total_s, self.spent_s = total_s, 0.0
+        self.total_s, self.spent_s, self.is_for_proof = total_s, 0.0, True
         self._served: Candidate | None = None
         self._starts: deque[float] = deque(maxlen=_REMEMBERED)
         self._warmups: deque[float] = deque(maxlen=_REMEMBERED)
@@ -40,8 +40,8 @@ class Budget:
     @property
     def searching_s(self) -> float:
         """What is left for all but the confirmation."""
-        if math.isinf(self.total_s):
-            return self.total_s
+        if math.isinf(self.total_s) or not self.is_for_proof:
+            return self.left_s
         return self.left_s - max(_CONFIRMING * self.total_s, self.start_s + _CONFIRMED_S)
 
     @property

@@ -140,7 +140,8 @@ def _check(responses: Mapping[str, Sequence[Response]], shares: Mapping[str, flo
     for name, found in responses.items():
         if not found:
             raise MeasurementError(
-                f"no configuration of {name} meets the target alone", hint="give it more time, or serve it elsewhere"
+                f"no configuration of {name} was found to meet the target alone",
+                hint="a larger --budget goes on from here; or serve it elsewhere",
             )
 
 

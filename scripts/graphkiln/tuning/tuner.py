@@ -75,6 +75,7 @@ class Tuning:
         client: Arguments of the client of a server that runs; None for servers of our own.
         folder: Where journals lie; the user's cache by default.
         limit: What of the space is searched, in words, where it is a part; the journal is that of this part.
+        proves: Whether what is chosen is measured once more.
     """
 
     subject: Subject
@@ -86,6 +87,7 @@ class Tuning:
     client: Mapping[str, Any] | None = None
     folder: Path | None = None
     limit: str = ""
+    proves: bool = True
 
     @property
     def journal(self) -> Path:
@@ -138,7 +140,14 @@ class Tuning:
             journal = stack.enter_context(Journal(path, self.identity()))
             reported = _Reported(trials, report)
             recorded = reported.recorded = RecordedTrials(reported, journal, time.monotonic)
-            search = Search(self.spanned.space, self.target, recorded, budget_s=self.budget_s, cores=self.subject.cores)
+            search = Search(
+                self.spanned.space,
+                self.target,
+                recorded,
+                budget_s=self.budget_s,
+                cores=self.subject.cores,
+                proves=self.proves,
+            )
             return search.run()
 
     def _open_trials(self, stack: ExitStack) -> Trials:

@@ -53,6 +53,16 @@ def test_what_is_promised_was_measured_again_and_its_bound_is_within_the_target(
     assert again
 
 
+def test_what_is_proven_elsewhere_is_not_measured_again(tune, tiny: Space) -> None:
+    proven, unproven = (
+        tune(SimulatedServer(cores=CORES), within=tiny, budget_s=400, proves=proves, file=str(proves))
+        for proves in (True, False)
+    )
+    assert unproven.candidate == proven.candidate
+    assert (unproven.promise, unproven.curve) == (None, ())
+    assert unproven.spent_s < proven.spent_s
+
+
 @pytest.mark.slow
 def test_it_finds_the_best_in_19_of_20_seeds(tune, best_rate, space: Space) -> None:
     find = partial(tune, within=space, budget_s=BUDGET_S)
