@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import zoo
-from running import Server, StartServer
+from onnx import TensorProto
+from running import Server, Serving, settled
 
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_client import Client
@@ -18,11 +18,35 @@ from graphkiln_client import Client
 pytestmark = pytest.mark.server
 
 
-@pytest.fixture
-def lookup(start_server: StartServer, lookup_store: Path) -> Server:
-    server = start_server("--model-store", lookup_store)
-    server.wait_ready()
-    return server
+DELAY = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [8] }"
+
+
+def add_lookup(store: Path) -> None:
+    """`lookup`: batches of indices into ten numbers; an index of 10 fails while it runs."""
+    shape = ("batch", "length")
+    nodes = [zoo.helper.make_node("Gather", ["table", "INDEX"], ["VALUE"])]
+    inputs, outputs = [zoo.value("INDEX", shape, TensorProto.INT64)], [zoo.value("VALUE", shape)]
+    table = np.arange(10, dtype=np.float32) * 10
+    proto = zoo.model(nodes, inputs, outputs, {"table": table})
+    zoo.add(store, "lookup", proto, f'backend: "graphkiln" max_batch_size: 8 {DELAY}')
+
+
+def add_mixing(store: Path) -> None:
+    """`mixing` says that its rows vary and sums them all."""
+    nodes = [zoo.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)]
+    ports = ([zoo.value("x", ("batch", 2))], [zoo.value("y", ("sums", 2))])
+    proto = zoo.model(nodes, *ports, {"axes": np.array([0], np.int64)})
+    zoo.add(store, "mixing", proto, f"max_batch_size: 8 {DELAY}")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    store = tmp_path_factory.mktemp("batching store")
+    add_lookup(store)
+    add_mixing(store)
+    with Serving(tmp_path_factory.mktemp("batching"), "--model-store", store) as server:
+        server.wait_ready()
+        yield server
 
 
 def ask_together(url: str, requests: list[list[list[int]]]) -> list[np.ndarray | ClientError]:
@@ -35,35 +59,36 @@ def ask_together(url: str, requests: list[list[list[int]]]) -> list[np.ndarray |
 
 def executions(server: Server) -> int:
     """How many batches the model has run, by Triton's own statistics."""
-    with urlopen(f"{server.url}/v2/models/lookup/stats") as answer:
-        return int(json.load(answer)["model_stats"][0]["execution_count"])
+    with Client(server.url) as client:
+        return int(settled(client.model("lookup"))["execution_count"])
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_requests_are_batched_and_answered_in_order(lookup: Server, protocol: str) -> None:
-    url = lookup.url if protocol == "http" else lookup.grpc_url
+def test_requests_are_batched_and_answered_in_order(running: Server, protocol: str) -> None:
+    url = running.url if protocol == "http" else running.grpc_url
     requests = [[[i, i + 1]] for i in range(8)]
+    before = executions(running)
     answers = ask_together(url, requests)
-    assert executions(lookup) < len(requests), "nothing was batched"
+    assert executions(running) - before < len(requests), "nothing was batched"
     for request, answer in zip(requests, answers, strict=True):
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_requests_of_several_rows_get_their_own_rows(lookup: Server) -> None:
+def test_requests_of_several_rows_get_their_own_rows(running: Server) -> None:
     requests = [[[1], [2], [3]], [[4]], [[5], [6]]]
-    for request, answer in zip(requests, ask_together(lookup.url, requests), strict=True):
+    for request, answer in zip(requests, ask_together(running.url, requests), strict=True):
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_requests_of_different_shapes_are_never_mixed_up(lookup: Server) -> None:
+def test_requests_of_different_shapes_are_never_mixed_up(running: Server) -> None:
     requests = [[[1, 2, 3]], [[4]], [[5, 6, 7]], [[8]]]
-    for request, answer in zip(requests, ask_together(lookup.url, requests), strict=True):
+    for request, answer in zip(requests, ask_together(running.url, requests), strict=True):
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_one_bad_request_gets_its_error_and_its_neighbors_their_answers(lookup: Server) -> None:
+def test_one_bad_request_gets_its_error_and_its_neighbors_their_answers(running: Server) -> None:
     requests = [[[1]], [[10]], [[3]]]  # the table has ten entries
-    first, bad, last = ask_together(lookup.url, requests)
+    first, bad, last = ask_together(running.url, requests)
     assert isinstance(bad, InvalidInput), bad
     assert "10" in str(bad)
     np.testing.assert_array_equal(first, [[10.0]])
@@ -79,23 +104,16 @@ def test_one_bad_request_gets_its_error_and_its_neighbors_their_answers(lookup: 
         ({"INDEX": np.zeros((9, 2), np.int64)}, "batch-size"),
     ],
 )
-def test_a_wrong_tensor_is_refused_with_a_reason(lookup: Server, feeds: dict[str, np.ndarray], words: str) -> None:
-    with Client(lookup.url) as client:
+def test_a_wrong_tensor_is_refused_with_a_reason(running: Server, feeds: dict[str, np.ndarray], words: str) -> None:
+    with Client(running.url) as client:
         with pytest.raises(InvalidInput, match=words):
             client.model("lookup").infer(feeds)
         np.testing.assert_array_equal(client.model("lookup").infer({"INDEX": np.array([[7]])})["VALUE"], [[70.0]])
 
 
-def test_a_graph_that_mixes_its_rows_never_answers_wrongly(start_server: StartServer, tmp_path: Path) -> None:
-    """It says that its rows vary and sums them all: its answers may not be shared out among the requests of a batch."""
-    nodes = [zoo.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)]
-    ports = ([zoo.value("x", ("batch", 2))], [zoo.value("y", ("sums", 2))])
-    delay = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [8] }"
-    proto = zoo.model(nodes, *ports, {"axes": np.array([0], np.int64)})
-    zoo.add(tmp_path / "store", "mixing", proto, f"max_batch_size: 8 {delay}")
-    server = start_server("--model-store", tmp_path / "store")
-    server.wait_ready()
-    with Client(server.url) as client, ThreadPoolExecutor(4) as pool:
+def test_a_graph_that_mixes_its_rows_never_answers_wrongly(running: Server) -> None:
+    """Its answers may not be shared out among the requests of a batch."""
+    with Client(running.url) as client, ThreadPoolExecutor(4) as pool:
         model = client.model("mixing")
         sent = [np.full((1, 2), value, np.float32) for value in (1, 10, 100, 1000)]
         answers = list(pool.map(lambda x: model.infer({"x": x})["y"], sent))
