@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import http.client
+import io
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -36,6 +40,39 @@ def run_command(
         timeout=120,
         check=False,
     )
+
+
+def run_here(
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the `graphkiln` command to its end in this process, where its libraries are imported already.
+
+    A process of its own takes a second to import them. What only such a process shows (an exit code that a shell sees,
+    standard input, signals) is tested with `run_command`.
+    """
+    from graphkiln.cli.main import main  # heavy, and needed by few
+
+    out, err, words = io.StringIO(), io.StringIO(), [*map(str, arguments)]
+    with chdir(cwd or Path()), _as_command(words, env or {}), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as end:
+            code = end.code or 0
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _as_command(words: list[str], env: dict[str, str]) -> Iterator[None]:
+    """The command's arguments, environment and a terminal's width; afterwards the loggers are as they were."""
+    logger = logging.getLogger("graphkiln")
+    level, handlers = logger.level, logger.handlers
+    environment = {**env, "COLUMNS": "80"}
+    with mock.patch.object(sys, "argv", ["graphkiln", *words]), mock.patch.dict(os.environ, environment):
+        try:
+            yield
+        finally:
+            logger.level, logger.handlers = level, handlers
 
 
 @dataclass

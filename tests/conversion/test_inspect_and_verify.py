@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zoo
 from converting import Convert
-from running import run_command
+from running import run_command, run_here
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.passes.census import census
@@ -19,13 +19,13 @@ from graphkiln_backend.passes.census import census
 
 class TestInspect:
     def test_shows_what_a_version_is(self, digits: Path) -> None:
-        shown = run_command("inspect", digits).stdout
+        shown = run_here("inspect", digits).stdout
         for words in ("INPUT_0 FP32[batch,1,32,32]", "4 Conv", "47,036", "opset 18", "- PASS", "DigitsNet"):
             assert words in shown
         assert max(map(len, shown.splitlines())) <= 80
 
     def test_json(self, digits: Path) -> None:
-        document = json.loads(run_command("inspect", digits / "1", "--json").stdout)
+        document = json.loads(run_here("inspect", digits / "1", "--json").stdout)
         assert document["operators"]["Conv"] == 4
         assert document["verification"][0]["step"] == "export"
         assert document["signature"]["inputs"][0]["name"] == "INPUT_0"
@@ -43,7 +43,7 @@ class TestInspect:
 
     @pytest.mark.parametrize(("path", "words"), [("nowhere", "there is no folder"), ("tests", "has no version folder")])
     def test_a_mistake(self, repository: Path, path: str, words: str) -> None:
-        finished = run_command("inspect", repository / path)
+        finished = run_here("inspect", repository / path)
         assert finished.returncode == 2
         assert words in finished.stderr
 
@@ -51,7 +51,7 @@ class TestInspect:
 class TestVerify:
     @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
     def test_the_example(self, digits: Path, repository: Path, engine: str) -> None:
-        finished = run_command("verify", digits, "--engine", engine, "--samples", repository / "docs" / "digits")
+        finished = run_here("verify", digits, "--engine", engine, "--samples", repository / "docs" / "digits")
         assert finished.returncode == 0, finished.stderr
         lines = finished.stdout.splitlines()
         assert [line.split(":")[0] for line in lines] == [
@@ -76,7 +76,7 @@ class TestVerify:
         assert "the outputs changed" in finished.stderr
 
     def test_nothing_to_compare_with(self, tmp_path: Path) -> None:
-        finished = run_command("verify", zoo.add(tmp_path, "bare", zoo.scale(("batch", 3))))
+        finished = run_here("verify", zoo.add(tmp_path, "bare", zoo.scale(("batch", 3))))
         assert finished.returncode == 1
         assert "has no golden samples" in finished.stderr
 
@@ -85,12 +85,12 @@ class TestVerify:
         [(["--engine", "onnxrutime"], "did you mean 'onnxruntime'"), (["--precision", "fp61"], "did you mean 'fp16'")],
     )
     def test_a_mistake(self, digits: Path, flags: list[str], words: str) -> None:
-        finished = run_command("verify", digits, *flags)
+        finished = run_here("verify", digits, *flags)
         assert finished.returncode != 0
         assert words in finished.stderr
 
     def test_json(self, digits: Path) -> None:
-        document = json.loads(run_command("verify", digits, "--json").stdout)
+        document = json.loads(run_here("verify", digits, "--json").stdout)
         assert document["verdicts"][0]["relative_l2"] < 1e-5
         assert document["placement"]["precision"] == "fp32"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from running import run_command
+from running import run_command, run_here
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.recipe_file import read_recipe
@@ -56,19 +56,19 @@ def test_an_override_is_key_and_value() -> None:
 class TestCommand:
     def test_prints_the_frozen_recipe(self, tmp_path: Path) -> None:
         path = write(tmp_path / "r.yaml", BASE)
-        finished = run_command("convert", "--recipe", path, "--print-recipe", "--name", "n")
+        finished = run_here("convert", "--recipe", path, "--print-recipe", "--name", "n")
         assert finished.returncode == 0, finished.stderr
         document = yaml.safe_load(finished.stdout)
         assert (document["name"], document["source"], document["softmax"]) == ("n", "timm:resnet18", True)
         assert document["precision"] == "fp32"
 
     def test_explains_the_passes(self) -> None:
-        finished = run_command("convert", "--explain")
+        finished = run_here("convert", "--explain")
         for name in ("fold-constants", "pad-into-conv", "add-into-producer", "input-uint8-nhwc"):
             assert name in finished.stdout
 
     def test_lists_architectures(self) -> None:
-        assert "resnet34" in run_command("convert", "--list", "resnet3*").stdout.split()
+        assert "resnet34" in run_here("convert", "--list", "resnet3*").stdout.split()
 
     def test_a_mistake_is_one_line_and_a_code(self, tmp_path: Path) -> None:
         finished = run_command("convert", "torchvision:resnet99", "--name", "m", "--model-store", tmp_path / "s")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from PIL import Image
-from running import Server, free_ports, run_command
+from running import Server, free_ports, run_command, run_here
 
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ModelNotFound
 from graphkiln_backend.images.decoding import load_sample
@@ -121,7 +121,7 @@ class TestCommand:
         assert max(map(len, finished.stdout.splitlines())) <= 80
 
     def test_prints_json(self, url: str, samples: list[Path]) -> None:
-        finished = run_command("classify", *samples, "--model=digits", "--url", url, "--top-k=2", "--json")
+        finished = run_here("classify", *samples, "--model=digits", "--url", url, "--top-k=2", "--json")
         documents = json.loads(finished.stdout)
         assert [Path(d["source"]).stem for d in documents] == [d["classifications"][0]["label"] for d in documents]
         assert all(len(document["classifications"]) == 2 for document in documents)
@@ -131,7 +131,7 @@ class TestCommand:
     ) -> None:
         truncated = tmp_path / "truncated.png"
         truncated.write_bytes(samples[0].read_bytes()[:300])
-        finished = run_command("classify", truncated, samples[0], "--model", "digits", "--url", server.url)
+        finished = run_here("classify", truncated, samples[0], "--model", "digits", "--url", server.url)
         assert finished.returncode == 1
         assert "eight" in finished.stdout
         assert "truncated.png" in finished.stderr
@@ -148,13 +148,13 @@ class TestCommand:
     def test_a_mistake_is_one_line_and_code_2(
         self, server: Server, repository: Path, arguments: tuple[str, ...], words: str
     ) -> None:
-        finished = run_command("classify", *arguments, cwd=repository, env={"GRAPHKILN_URL": server.url})
+        finished = run_here("classify", *arguments, cwd=repository, env={"GRAPHKILN_URL": server.url})
         assert finished.returncode == 2, finished.stderr
         assert words in finished.stderr
         assert len(finished.stderr.strip().splitlines()) == 1
 
     def test_a_top_k_of_zero_is_a_usage_error(self) -> None:
-        finished = run_command("classify", "x.png", "--model", "digits", "--top-k", "0")
+        finished = run_here("classify", "x.png", "--model", "digits", "--top-k", "0")
         assert finished.returncode == 2
         assert "--top-k" in finished.stderr
 
@@ -163,7 +163,7 @@ class TestHealth:
     """`graphkiln health`."""
 
     def test_ready(self, url: str) -> None:
-        finished = run_command("health", "--url", url)
+        finished = run_here("health", "--url", url)
         assert (finished.returncode, finished.stdout) == (0, "ready\n")
 
     def test_nobody_there(self) -> None:

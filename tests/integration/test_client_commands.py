@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
-from running import COMMAND, Server, StartServer, run_command, settled
+from running import COMMAND, Server, StartServer, run_command, run_here, settled
 
 from graphkiln_backend.graph.errors import ProtocolError, ServerError
 from graphkiln_client import Client, ServedModel
@@ -38,7 +38,7 @@ class TestModels:
         assert shown.returncode == 0
         assert "digits" in shown.stdout
         assert "READY" in shown.stdout
-        assert json.loads(run_command("models", "--url", url, "--json").stdout)[0]["name"] == "digits"
+        assert json.loads(run_here("models", "--url", url, "--json").stdout)[0]["name"] == "digits"
 
     def test_a_model_that_failed_says_why(self, start_server: StartServer, digits: Path, tmp_path: Path) -> None:
         store = tmp_path / "store"
@@ -47,7 +47,7 @@ class TestModels:
         (store / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
         server = start_server("--model-store", store, "--exit-on-error=false")
         server.wait_until(lambda: "serving HTTP" in server.log)
-        shown = run_command("models", "--url", server.url)
+        shown = run_here("models", "--url", server.url)
         assert shown.returncode == 1
         assert "UNAVAILABLE" in shown.stdout
         with Client(server.grpc_url) as client:
@@ -101,7 +101,7 @@ class TestInfer:
         return path
 
     def test_answers_go_into_files(self, url: str, sample: Path, tmp_path: Path) -> None:
-        shown = run_command(
+        shown = run_here(
             "infer", "--model", "digits", "--input", f"INPUT_0={sample}", "--output-dir", tmp_path / "out", "--url", url
         )
         assert shown.returncode == 0, shown.stderr
@@ -113,7 +113,7 @@ class TestInfer:
         command = [*COMMAND, "infer", "--model", "digits", "--input", "INPUT_0=-", "--url", url]
         text = subprocess.run(command, input=sample.read_bytes(), capture_output=True, check=True).stdout.decode()
         assert "OUTPUT_0: float32[2, 10]" in text
-        shown = run_command("infer", "--model", "digits", "--input", f"INPUT_0={sample}", "--url", url, "--json")
+        shown = run_here("infer", "--model", "digits", "--input", f"INPUT_0={sample}", "--url", url, "--json")
         document = json.loads(shown.stdout)["OUTPUT_0"]
         assert document["shape"] == [2, 10]
         assert np.shape(document["data"]) == (2, 10)
@@ -133,7 +133,7 @@ class TestInfer:
     def test_mistakes_are_one_line(
         self, url: str, sample: Path, repository: Path, arguments: list[str], words: str
     ) -> None:
-        shown = run_command(
+        shown = run_here(
             "infer",
             "--model",
             "digits",
@@ -149,39 +149,37 @@ class TestInfer:
     def test_pickled_code_is_not_run(self, url: str, tmp_path: Path) -> None:
         path = tmp_path / "evil.npy"
         np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
-        shown = run_command("infer", "--model", "digits", "--input", f"INPUT_0={path}", "--url", url)
+        shown = run_here("infer", "--model", "digits", "--input", f"INPUT_0={path}", "--url", url)
         assert "is not an .npy file of numbers or texts" in shown.stderr
 
 
 class TestClassifyCommand:
     def test_csv_is_one_row_for_each_answer(self, url: str, repository: Path) -> None:
-        shown = run_command(
-            "classify", repository / "docs/digits", "--model=digits", "--url", url, "--top-k=2", "--csv"
-        )
+        shown = run_here("classify", repository / "docs/digits", "--model=digits", "--url", url, "--top-k=2", "--csv")
         rows = list(csv.DictReader(shown.stdout.splitlines()))
         assert len(rows) == 10
         assert all(Path(row["source"]).stem == row["label"] for row in rows if row["rank"] == "1")
         assert {row["output"] for row in rows} == {"OUTPUT_0"}
 
     def test_one_form_at_a_time(self, url: str, repository: Path) -> None:
-        shown = run_command("classify", repository / "docs/digits", "--model=digits", "--url", url, "--csv", "--json")
+        shown = run_here("classify", repository / "docs/digits", "--model=digits", "--url", url, "--csv", "--json")
         assert (shown.returncode, shown.stderr) == (2, "graphkiln: --json and --csv: choose one\n")
 
     def test_probabilities_add_up(self, url: str, repository: Path) -> None:
         command = ("classify", repository / "docs/digits/four.png", "--model=digits", "--url", url, "--json")
-        (result,) = json.loads(run_command(*command, "--softmax", "--top-k=10").stdout)
+        (result,) = json.loads(run_here(*command, "--softmax", "--top-k=10").stdout)
         assert sum(answer["score"] for answer in result["classifications"]) == pytest.approx(1)
 
     def test_headers_are_read(self, url: str, repository: Path) -> None:
         command = ("classify", repository / "docs/digits/four.png", "--model=digits", "--url", url)
-        assert run_command(*command, "--header", "Authorization: Bearer token").returncode == 0
-        wrong = run_command(*command, "--header", "token")
+        assert run_here(*command, "--header", "Authorization: Bearer token").returncode == 0
+        wrong = run_here(*command, "--header", "token")
         assert (wrong.returncode, wrong.stderr[:42]) == (2, "graphkiln: --header: expected NAME:TEXT (f")
 
 
 class TestHealthCommand:
     def test_json(self, url: str) -> None:
-        shown = run_command("health", "--url", url, "--json")
+        shown = run_here("health", "--url", url, "--json")
         document = json.loads(shown.stdout)
         assert (shown.returncode, document["live"], document["ready"], document["not_ready"]) == (0, True, True, [])
         assert document["server"].startswith("triton ")
@@ -193,14 +191,16 @@ class TestHealthCommand:
         (store / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
         server = start_server("--model-store", store, "--exit-on-error=false")
         server.wait_until(lambda: "serving HTTP" in server.log)
-        shown = run_command("health", "--url", server.url)
+        shown = run_here("health", "--url", server.url)
         assert shown.returncode == 1
         assert "broken 1 is UNAVAILABLE" in shown.stderr
 
 
 class TestBench:
     def test_json_says_everything(self, url: str) -> None:
-        shown = run_command("bench", "--model=digits", "--url", url, "--concurrency=1,2", "--duration=1", "--json")
+        shown = run_command(
+            "bench", "--model=digits", "--url", url, "--concurrency=1,2", "--duration=1", "--warmup=0.2", "--json"
+        )
         assert shown.returncode == 0, shown.stderr
         one, two = json.loads(shown.stdout)
         assert (one["load"], two["load"]) == ("1", "2")
@@ -215,7 +215,9 @@ class TestBench:
 
     @pytest.mark.parametrize("extra", [(), ("--rate=50",), ("--shared-memory",), ("--input=docs/digits/four.png",)])
     def test_a_table_for_people(self, url: str, repository: Path, extra: tuple[str, ...]) -> None:
-        shown = run_command("bench", "--model=digits", "--url", url, "--duration=1", *extra, cwd=repository)
+        shown = run_here(
+            "bench", "--model=digits", "--url", url, "--duration=0.5", "--warmup=0.2", *extra, cwd=repository
+        )
         assert shown.returncode == 0, shown.stderr
         assert "answered/s" in shown.stdout
         assert max(map(len, shown.stdout.splitlines())) <= 80
@@ -231,7 +233,7 @@ class TestBench:
         ],
     )
     def test_a_mistake_is_one_line_and_code_2(self, url: str, arguments: tuple[str, ...], words: str) -> None:
-        shown = run_command("bench", "--url", url, *arguments)
+        shown = run_here("bench", "--url", url, *arguments)
         assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
         assert words in shown.stderr
 
@@ -240,7 +242,7 @@ class TestBench:
         server.wait_ready()
         np.save(slow_store / "rounds.npy", np.array([[20_000]]))
         rounds = f"--input=ROUNDS={slow_store / 'rounds.npy'}"
-        shown = run_command("bench", "--model=slow", "--url", server.url, rounds, "--duration=2", "--timeout=0.3")
+        shown = run_here("bench", "--model=slow", "--url", server.url, rounds, "--duration=1", "--timeout=0.3")
         assert shown.returncode == 1
         assert "within 0.3 s" in shown.stderr
 

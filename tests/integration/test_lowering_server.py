@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
-from running import Server, StartServer, run_command
+from running import Server, StartServer, run_command, run_here
 
 from graphkiln_client import Client
 
@@ -163,7 +163,7 @@ class TestCache:
         cache = tmp_path / "cache"
         for name in ("first", "second"):
             shutil.rmtree(store / name)
-        lowered = run_command("lower", store / "digits", "--set", "engine=openvino", "--cache", cache)
+        lowered = run_here("lower", store / "digits", "--set", "engine=openvino", "--cache", cache)
         assert lowered.returncode == 0, lowered.stderr
         assert "products: 5 in fp32" in lowered.stdout
         assert "PASS" in lowered.stdout
@@ -183,27 +183,27 @@ class TestCache:
 
     def test_the_commands(self, store: Path, tmp_path: Path) -> None:
         cache = tmp_path / "cache"
-        assert "there is no cache at" in run_command("cache", "list", "--cache", cache).stderr
-        run_command("lower", store / "digits", "--cache", cache)
-        listed = run_command("cache", "list", "--cache", cache).stdout
+        assert "there is no cache at" in run_here("cache", "list", "--cache", cache).stderr
+        run_here("lower", store / "digits", "--cache", cache)
+        listed = run_here("cache", "list", "--cache", cache).stdout
         assert "digits/1" in listed
         assert max(map(len, listed.splitlines())) <= 80
-        whole = run_command("cache", "verify", "--cache", cache).stdout
+        whole = run_here("cache", "verify", "--cache", cache).stdout
         assert re.fullmatch(r"([34]) of \1 entries are whole\n", whole)
         (graph,) = cache.glob("entries/*/optimised.onnx")
         content = bytearray(graph.read_bytes())
         content[len(content) // 2] ^= 1
         graph.write_bytes(content)
-        verified = run_command("cache", "verify", "--cache", cache)
+        verified = run_here("cache", "verify", "--cache", cache)
         assert verified.returncode == 1
         assert "optimised.onnx is damaged" in verified.stdout
-        rebuilt = run_command("lower", store / "digits", "--cache", cache)
+        rebuilt = run_here("lower", store / "digits", "--cache", cache)
         assert "discarded" in rebuilt.stderr
-        assert run_command("cache", "verify", "--cache", cache).returncode == 0
+        assert run_here("cache", "verify", "--cache", cache).returncode == 0
         # A graph's hash is an entry, too, once its file is no longer new.
-        assert re.match(r"removed ([34]) of \1 entries", run_command("cache", "prune", "--cache", cache).stdout)
-        assert "the cache is empty" in run_command("cache", "list", "--cache", cache).stdout
-        assert "'x' is not a size" in run_command("cache", "prune", "--to", "x", "--cache", cache).stderr
+        assert re.match(r"removed ([34]) of \1 entries", run_here("cache", "prune", "--cache", cache).stdout)
+        assert "the cache is empty" in run_here("cache", "list", "--cache", cache).stdout
+        assert "'x' is not a size" in run_here("cache", "prune", "--to", "x", "--cache", cache).stderr
 
 
 class TestExplain:
@@ -222,14 +222,14 @@ class TestExplain:
         assert "PASS" in text
 
     def test_the_plan_alone(self, store: Path) -> None:
-        shown = run_command("explain", store / "digits", "--plan-only", "--set", "engine=auto")
+        shown = run_here("explain", store / "digits", "--plan-only", "--set", "engine=auto")
         assert "2. openvino on cpu" in shown.stdout
         assert "serves:" not in shown.stdout
 
     def test_a_bare_graph(self, store: Path, tmp_path: Path) -> None:
         (tmp_path / "bare" / "m" / "1").mkdir(parents=True)
         shutil.copy(store / "digits" / "1" / "model.onnx", tmp_path / "bare" / "m" / "1")
-        shown = run_command("explain", tmp_path / "bare" / "m")
+        shown = run_here("explain", tmp_path / "bare" / "m")
         assert "as saved (fp32)" in shown.stdout
         assert "2 cores" in shown.stdout or os.cpu_count() != 2
         assert "self-test: none" in shown.stdout
@@ -238,7 +238,7 @@ class TestExplain:
     def test_counts_instances_as_triton_does(self, tmp_path: Path, backend: str, instances: str) -> None:
         config = f'backend: "{backend}" instance_group [{{ kind: KIND_CPU }}]'
         zoo.add(tmp_path / "counted", "m", zoo.identity(("n", 3), 1), config)
-        shown = run_command("explain", tmp_path / "counted" / "m", "--plan-only")
+        shown = run_here("explain", tmp_path / "counted" / "m", "--plan-only")
         assert f"shared by {instances}" in shown.stdout
 
     @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ class TestExplain:
         ],
     )
     def test_mistakes(self, store: Path, arguments: list[str], words: str) -> None:
-        shown = run_command("explain", *(argument.format(digits=store / "digits") for argument in arguments))
+        shown = run_here("explain", *(argument.format(digits=store / "digits") for argument in arguments))
         assert shown.returncode != 0
         assert words in shown.stderr
         assert "Traceback" not in shown.stderr

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import saved_graphs
 import tritonclient.http as theirs
-from running import Server, Serving, StartServer, run_command
+from running import Server, Serving, StartServer, run_here
 
 from graphkiln_client import Client
 
@@ -219,16 +219,16 @@ class TestOtherWays:
 
     def test_the_commands(self, references: dict[str, Path], tmp_path: Path) -> None:
         cache = ("--cache", tmp_path / "cache")
-        lowered = run_command("lower", references["store"] / "cnn", *cache)
+        lowered = run_here("lower", references["store"] / "cnn", *cache)
         assert lowered.returncode == 0, lowered.stderr
         assert "converting cnn 1, which OneFlow saved" in lowered.stderr
-        explained = run_command("explain", references["store"] / "cnn", *cache)
+        explained = run_here("explain", references["store"] / "cnn", *cache)
         assert explained.returncode == 0, explained.stderr
         assert "converting" not in explained.stderr
         assert "PASS" in explained.stdout
-        listed = run_command("cache", "list", *cache)
+        listed = run_here("cache", "list", *cache)
         assert "oneflow-" in listed.stdout
-        inspected = run_command("inspect", references["store"] / "cnn")
+        inspected = run_here("inspect", references["store"] / "cnn")
         assert inspected.returncode != 0
         assert "holds a graph as OneFlow saved it" in inspected.stderr
         assert "graphkiln convert oneflow:" in inspected.stderr

@@ -15,7 +15,7 @@ import zoo
 from onnx import TensorProto, helper, reference, save
 from PIL import Image
 from pyarrow import parquet
-from running import StartServer, run_command
+from running import StartServer, run_here
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
@@ -185,11 +185,11 @@ def test_every_client_gets_answers_in_pixels_of_the_image(
 
     drawing = tmp_path / "drawn.png"
     words = ("--model", "detector", "--url", server.url, "--json", "--draw", drawing)
-    (row,) = json.loads(run_command("detect", tmp_path / "a.png", *words).stdout)
+    (row,) = json.loads(run_here("detect", tmp_path / "a.png", *words).stdout)
     assert row["detections"] == [{"label": "light", "index": 1, "score": 1.0, "box": [16, 8, 32, 16]}]
     with Image.open(drawing) as drawn:
         assert drawn.size == (64, 32)
-    refused = run_command("detect", tmp_path / "a.png", "--model", "segmenter", "--url", server.url)
+    refused = run_here("detect", tmp_path / "a.png", "--model", "segmenter", "--url", server.url)
     assert refused.returncode == 2
     assert "its task is segmentation" in refused.stderr
 
@@ -206,7 +206,7 @@ def test_vectors_are_written_and_searched(store: Path, start_server: StartServer
     server.wait_ready()
     vectors, url = tmp_path / "vectors.parquet", ("--url", server.url)
 
-    written = run_command("embed", photos, "--model", "embedder", "--out", vectors, "--batch-size", "2", *url)
+    written = run_here("embed", photos, "--model", "embedder", "--out", vectors, "--batch-size", "2", *url)
     assert written.returncode == 1
     assert f"{photos / 'damaged.png'}: " in written.stderr
     table = parquet.read_table(vectors)
@@ -219,12 +219,12 @@ def test_vectors_are_written_and_searched(store: Path, start_server: StartServer
     assert table.schema.metadata[b"graphkiln.contract"]
 
     asked = ("similar", photos / "red.png", "--in", vectors, "--top", "3", "--json")
-    found = json.loads(run_command(*asked, "--url", server.grpc_url).stdout)
+    found = json.loads(run_here(*asked, "--url", server.grpc_url).stdout)
     cosines = expected @ (1, 0, 0)
     assert [Path(each["source"]).stem for each in found] == ["dim", "red", "rose"]
     np.testing.assert_allclose([each["score"] for each in found], sorted(cosines)[:-4:-1], atol=1e-5)
 
-    refused = run_command(*asked, "--model", "detector", *url)
+    refused = run_here(*asked, "--model", "detector", *url)
     assert (refused.returncode, "the image's would be by 'detector' version 1" in refused.stderr) == (2, True)
-    refused = run_command(*asked, "--version", "7", *url)
+    refused = run_here(*asked, "--version", "7", *url)
     assert (refused.returncode, "version 7" in refused.stderr) == (2, True)
