@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,13 +85,25 @@ def config(dtype: str, labels: str) -> str:
     """
 
 
+HALVES = ("FP16", "BF16")
+"""Types that Triton does not write as JSON."""
+TYPES = tuple(name for name in zoo.DTYPES if name not in HALVES)
+
+
+def types_config(names: tuple[str, ...]) -> str:
+    kinds = {name: f"data_type: {DType(name).config_name} dims: [-1]" for name in names}
+    tensors = (
+        f'input {{ name: "{name}_in" {kind} }} output {{ name: "{name}" {kind} }}' for name, kind in kinds.items()
+    )
+    return f'backend: "graphkiln" max_batch_size: 8 {" ".join(tensors)}'
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store = tmp_path_factory.mktemp("client store")
-    for name, number in zoo.DTYPES.items():
-        kind = f"data_type: {DType(name).config_name} dims: [-1]"
-        text = f'backend: "graphkiln" max_batch_size: 8 input {{ name: "x" {kind} }} output {{ name: "y" {kind} }}'
-        zoo.add(store, name.lower(), zoo.identity(("n", "m"), number), text)
+    zoo.add(store, "halves", zoo.identities(HALVES), types_config(HALVES))
+    zoo.add(store, "types", zoo.identities(TYPES), types_config(TYPES))
+    zoo.add(store, "fp32", zoo.identity(("n", "m"), TensorProto.FLOAT), 'backend: "graphkiln" max_batch_size: 8')
     nodes = [helper.make_node("Identity", ["x"], ["all"]), helper.make_node("ReduceSum", ["x", "axis"], ["sum"])]
     outputs = [zoo.value("all", ("n", "m")), zoo.value("sum", ("n", 1))]
     mixed = zoo.model(nodes, [zoo.value("x", ("n", "m"))], outputs, {"axis": np.array([1])})
@@ -153,32 +164,44 @@ def infer_plain(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, 
         return client.model(model).infer(inputs)
 
 
+def as_theirs(library: Any, name: str, array: AnyArray) -> Any:
+    """An input of the client that is not ours."""
+    tensor = library.InferInput(name, array.shape, name.removesuffix("_in"))
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
 WAYS = [infer_plain, infer_async, infer_shared, infer_async_shared, infer_packed]
 
 
 class TestTypes:
     @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("name", zoo.DTYPES)
-    def test_every_type_comes_back_as_tritonclient_gets_it(self, url: str, name: str, way: Any) -> None:
-        sent = values(name)
-        received = way(url, name.lower(), {"x": sent})["y"]
+    @pytest.mark.parametrize(("model", "names"), [("types", TYPES), ("halves", HALVES)])
+    def test_every_type_comes_back_as_tritonclient_gets_it(
+        self, url: str, model: str, names: tuple[str, ...], way: Any
+    ) -> None:
+        sent = {f"{name}_in": values(name) for name in names}
+        received = way(url, model, sent)
         library: Any = tritonclient.http if url.startswith("http") else tritonclient.grpc
         with library.InferenceServerClient(url.partition("://")[2]) as plain:
-            tensor = library.InferInput("x", sent.shape, name)
-            tensor.set_data_from_numpy(sent)
-            theirs = plain.infer(name.lower(), [tensor]).as_numpy("y")
-        assert received.dtype == theirs.dtype
-        np.testing.assert_array_equal(received, theirs)
-        np.testing.assert_array_equal(received, sent)
+            theirs = plain.infer(model, [as_theirs(library, name, array) for name, array in sent.items()])
+        assert list(received) == list(names)
+        for name, array in received.items():
+            expected = theirs.as_numpy(name)
+            assert array.dtype == expected.dtype, name
+            np.testing.assert_array_equal(array, expected, name)
+            np.testing.assert_array_equal(array, sent[f"{name}_in"], name)
 
-    @pytest.mark.parametrize("name", sorted(set(zoo.DTYPES) - {"FP16", "BF16"}))
-    def test_json_carries_the_same(self, running: Server, name: str) -> None:
-        sent = values(name) if name != "BYTES" else np.array([["a", "\u00e4"]], np.object_)
+    def test_json_carries_the_same(self, running: Server) -> None:
+        sent = {f"{name}_in": values(name) for name in TYPES}
+        sent["BYTES_in"] = np.array([["a", "\u00e4", "z"]] * 2, np.object_)
         with Client(running.url) as client:
             client._client._connection._extensions = frozenset({"model_configuration"})  # as a server without binary
-            received = client.model(name.lower()).infer({"x": sent})["y"]
-        expected = sent if name != "BYTES" else np.array([[b"a", "\u00e4".encode()]], np.object_)
-        np.testing.assert_array_equal(received, expected)
+            received = client.model("types").infer(sent)
+        assert received.pop("BYTES").tolist() == [[b"a", "\u00e4".encode(), b"z"]] * 2
+        assert list(received) == [name for name in TYPES if name != "BYTES"]
+        for name, array in received.items():
+            np.testing.assert_array_equal(array, sent[f"{name}_in"], name)
 
     def test_complex_numbers_cannot_be_sent(self, url: str) -> None:
         with pytest.raises(InvalidInput, match="input 'x' cannot be sent"):
@@ -265,10 +288,8 @@ def _kill_a_stub(server: Server) -> None:
 
 class TestDeadlines:
     def test_a_slow_model(self, url: str) -> None:
-        begun = time.monotonic()
         with Client(url, timeout_s=0.5) as client, pytest.raises(DeadlineExceeded, match=r"within 0\.5 s"):
             client.model("slow").infer({"ROUNDS": np.array([[20_000]])})
-        assert time.monotonic() - begun < 1.5
 
     def test_a_slow_model_in_an_event_loop(self, url: str) -> None:
         async def ask() -> None:

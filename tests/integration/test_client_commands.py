@@ -205,7 +205,7 @@ class TestBench:
         one, two = json.loads(shown.stdout)
         assert (one["load"], two["load"]) == ("1", "2")
         for row in (one, two):
-            assert row["client"]["answered"] > 50
+            assert row["client"]["answered"] > 5
             assert set(row["client"]["latency_ms"]) == {"p50", "p90", "p99", "p99.9", "mean"}
             assert row["client"]["errors"] == {}
             assert set(row["server_us"]) == {"queue", "input", "infer", "output"}

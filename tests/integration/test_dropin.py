@@ -49,16 +49,21 @@ def config(server: Server, model: str) -> dict[str, Any]:
         return json.load(answer)  # type: ignore[no-any-return]
 
 
+def numbers(dtype: DType) -> np.ndarray:
+    """Of any type; texts, some of them long or of many bytes for a character."""
+    if dtype is DType.BYTES:
+        return np.array([[b"a", b"", "\u00e4\u20ac".encode()], [b"x" * 1000, b"y", b"z"]], np.object_)
+    return np.array([[0, 1, 100], [2, 0, 3]]).astype(dtype.numpy)
+
+
 class TestData:
-    @pytest.mark.parametrize("name", zoo.DTYPES)
-    def test_every_dtype_passes_through(self, client: Client, name: str) -> None:
-        dtype = DType(name)
-        sent = np.array([[0, 1, 100], [2, 0, 3]]).astype(dtype.numpy)
-        if dtype is DType.BYTES:
-            sent = np.array([[b"a", b"", "\u00e4\u20ac".encode()], [b"x" * 1000, b"y", b"z"]], np.object_)
-        received = ask(client, f"identity_{name.lower()}", x=sent)["y"]
-        assert received.dtype == dtype.numpy
-        np.testing.assert_array_equal(received, sent)
+    def test_every_dtype_passes_through(self, client: Client) -> None:
+        sent = {name: numbers(DType(name)) for name in zoo.DTYPES}
+        received = ask(client, "types", **{f"{name}_in": array for name, array in sent.items()})
+        assert list(received) == list(zoo.DTYPES)
+        for name, array in received.items():
+            assert array.dtype == DType(name).numpy, name
+            np.testing.assert_array_equal(array, sent[name], name)
 
     def test_bf16_in_openvino(self, client: Client) -> None:
         sent = np.array([[0, 1.5, -100]]).astype(DType.BF16.numpy)
@@ -135,7 +140,7 @@ class TestData:
     def test_outputs_that_nobody_asks_for_are_not_computed(self, client: Client) -> None:
         feeds = {"x": np.array([[7, 8]], np.int64)}  # the other output's table has three rows
         model = client.model("fragile")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:  # the whole graph answers until the graph of that part is there, once in each of two instances
             try:
                 answers = [model.infer(feeds, ["good"])["good"].tolist() for _ in range(20)]

@@ -18,7 +18,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 pytestmark = pytest.mark.server
 
-BATCHES = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 5000 preferred_batch_size: [8] }"
+ONE = "instance_group { count: 1 kind: KIND_CPU }"
+BATCHES = f"max_batch_size: 8 {ONE} dynamic_batching {{ max_queue_delay_microseconds: 5000 preferred_batch_size: [8] }}"
 PAIR = np.array([3, 4], np.float32).tobytes()
 WORDS = b"\1\0\0\0a\1\0\0\0b"
 
@@ -31,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     zoo.add(store, "varying", zoo.identity(("batch", "width")), BATCHES)
     zoo.add(store, "texts", zoo.identity(("batch", "width"), TensorProto.STRING), BATCHES)
     zoo.add(store, "halves", zoo.identity(("batch", "width"), TensorProto.BFLOAT16), BATCHES)
-    zoo.add(store, "line", zoo.identity(("width",)), 'max_batch_size: 0 input { name: "x" dims: [-1] }')
+    zoo.add(store, "line", zoo.identity(("width",)), f'max_batch_size: 0 {ONE} input {{ name: "x" dims: [-1] }}')
     zoo.add(store, "words", zoo.identity(("batch", 2), TensorProto.STRING), BATCHES)
     zoo.add(store, "half", zoo.identity(("batch", 1, 1), TensorProto.BFLOAT16), BATCHES)
     zoo.add(store, "scalars", zoo.identity(("batch",)), BATCHES)

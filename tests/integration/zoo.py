@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,14 @@ def model(
 def identity(shape: Shape, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     nodes = [helper.make_node("Identity", ["x"], ["y"])]
     return model(nodes, [value("x", shape, dtype)], [value("y", shape, dtype)])
+
+
+def identities(names: Collection[str]) -> onnx.ModelProto:
+    """For each type an output of its name that is the input of that name."""
+    shape = ("batch", "n")
+    nodes = [helper.make_node("Identity", [f"{name}_in"], [name]) for name in names]
+    inputs = [value(f"{name}_in", shape, DTYPES[name]) for name in names]
+    return model(nodes, inputs, [value(name, shape, DTYPES[name]) for name in names])
 
 
 def scale(shape: Shape, factor: float = 2.0, *, opset: int = 18) -> onnx.ModelProto:
@@ -203,8 +211,9 @@ def add_external(store: Path, name: str, location: str = "weights.bin") -> Path:
 
 def build(store: Path) -> Path:
     """The models that must work, most of them without any configuration."""
-    for name, dtype in DTYPES.items():
-        add(store, f"identity_{name.lower()}", identity(("batch", "n"), dtype))
+    add(store, "types", identities(DTYPES))
+    for name in ("BF16", "BYTES", "FP32"):
+        add(store, f"identity_{name.lower()}", identity(("batch", "n"), DTYPES[name]))
     add(store, "bare", scale(("batch", 3)))
     add(store, "whole", scale((2, 3)))
     add(store, "words", words(), "max_batch_size: 8")
