@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx_ir
 import pytest
 from converting import MODULES, Convert
 
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe_file import read_recipe
+from graphkiln_converters.sources import pytorch
 
 
 @pytest.fixture
@@ -17,8 +19,32 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.fixture(scope="session")
+def exports() -> dict[str, onnx_ir.Model]:
+    """Graphs of `modules.Small` as PyTorch exported them, which takes seconds: what was asked for -> the graph."""
+    return {}
+
+
 @pytest.fixture
-def run(store: Path) -> Convert:
+def _small_is_exported_once(monkeypatch: pytest.MonkeyPatch, exports: dict[str, onnx_ir.Model]) -> None:
+    """Most tests are about what becomes of the graph: another module, weight, size or name is exported anew."""
+    original = pytorch.export_module
+
+    def export(module: Any, arguments: Any, keywords: Any, **options: Any) -> onnx_ir.Model:
+        if type(module).__name__ != "Small":
+            return original(module, arguments, keywords, **options)
+        weights = [(key, value.tolist()) for key, value in module.state_dict().items()]
+        inputs = [(each.shape, each.dtype) for each in (*arguments, *keywords.values())]
+        asked = repr((weights, inputs, sorted(keywords), options))
+        if asked not in exports:
+            exports[asked] = original(module, arguments, keywords, **options)
+        return exports[asked].clone()
+
+    monkeypatch.setattr(pytorch, "export_module", export)
+
+
+@pytest.fixture
+def run(store: Path, _small_is_exported_once: None) -> Convert:
     def run(source: str, name: str = "m", **options: Any) -> Path:
         recipe = read_recipe(None, {"source": source, "name": name, "model_store": str(store), **options}, [])
         return convert(recipe, command="test")
