@@ -1,7 +1,6 @@
-"""Architectures of many families convert and verify, with random weights.
+"""Architectures of many families convert and verify, with random weights: one for each trait that exporters get wrong.
 
-One runs with all other tests, a few more with the slow ones (`scripts/test -m slow`); `tests/families` converts, serves
-and asks many more.
+`tests/families` converts, serves and asks a hundred more (`scripts/test -m families`).
 """
 
 from __future__ import annotations
@@ -14,31 +13,23 @@ from converting import Convert
 
 from graphkiln_backend.graph.manifest import Manifest
 
+pytestmark = pytest.mark.slow
 
-def slow(*names: str) -> list[object]:
-    """Parameters that run with the slow tests."""
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-TORCHVISION = (
-    *slow("shufflenet_v2_x1_0", "resnet18", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "swin_t"),
-)
-
-TIMM = (
-    *slow("resnet10t"),
-    *slow("regnety_002", "repvgg_a0", "mobilenetv4_conv_small", "ghostnet_050", "convnext_atto"),
-    *slow("vit_tiny_patch16_224", "mixer_s32_224", "levit_128s"),
-)
+CHANNELS_SHUFFLED = "torchvision:shufflenet_v2_x1_0"
+GATED_BY_THEIR_MEANS = "torchvision:mobilenet_v3_small"
+PADDED_BY_THE_SIZE = "timm:resnet10t"
+NORMALIZED_BY_LAYER = "timm:convnext_atto"
+SIZE = {"shape": ["3x64x64"]}
 
 
-@pytest.mark.parametrize("name", TORCHVISION)
-def test_torchvision(run: Convert, name: str) -> None:
-    proven(run(f"torchvision:{name}"))
+@pytest.mark.parametrize("source", [CHANNELS_SHUFFLED, GATED_BY_THEIR_MEANS, PADDED_BY_THE_SIZE, NORMALIZED_BY_LAYER])
+def test_convolutions(run: Convert, source: str) -> None:
+    proven(run(source, **SIZE))
 
 
-@pytest.mark.parametrize("name", TIMM)
-def test_timm(run: Convert, name: str) -> None:
-    proven(run(f"timm:{name}"))
+@pytest.mark.parametrize("source", ["timm:vit_tiny_patch16_224", "timm:levit_128s"])
+def test_attention(run: Convert, source: str) -> None:
+    proven(run(source))
 
 
 TRANSFORMERS = {
@@ -91,7 +82,6 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_transformers(run: Convert, tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **TRANSFORMERS[kind]}))
