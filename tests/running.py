@@ -20,6 +20,8 @@ from unittest import mock
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
+
 from graphkiln.story.server import free_ports
 from graphkiln_client import Model
 
@@ -125,6 +127,19 @@ class Server:
             assert time.monotonic() < deadline, f"the server did not get there in {timeout_s} s:\n{self.log}"
             time.sleep(0.05)
 
+    def computed_s(self) -> float:
+        """Processor seconds of its model instances so far."""
+        times = [
+            process.cpu_times()
+            for process in psutil.Process(self.process.pid).children(recursive=True)
+            if is_stub(process)
+        ]
+        return sum(each.user + each.system for each in times)
+
+    def wait_computing(self, before_s: float) -> None:
+        """Waits until an instance is in the middle of what takes long: it has computed since."""
+        self.wait_until(lambda: self.computed_s() > before_s + 0.2)
+
     def wait_ready(self) -> None:
         self.wait_until(lambda: self.status("/v2/health/ready") == 200)
 
@@ -134,6 +149,14 @@ class Server:
         self.process.send_signal(signum)
         code = self.process.wait(timeout_s)
         return code, time.monotonic() - begun
+
+
+def is_stub(process: psutil.Process) -> bool:
+    """Whether a process is an instance of a model; one that has just ended is none."""
+    try:
+        return any("triton_python_backend_stub" in word for word in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
 
 
 StartServer = Callable[..., Server]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import parquet
-from running import Server, free_ports
+from running import START_TIMEOUT_S, Server, free_ports
 
 pytestmark = pytest.mark.server
 
@@ -41,7 +41,7 @@ def on_ports_of(server: Server, text: str) -> str:
     )
 
 
-def run(command: str, cwd: Path, server: Server, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run(command: str, cwd: Path, server: Server, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
     command = on_ports_of(server, command).replace(".venv/bin/graphkiln", f"'{sys.executable}' -m graphkiln.cli")
     environment = {**os.environ, "GRAPHKILN_URL": server.url}
     return subprocess.run(
@@ -135,7 +135,7 @@ def test_the_score_command(readme: str, server: Server, repository: Path, tmp_pa
     (command,) = (c for c in commands(readme) if "graphkiln score" in c)
     for name in ("docs", "model_repository"):
         (tmp_path / name).symlink_to(repository / name)
-    finished = run(command, tmp_path, server, timeout_s=240)
+    finished = run(command, tmp_path, server)
     assert finished.returncode == 0, finished.stderr
     table = parquet.read_table(tmp_path / "answers")
     best = {row["id"]: row["labels"][0] for row in table.to_pylist()}
@@ -153,7 +153,7 @@ def test_the_tune_commands(page: str, server: Server, repository: Path, tmp_path
     assert shown.returncode == 0, shown.stderr
     assert "candidates of" in shown.stderr
     smaller = private + real.replace("50ms", "2s").replace("1m", "15s").replace("max_batch_size", "spin")
-    finished = run(smaller, tmp_path, server, timeout_s=240)
+    finished = run(smaller, tmp_path, server)
     assert finished.returncode in (0, 1), finished.stderr  # on a busy machine no p99 may be proven
     assert "100 requests per second" in finished.stdout
 
@@ -163,7 +163,7 @@ def test_the_story_command(readme: str, server: Server, repository: Path, tmp_pa
     """With a smaller model and less time, or it would take a quarter of an hour."""
     (command,) = (c for c in commands(readme) if "graphkiln story" in c)
     smaller = command.replace("resnet101", "squeezenet1_1") + " --image-size 64 --seconds 1 --only static,parallel"
-    finished = run(smaller.replace("story.html", str(tmp_path / "story.html")), repository, server, timeout_s=240)
+    finished = run(smaller.replace("story.html", str(tmp_path / "story.html")), repository, server)
     assert finished.returncode == 0, finished.stderr
     assert "3 parallel" in finished.stdout
     assert (tmp_path / "story.html").stat().st_size > 10_000
@@ -301,18 +301,20 @@ def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp
     copy.write_text(moved)
     copy.chmod(0o755)
     log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen([str(copy), "--keep"], stdout=file, stderr=file, cwd=tmp_path)
     try:
-        with log.open("w") as file:
-            process = subprocess.Popen([str(copy), "--keep"], stdout=file, stderr=file, cwd=tmp_path)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_TIMEOUT_S
         while "still serving" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(60) == 143
         assert "stopped" in log.read_text()
     finally:
+        process.terminate()  # where it did not come so far
+        process.wait(60)
         copy.unlink()
 
 

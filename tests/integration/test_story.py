@@ -187,7 +187,7 @@ class TestWholeStory:
 
 class TestInterruption:
     def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(self, weights: Path, tmp_path: Path) -> None:
-        more = arguments(weights, "--only", "reduced", "--json", seconds=10)
+        more = arguments(weights, "--only", "reduced", "--json", seconds=3)
         process = subprocess.Popen(
             [*COMMAND, *more],
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
@@ -209,7 +209,7 @@ class TestInterruption:
         assert {step["key"] for step in json.loads(printed)["steps"] if step["per_second"]} <= {"eager", "reduced"}
         assert not leftovers(tmp_path)
 
-        done = run_story(tmp_path, weights, "--only", "reduced", "--resume", "--json", seconds=10)
+        done = run_story(tmp_path, weights, "--only", "reduced", "--resume", "--json", seconds=3)
         assert done.returncode == 0, done.stderr
         assert "proving" not in done.stderr  # what was proven is not proven again
         assert done.stderr.count("images/s") == 10 - sum(kept.values())

@@ -81,7 +81,14 @@ def statistics(server: Server, model: str) -> dict[str, Any]:
 
 def runs(server: Server, model: str) -> float:
     """How often the backend has run the model's session for a request. Triton counts dropped requests, too."""
-    time.sleep(1.5)  # published once a second
+    seen = -1.0
+    while seen != (now := _published_runs(server, model)):
+        seen = now
+        time.sleep(1.5)  # published once a second
+    return seen
+
+
+def _published_runs(server: Server, model: str) -> float:
     found = server.metrics()
     return sum(n for key, n in found.items() if "graphkiln_batch_size_count" in key and f'"{model}"' in key)
 
@@ -94,7 +101,7 @@ def test_the_response_cache_answers_the_second_time(client: Client, features: Se
     for _ in range(2):
         np.testing.assert_array_equal(client.model("cached").infer(ones())["y"], [[2, 2, 2]])
     stats = "inference_stats"
-    features.wait_until(lambda: statistics(features, "cached")[stats]["cache_hit"]["count"] == 1, timeout_s=10)
+    features.wait_until(lambda: statistics(features, "cached")[stats]["cache_hit"]["count"] == 1)
 
 
 def test_the_rate_limiter_lets_one_instance_run_at_a_time(client: Client) -> None:
@@ -109,7 +116,7 @@ def test_requests_of_ragged_lengths_share_a_batch_and_are_not_mixed_up(client: C
         answers = list(pool.map(lambda x: client.model("ragged").infer({"x": x})["y"], sent))
     for x, y in zip(sent, answers, strict=True):
         np.testing.assert_array_equal(x, y)
-    features.wait_until(lambda: statistics(features, "ragged")["execution_count"] == 1, timeout_s=10)
+    features.wait_until(lambda: statistics(features, "ragged")["execution_count"] == 1)
 
 
 def test_ragged_requests_are_one_row_and_are_told_apart(client: Client, features: Server) -> None:
@@ -131,7 +138,7 @@ def test_the_users_own_warm_up_is_run(client: Client, features: Server) -> None:
     before = statistics(features, "warmed")["execution_count"]
     client.model("warmed").infer(ones())
     # Triton counts after it has answered.
-    features.wait_until(lambda: statistics(features, "warmed")["execution_count"] == before + 1, timeout_s=10)
+    features.wait_until(lambda: statistics(features, "warmed")["execution_count"] == before + 1)
     assert "failed to run warmup" not in features.log
 
 
@@ -272,7 +279,7 @@ def test_a_cancelled_request_is_not_computed(features: Server) -> None:
         second = ask("cancelled")
         time.sleep(0.2)
         second.cancel()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(errors) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     time.sleep(0.5)
