@@ -210,7 +210,7 @@ class TestOtherWays:
             server.wait_until(lambda: "converting" in server.log)
             code, seconds = server.stop(signal.SIGTERM)
         assert code == 0
-        assert seconds < 5
+        assert seconds < 30
         assert "stopped before the server was started" in server.log
         deadline = time.monotonic() + 10
         while any((tmp_path / "cache" / "partial").glob("*")) and time.monotonic() < deadline:

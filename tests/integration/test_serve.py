@@ -60,10 +60,9 @@ def test_prints_one_table_of_what_is_served(server: Server) -> None:
     assert max(len(line) for line in server.log.splitlines() if "│" in line) <= 80
 
 
-def test_sigterm_with_idle_keep_alive_clients_ends_within_five_seconds_with_code_0(
-    start_server: StartServer, digits: Path
-) -> None:
-    server = start_server("--model-store", digits.parent)
+def test_sigterm_with_idle_keep_alive_clients_ends_at_once_with_code_0(start_server: StartServer, digits: Path) -> None:
+    """In five seconds on a machine that does nothing else: `tests/image`."""
+    server = start_server("--model-store", digits.parent, "--drain=60")
     server.wait_ready()
     idle = [http.client.HTTPConnection("127.0.0.1", server.http_port) for _ in range(3)]
     for connection in idle:
@@ -71,7 +70,7 @@ def test_sigterm_with_idle_keep_alive_clients_ends_within_five_seconds_with_code
         connection.getresponse().read()
     code, seconds = server.stop()
     assert code == 0, server.log
-    assert seconds < 5
+    assert seconds < 30
     for connection in idle:
         connection.close()
 

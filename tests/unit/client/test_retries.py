@@ -62,8 +62,8 @@ class TestRetries:
     def test_waiting_beyond_the_deadline_is_not_begun(self, infer: Infer) -> None:
         begun = time.monotonic()
         with CannedHttp([http(b"{}", "429 Busy", "Retry-After: 60")]) as server, pytest.raises(Overloaded):
-            infer(server.url, timeout_s=2)
-        assert time.monotonic() - begun < 1.5
+            infer(server.url, timeout_s=30)
+        assert time.monotonic() - begun < 15
 
 
 class TestRetryPolicy:

@@ -119,7 +119,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatc
     begun = time.monotonic()
     with pytest.raises(TimeoutError):
         ask(silence, tmp_path)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 15
 
 
 def test_refusals_take_the_place_of_what_the_server_says() -> None:
