@@ -26,6 +26,8 @@ from graphkiln_backend.scoring.request import ScoreRequest
 
 MOST_FAILURES = 3
 """Workers of a node that could not start or computed wrongly; after that the node is not used again."""
+MOST_LOST = 10
+"""Keepers in a row that a living node lost before their workers were ready; it cannot be all chance then."""
 NOBODY_S = 600.0
 """How long a run waits for nodes to come, or to come back."""
 _LOOK_S = 1.0
@@ -38,11 +40,12 @@ _log = logging.getLogger("graphkiln.scoring")
 
 @dataclass(slots=True)
 class _Member:
-    """A worker: its actor, where it is, and the call that will say what happens next."""
+    """A worker: its actor, where it is, the call that will say what happens next, and whether it was ever ready."""
 
     actor: Any
     node: Node
     poll: Any
+    ready: bool = False
 
 
 class RayFleet(Closeable):
@@ -64,6 +67,7 @@ class RayFleet(Closeable):
         self._examining: dict[Any, Node] = {}
         self._refused: dict[str, NodeRefused] = {}
         self._failures: Counter[str] = Counter()
+        self._lost_starts: Counter[str] = Counter()
         self._names = count(1)
         self._looked, self._somebody = float("-inf"), time.monotonic()
         ray.cloudpickle.register_pickle_by_value(preflight)  # type: ignore[no-untyped-call]
@@ -126,14 +130,24 @@ class RayFleet(Closeable):
         if outcome.facts.configuration != self._configuration:
             reason = "it has another version of the model than the driver: make the model store the same on every node"
             return Ended(worker=outcome.worker, blame=Blame.WORKER, reason=reason)
-        node = self._members[outcome.worker].node
-        return replace(outcome, facts=replace(outcome.facts, node=node.name))
+        member = self._members[outcome.worker]
+        member.ready = True
+        del self._lost_starts[member.node.id]
+        return replace(outcome, facts=replace(outcome.facts, node=member.node.name))
 
     def _lost(self, name: str, member: _Member, error: RayActorError) -> Ended:
         alive = any(each.id == member.node.id for each in living_nodes())
         reason = "its keeper was ended from outside" if alive else "its node is gone"
         _log.info("%s: %s: %s", name, reason, error)
+        if alive and not member.ready:
+            self._count_lost_start(member.node, error)
         return Ended(worker=name, blame=Blame.UNKNOWN if alive else Blame.NODE, reason=reason)
+
+    def _count_lost_start(self, node: Node, error: RayActorError) -> None:
+        self._lost_starts[node.id] += 1
+        if self._lost_starts[node.id] == MOST_LOST:
+            first = str(error).partition("\n")[0]
+            self._refuse(node, f"{MOST_LOST} workers in a row were lost before they were ready: {first}")
 
     def _remove(self, name: str, ended: Ended) -> None:
         member = self._members.pop(name)
