@@ -46,13 +46,9 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
 
 def _ledgered_at(address: RemoteAddress, ledger: str) -> Destination:
     from graphkiln_backend.scoring.destinations.database import Database
-    from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
-    from graphkiln_backend.scoring.destinations.ledger import Ledger
     from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
 
-    database, name = Database(ledger), str(address)
-    store = ObjectStore(address, exclusive=False)
-    return LedgeredDestination(store, Ledger(database, name), DatabaseNotes(database, name))
+    return LedgeredDestination(ObjectStore(address, exclusive=False), Database(ledger))
 
 
 def _delta_at(text: str) -> Destination:

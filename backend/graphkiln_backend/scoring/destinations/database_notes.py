@@ -27,10 +27,11 @@ class DatabaseNotes:
     Args:
         database: Where the table `graphkiln_notes` is.
         destination: Tells this destination from the others in it.
+        called: What people call it; empty for `destination`.
     """
 
-    def __init__(self, database: Database, destination: str) -> None:
-        self._database, self._destination = database, destination
+    def __init__(self, database: Database, destination: str, *, called: str = "") -> None:
+        self._database, self._destination, self._called = database, destination, called or destination
 
     def prepare(self) -> None:
         """Makes the table."""
@@ -39,7 +40,7 @@ class DatabaseNotes:
 
     def place(self, name: str) -> str:
         """The database, the destination, and the name."""
-        return f"{self._database}, {self._destination}{f', note {name}' if name else ''}"
+        return f"{self._database}, {self._called}{f', note {name}' if name else ''}"
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """All of them; they are few."""
@@ -62,7 +63,9 @@ class DatabaseNotes:
             connection.execute(_INSERT + update, row)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a row."""
+        """The content of a row; a database in which nothing was prepared has none."""
+        if not self._rows("SELECT true WHERE to_regclass('graphkiln_notes') IS NOT NULL AND %s::text IS NOT NULL"):
+            return None
         found = self._rows("SELECT content FROM graphkiln_notes WHERE destination = %s AND name = %s", name)
         return bytes(found[0][0]) if found else None
 

@@ -5,6 +5,7 @@ Names that begin with `_` are notes: readers of Parquet folders leave them out.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.units import ID_DIGITS
 
+LEDGER_NOTE = "_ledger.json"
+"""Says which ledger a folder has, where it has any."""
 _SUFFIX = ".parquet"
 _RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")
 _READERS = 16
@@ -44,6 +47,9 @@ class ParquetDestination:
         store: Where they are.
     """
 
+    has_ledger = False
+    """Whether something beside the store says which files count."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -51,9 +57,15 @@ class ParquetDestination:
         """Makes and probes the store.
 
         Raises:
-            ScoringError: It cannot be written exclusively, or holds files that would be read as results.
+            ScoringError: It cannot be written exclusively, holds files that would be read as results, or has a ledger.
         """
         self._store.prepare()
+        if not self.has_ledger and (content := self._store.read(LEDGER_NOTE)):
+            database = json.loads(content)["database"]
+            raise ScoringError(
+                f"{self._store.place('')} has a ledger in {database}, which says what counts",
+                hint=f"--ledger {database}, or another --out",
+            )
         for name in self._store.names():
             if name.endswith(_SUFFIX) and not name.startswith("_") and not _RESULT.fullmatch(name):
                 raise ScoringError(

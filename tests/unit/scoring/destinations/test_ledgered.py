@@ -12,11 +12,11 @@ import pytest
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
 from graphkiln_backend.scoring.destinations.ledger import Ledger
 from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
-from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError
 from graphkiln_backend.scoring.units import InputRange
 from graphkiln_backend.scoring.verify import verify
 
@@ -52,7 +52,7 @@ def store(rclone: RcloneServer) -> ObjectStore:
 
 @pytest.fixture
 def destination(store: ObjectStore, database: Database) -> LedgeredDestination:
-    made = LedgeredDestination(store, Ledger(database, "out"), DatabaseNotes(database, "out"))
+    made = LedgeredDestination(store, database)
     made.prepare()
     return made
 
@@ -94,7 +94,7 @@ def test_an_object_of_an_attempt_that_died_is_written_over(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Ledger(database, "out").commit(result(), put_and_die)
+        Ledger(database, destination.ledger_name()).commit(result(), put_and_die)
     assert list(destination.committed_ids()) == []
     destination.commit(result())
     assert verify(destination, [UNIT]).ok
@@ -109,5 +109,49 @@ def test_an_object_that_is_not_what_was_committed(destination: LedgeredDestinati
 
 def test_claims_are_the_databases(destination: LedgeredDestination) -> None:
     destination.claim("first")
-    with pytest.raises(DestinationBusy):
+    with pytest.raises(DestinationBusy, match=r"models/out is being written"):
         destination.claim("second")
+
+
+def test_one_bucket_by_two_addresses_has_one_ledger(
+    destination: LedgeredDestination, database: Database, rclone: RcloneServer
+) -> None:
+    destination.commit(result())
+    alias = RemoteAddress.parse(f"s3://http://{rclone.address.replace('127.0.0.1', 'localhost')}/models/out")
+    assert alias
+    other = LedgeredDestination(ObjectStore(alias, exclusive=False), database)
+    assert list(other.committed_ids()) == [UNIT.id]
+    other.prepare()
+    with pytest.raises(CommitConflict):
+        other.commit(result("b"))
+    destination.claim("first")
+    with pytest.raises(DestinationBusy):
+        other.claim("second")
+
+
+def test_two_folders_have_two_ledgers(
+    destination: LedgeredDestination, database: Database, rclone: RcloneServer
+) -> None:
+    destination.commit(result())
+    address = RemoteAddress.parse(f"s3://{rclone.address}/models/other")
+    assert address
+    other = LedgeredDestination(ObjectStore(address, exclusive=False), database)
+    assert list(other.committed_ids()) == []
+    other.prepare()
+    other.commit(result("b"))
+    assert other.ledger_name() != destination.ledger_name()
+
+
+def test_a_ledger_is_neither_left_out_nor_looked_for_elsewhere(
+    destination: LedgeredDestination, store: ObjectStore, database: Database
+) -> None:
+    assert destination.ledger_name()
+    with pytest.raises(ScoringError, match="has a ledger in postgresql://") as refused:
+        ParquetDestination(store).prepare()
+    assert "--ledger postgresql://" in str(refused.value)
+    with database.transaction() as connection:  # as if it were another one
+        connection.execute("DROP TABLE graphkiln_notes")
+    elsewhere = LedgeredDestination(store, database)
+    for refuse in (lambda: list(elsewhere.committed_ids()), elsewhere.prepare):
+        with pytest.raises(ScoringError, match=r"the ledger of .*models/out/? is in postgresql"):
+            refuse()
