@@ -12,9 +12,13 @@ from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Task
 from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.formats import SUFFIXES, image_files
+from graphkiln_backend.proof.metrics import TaskTargets
+from graphkiln_backend.proof.tasks import is_judged
+from graphkiln_converters.annotations import read_task_targets
 from graphkiln_converters.sources.base import InputSpec
 
 SEED = 20260101
@@ -165,6 +169,31 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
     if not names or any(name not in labels for name in names):
         return None
     return np.array([labels.index(name) for name in names], np.int64)
+
+
+def read_targets_of(
+    task: Task | None, path: Path, labels: Sequence[str], most: int, preprocess: Preprocess | None
+) -> TaskTargets | None:
+    """Reads what is on the images that `read_samples` reads, as the task of a model takes it.
+
+    Args:
+        task: What the model answers about an image.
+        path: The file or folder.
+        labels: Class names.
+        most: As for `read_samples`.
+        preprocess: As for `read_samples`.
+
+    Returns:
+        None where nothing says it.
+
+    Raises:
+        ConversionError: What is written down cannot be read, or does not fit.
+    """
+    if not is_judged(task):
+        return read_targets(path, labels, most)
+    if preprocess is None or not path.is_dir():
+        return None
+    return read_task_targets(path, _chosen(path, most), task, labels, preprocess)
 
 
 def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:

@@ -14,6 +14,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import OutputError, compare
+from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.proof.tasks import judge
 from graphkiln_converters.opening import OpenModel
@@ -23,10 +24,9 @@ from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.samples import (
     SEED,
     Sizes,
-    Targets,
     read_reference,
     read_samples,
-    read_targets,
+    read_targets_of,
     sizes_to_try,
     synthetic_images,
 )
@@ -74,7 +74,7 @@ class Sampler:
         usual, *ends = sizes_to_try(self.model.inputs)
         own = recipe.samples
         feeds = self._read(own) if own else self._usual_feeds(usual)
-        targets = read_targets(own, self.model.labels, _MOST_READ) if own else None
+        targets = self._targets(own) if own else None
         further = [self._synthetic_feeds(sizes, SEED + number) for number, sizes in enumerate(ends, 1)]
         return [self._referenced(feeds, targets), *(self._referenced(synthetic) for synthetic in further)]
 
@@ -139,6 +139,9 @@ class Sampler:
     def _read(self, path: Path) -> Arrays:
         return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))
 
+    def _targets(self, path: Path) -> TaskTargets | None:
+        return read_targets_of(self.model.task, path, self.model.labels, _MOST_READ, self.preprocess)
+
     def _as_feeds(self, feeds: Arrays) -> Arrays:
         """A user's samples as feeds of the graph: those by the source's names are what the source takes."""
         return feeds if feeds.keys() == self.inputs.keys() else self.edge.to_graph_feeds(feeds)
@@ -155,7 +158,7 @@ class Sampler:
         feeds = synthetic_samples(self.model.inputs, _SYNTHETIC_SAMPLES, sizes, seed=seed)
         return self.edge.to_graph_feeds(feeds)
 
-    def _referenced(self, feeds: Arrays, targets: Targets | None = None) -> ReferenceSamples:
+    def _referenced(self, feeds: Arrays, targets: TaskTargets | None = None) -> ReferenceSamples:
         """Feeds of the graph, and what the source returns for them, as the graph should."""
         source, edge = self.model.source, self.edge
         source_feeds = edge.to_source_feeds(feeds)

@@ -21,6 +21,9 @@ from graphkiln_backend.proof.task_decision import Metric
 
 Arrays = Mapping[str, AnyArray]
 
+UNKNOWN = -1
+"""The class of pixels that are not counted, because nobody knows theirs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objects:
@@ -37,7 +40,7 @@ class Objects:
 
 TaskTargets = Sequence[Objects] | npt.NDArray[np.int64]
 """Of a detection the objects of each sample; of a segmentation its class maps, `[samples, height, width]` over the
-model's input; of an embedding the class of each sample, `[samples]`."""
+model's input, `UNKNOWN` where nothing is known; of an embedding the class of each sample, `[samples]`."""
 
 
 def measure(task: Task | None, reference: Arrays, outputs: Arrays, targets: TaskTargets) -> Metric | None:
@@ -97,16 +100,22 @@ def mean_iou(classes: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> 
 
     Args:
         classes: Of each pixel, `[samples, height, width]`.
-        targets: The right ones, at any size: taken at the middle of each pixel of `classes`.
+        targets: The right ones, at any size: taken at the middle of each pixel of `classes`; `UNKNOWN` counts nowhere.
+
+    Raises:
+        VerificationError: Nothing is known of any pixel.
     """
     rows, columns = (
         ((np.arange(size) + 0.5) * full / size).astype(np.int64)
         for size, full in zip(classes.shape[1:], targets.shape[1:], strict=True)
     )
     right = targets[:, rows][:, :, columns]
+    known = right != UNKNOWN
+    if not known.any():
+        raise VerificationError("the labels prove nothing", report="no pixel has a class")
     shares = []
-    for value in np.union1d(classes, right):
-        found, wanted = classes == value, right == value
+    for value in np.union1d(classes[known], right[known]):
+        found, wanted = known & (classes == value), right == value
         shares.append(np.sum(found & wanted) / np.sum(found | wanted))
     return float(np.mean(shares))
 

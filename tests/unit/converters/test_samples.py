@@ -13,11 +13,13 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Embedding, Segmentation
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.samples import (
     read_reference,
     read_samples,
     read_targets,
+    read_targets_of,
     sizes_to_try,
     synthetic_images,
 )
@@ -182,6 +184,13 @@ class TestTargets:
     @pytest.mark.parametrize("labels", [[], ["cat"], ["Cat", "dog"]])
     def test_are_not_known_where_one_is_not_a_label(self, tmp_path: Path, labels: list[str]) -> None:
         assert read_targets(save_images(tmp_path, "cat/1.png", "dog/1.png"), labels, 256) is None
+
+    def test_of_other_tasks_are_what_is_written_down(self, tmp_path: Path) -> None:
+        folder = save_images(tmp_path, *(f"{name}/{number}.png" for name in ("cat", "dog") for number in (1, 2)))
+        vectors, spec = Embedding(vectors="v"), Preprocess(resize=4, crop=(4, 4))
+        np.testing.assert_array_equal(read_targets_of(vectors, folder, [], 256, spec), [0, 0, 1, 1])  # type: ignore[arg-type]
+        assert read_targets_of(Segmentation(scores="s"), folder, ["cat", "dog"], 256, spec) is None
+        assert read_targets_of(vectors, folder, [], 256, None) is None
 
     def test_are_not_known_of_files_and_empty_folders(self, tmp_path: Path) -> None:
         assert read_targets(save(tmp_path / "s.npz", x=draw(2)), ["x"], 256) is None

@@ -43,6 +43,14 @@ def test_mean_iou_is_the_mean_over_classes() -> None:
     assert mean_iou(right, right.repeat(4, axis=1).repeat(4, axis=2)) == 1
 
 
+def test_pixels_of_no_known_class_do_not_count() -> None:
+    right = np.array([[[0, -1], [1, 1]]])
+    assert mean_iou(np.array([[[0, 5], [1, 1]]]), right) == 1
+    assert mean_iou(np.array([[[0, 0], [0, 1]]]), right) == pytest.approx(1 / 2)
+    with pytest.raises(VerificationError, match="no pixel has a class"):
+        mean_iou(right, np.full_like(right, -1))
+
+
 def test_recall_counts_nearest_neighbours_of_the_same_class() -> None:
     vectors = embedding_outputs()["vectors"]
     assert recall_at_1(vectors, np.repeat([0, 1], 4)) == 1
