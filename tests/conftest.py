@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -36,9 +37,11 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def digits(repository: Path) -> Path:
-    """The example model's folder."""
-    return repository / "model_repository" / "digits"
+def digits(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example classifier's folder, a copy: alone in its store, so that servers load nothing else."""
+    folder = tmp_path_factory.mktemp("store") / "digits"
+    shutil.copytree(repository / "model_repository" / "digits", folder)
+    return folder
 
 
 @pytest.fixture
@@ -49,10 +52,10 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server of the committed model repository, shared by the tests that only ask it."""
+def server(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server of the example classifier, shared by the tests that only ask it."""
     folder = tmp_path_factory.mktemp("server")
-    with Serving(folder, "--model-store", repository / "model_repository") as running:
+    with Serving(folder, "--model-store", digits.parent) as running:
         running.wait_ready()
         yield running
 

@@ -51,13 +51,22 @@ class Container:
 
 
 @pytest.fixture
-def container(digits: Path) -> Iterator[Container]:
+def container(repository: Path) -> Iterator[Container]:
     """The image with model_repository mounted read-only, on free ports of the host's network."""
     http_port, grpc_port, metrics_port = free_ports(3)
     name = f"graphkiln-test-{http_port}"
     process = subprocess.Popen(
         engine(
-            *("run", "--rm", "--name", name, "--network", "host", "-v", f"{digits.parent}:/models:ro"),
+            *(
+                "run",
+                "--rm",
+                "--name",
+                name,
+                "--network",
+                "host",
+                "-v",
+                f"{repository / 'model_repository'}:/models:ro",
+            ),
             *(PODMAN_RUN if ENGINE == "podman" else ()),
             *(IMAGE, "graphkiln", "serve", "--model-store", "/models"),
             *(f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"),
@@ -106,11 +115,11 @@ def test_the_health_check_fails_where_nobody_serves() -> None:
     assert finished.returncode == 1
 
 
-def test_the_default_command_serves_models_on_the_usual_ports(digits: Path) -> None:
+def test_the_default_command_serves_models_on_the_usual_ports(repository: Path) -> None:
     """In a network of its own, asked from inside, so that the host's ports do not matter."""
     limits = PODMAN_RUN if ENGINE == "podman" else ()
     name = f"graphkiln-test-default-{os.getpid()}"
-    mount = ("-v", f"{digits.parent}:/models:ro")
+    mount = ("-v", f"{repository / 'model_repository'}:/models:ro")
     run = engine("run", "--rm", "-d", "--name", name, "--network", "none", *mount, *limits, IMAGE)
     subprocess.run(run, check=True, capture_output=True)
     try:
@@ -122,9 +131,9 @@ def test_the_default_command_serves_models_on_the_usual_ports(digits: Path) -> N
         subprocess.run(engine("kill", name), capture_output=True, check=False)
 
 
-def test_openvino_is_there_and_proves_itself(digits: Path) -> None:
+def test_openvino_is_there_and_proves_itself(repository: Path) -> None:
     limits = PODMAN_RUN if ENGINE == "podman" else ()
-    mount = ("-v", f"{digits.parent}:/models:ro")
+    mount = ("-v", f"{repository / 'model_repository'}:/models:ro")
     command = ("graphkiln", "explain", "/models/digits", "--set", "engine=openvino", "--set", "precision=fp32")
     run = engine("run", "--rm", "--network", "none", *mount, *limits, IMAGE, *command)
     shown = subprocess.run(run, capture_output=True, text=True, check=False)

@@ -147,11 +147,11 @@ def test_the_key_is_not_in_the_process_list(explicit: Server) -> None:
 @pytest.mark.slow
 class TestBombs:
     def test_a_body_that_inflates_is_refused_and_the_others_are_served(
-        self, start_server: StartServer, repository: Path
+        self, start_server: StartServer, digits: Path, repository: Path
     ) -> None:
         """3 MB of gzip that become 3 GB."""
         flags = ("--server-memory", "1500M")
-        server = start_server("--model-store", repository / "model_repository", *flags)
+        server = start_server("--model-store", digits.parent, *flags)
         server.wait_ready()
         (triton,) = [each for each in psutil.Process(server.process.pid).children() if each.name() == "tritonserver"]
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)

@@ -18,6 +18,8 @@ from running import START_TIMEOUT_S, Server, free_ports
 pytestmark = pytest.mark.server
 
 LABELS = ("three", "four", "seven", "eight", "nine")
+DETECTED = {1: "eight", 2: "one", 3: "one"}
+"""The surest digit of each scene."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,7 @@ def run(command: str, cwd: Path, server: Server, timeout_s: float = 240) -> subp
 
 def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
     here = ("./scripts/quickstart", "./scripts/test", ".venv/bin/graphkiln serve", ".venv/bin/graphkiln classify")
+    here += (".venv/bin/graphkiln detect",)
     here += (".venv/bin/graphkiln convert", ".venv/bin/graphkiln verify", ".venv/bin/graphkiln inspect")
     here += (
         ".venv/bin/graphkiln explain",
@@ -71,7 +74,7 @@ def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
     )
     elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
     assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
-    assert len(commands(readme)) == 24
+    assert len(commands(readme)) == 25
 
 
 def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
@@ -286,7 +289,8 @@ def test_quickstart_from_a_fresh_copy_in_a_path_with_spaces_twice(repository: Pa
         for label in LABELS:
             assert f"{label}.png" in finished.stdout
         assert "ms" in finished.stdout
-        for words in ("serving model_repository", "waiting until", "classifying", "stopping", "done"):
+        assert all(re.search(rf"│ {scene}\.png +│ {label}", finished.stdout) for scene, label in DETECTED.items())
+        for words in ("serving model_repository", "waiting until", "classifying", "finding", "stopping", "done"):
             assert words in finished.stderr
         assert ("making a virtual environment" in finished.stderr) == (attempt == 0)
 

@@ -76,9 +76,9 @@ def ask(client: Client) -> str:
         return "refused"
 
 
-def test_weights_that_change_in_memory_are_found(start_server: StartServer, repository: Path, tmp_path: Path) -> None:
+def test_weights_that_change_in_memory_are_found(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    shutil.copytree(repository / "model_repository", store)
+    shutil.copytree(digits.parent, store)
     server = start_server("--model-store", store, "--replay-interval", "1")
     server.wait_ready()
     with Client(server.url, max_retries=0) as client:

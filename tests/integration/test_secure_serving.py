@@ -35,11 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mutual(folder: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def mutual(folder: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the digits that asks its clients for certificates."""
     names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "ca.pem"}
     files = [word for option, name in names.items() for word in (option, folder / name)]
-    with Serving(tmp_path_factory.mktemp("server"), "--model-store", repository / "model_repository", *files) as server:
+    with Serving(tmp_path_factory.mktemp("server"), "--model-store", digits.parent, *files) as server:
         server.wait_until(lambda: "serving with TLS" in server.log)
         yield server
 

@@ -230,6 +230,8 @@ def export_module(
     if program is None:
         raise ConversionError(f"PyTorch exported nothing for {description}")
     model: onnx_ir.Model = program.model
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces: a third of a small file, with paths of the machine that exported it
     return model
 
 

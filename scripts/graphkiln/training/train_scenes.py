@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from graphkiln.story.digits import CLASSES
@@ -43,6 +44,7 @@ CACHE = "graphkiln-scenes"
 _TEST_SCENES = 200
 _TEST_SEED = 7
 _PROOF_SAMPLES = 64
+_SAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,13 +189,23 @@ def write_example(name: str, network: nn.Module, store: Path, number: int) -> st
     return manifest.verification[0].verdict
 
 
+def save_scenes(folder: Path) -> None:
+    """Writes the first held-out scenes as PNG, named by their numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, scene in enumerate(compose_scenes(_SAMPLES, seed=_TEST_SEED, held_out=True), 1):
+        Image.fromarray(scene.pixels).save(folder / f"{number}.png")
+
+
 def main() -> None:
     """Trains, evaluates, proves, writes."""
     parser = argparse.ArgumentParser(prog="scripts/train-scenes", description=__doc__)
     parser.add_argument("example", choices=list(EXAMPLES), help="what to train")
     parser.add_argument("--model-store", type=Path, help="where to write (default: in the user's cache)")
     parser.add_argument("--version", type=int, default=1, help="version number to write; must not exist yet")
+    parser.add_argument("--samples", type=Path, help="also write a few held-out scenes as images into this folder")
     options = parser.parse_args()
+    if options.samples:
+        save_scenes(options.samples)
     store = options.model_store or user_cache_folder(CACHE)
     verdict = write_example(options.example, EXAMPLES[options.example].train(), store, options.version)
     print(verdict, file=sys.stderr)
