@@ -14,3 +14,10 @@ def slow_store(tmp_path: Path) -> Path:
     store = tmp_path / "slow store"
     zoo.add(store, "slow", zoo.slow(), 'backend: "graphkiln" max_batch_size: 1')
     return store
+
+
+@pytest.fixture
+def lookup_store(tmp_path: Path) -> Path:
+    """A store with the model `lookup`."""
+    zoo.add_lookup(tmp_path / "store")
+    return tmp_path / "store"

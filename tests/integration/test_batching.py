@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
-from onnx import TensorProto
 from running import Server, Serving, settled
 
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
@@ -18,31 +17,18 @@ from graphkiln_client import Client
 pytestmark = pytest.mark.server
 
 
-DELAY = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [8] }"
-
-
-def add_lookup(store: Path) -> None:
-    """`lookup`: batches of indices into ten numbers; an index of 10 fails while it runs."""
-    shape = ("batch", "length")
-    nodes = [zoo.helper.make_node("Gather", ["table", "INDEX"], ["VALUE"])]
-    inputs, outputs = [zoo.value("INDEX", shape, TensorProto.INT64)], [zoo.value("VALUE", shape)]
-    table = np.arange(10, dtype=np.float32) * 10
-    proto = zoo.model(nodes, inputs, outputs, {"table": table})
-    zoo.add(store, "lookup", proto, f'backend: "graphkiln" max_batch_size: 8 {DELAY}')
-
-
 def add_mixing(store: Path) -> None:
     """`mixing` says that its rows vary and sums them all."""
     nodes = [zoo.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)]
     ports = ([zoo.value("x", ("batch", 2))], [zoo.value("y", ("sums", 2))])
     proto = zoo.model(nodes, *ports, {"axes": np.array([0], np.int64)})
-    zoo.add(store, "mixing", proto, f"max_batch_size: 8 {DELAY}")
+    zoo.add(store, "mixing", proto, f"max_batch_size: 8 {zoo.DELAY}")
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store = tmp_path_factory.mktemp("batching store")
-    add_lookup(store)
+    zoo.add_lookup(store)
     add_mixing(store)
     with Serving(tmp_path_factory.mktemp("batching"), "--model-store", store) as server:
         server.wait_ready()

@@ -303,3 +303,15 @@ def integer_product() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     ]
     graph = model(nodes, [value("x", ("n", 64))], [value("y", ("n", 16))], constants)
     return graph, {"x": generator.uniform(0.8, 1, (4, 64)).astype(np.float32)}
+
+
+DELAY = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [8] }"
+
+
+def add_lookup(store: Path) -> None:
+    """`lookup`: batches of indices into ten numbers; an index of 10 fails while it runs."""
+    shape = ("batch", "length")
+    nodes = [helper.make_node("Gather", ["table", "INDEX"], ["VALUE"])]
+    inputs, outputs = [value("INDEX", shape, TensorProto.INT64)], [value("VALUE", shape)]
+    proto = model(nodes, inputs, outputs, {"table": np.arange(10, dtype=np.float32) * 10})
+    add(store, "lookup", proto, f'backend: "graphkiln" max_batch_size: 8 {DELAY}')
