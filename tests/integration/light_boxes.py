@@ -1,0 +1,109 @@
+"""A graph that finds what is light in an image: as a detector, as a segmenter, and as an embedding of its color."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zoo
+from onnx import TensorProto, helper, reference, save
+
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_client import Box
+from graphkiln_converters.proving import ReferenceSamples
+from graphkiln_converters.writer import SourceInfo, prove_and_write
+
+SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), interpolation="box")
+TASKS: dict[str, Task] = {
+    "detector": Detection(boxes="boxes", scores="scores", classes="classes", counts="counts"),
+    "segmenter": Segmentation(scores="map"),
+    "embedder": Embedding(vectors="vector", normalize=True),
+}
+
+
+def light_box() -> Any:
+    """A graph that answers all three: the box around the light pixels, which pixels are light, the mean color."""
+    n = helper.make_node
+    nodes = [
+        n("ReduceMean", ["x", "one"], ["gray"], keepdims=0),
+        n("Greater", ["gray", "limit"], ["is_light"]),
+        n("Cast", ["is_light"], ["light"], to=TensorProto.FLOAT),
+        n("ReduceMax", ["light", "one"], ["columns"], keepdims=0),
+        n("ReduceMax", ["light", "two"], ["rows"], keepdims=0),
+    ]
+    for name, axis in (("x", "columns"), ("y", "rows")):
+        nodes += [
+            n("ArgMax", [axis], [f"{name}1"], axis=1, keepdims=1),
+            n("ArgMax", [axis], [f"{name}_last"], axis=1, keepdims=1, select_last_index=1),
+            n("Add", [f"{name}_last", "one"], [f"{name}2"]),
+        ]
+    nodes += [
+        n("Concat", ["x1", "y1", "x2", "y2"], ["corners"], axis=1),
+        n("Cast", ["corners"], ["box"], to=TensorProto.FLOAT),
+        n("Unsqueeze", ["box", "one"], ["boxes"]),
+        n("ReduceMax", ["columns", "one"], ["scores"], keepdims=1),
+        n("Cast", ["scores"], ["classes"], to=TensorProto.INT64),
+        n("Cast", ["scores"], ["count"], to=TensorProto.INT32),
+        n("Squeeze", ["count", "one"], ["counts"]),
+        n("Unsqueeze", ["light", "one"], ["yes"]),
+        n("Sub", ["unit", "yes"], ["no"]),
+        n("Concat", ["no", "yes"], ["map"], axis=1),
+        n("ReduceMean", ["x", "plane"], ["vector"], keepdims=0),
+    ]
+    outputs = [
+        zoo.value("boxes", ("batch", 1, 4)),
+        zoo.value("scores", ("batch", 1)),
+        zoo.value("classes", ("batch", 1), TensorProto.INT64),
+        zoo.value("counts", ("batch",), TensorProto.INT32),
+        zoo.value("map", ("batch", 2, 32, 32)),
+        zoo.value("vector", ("batch", 3)),
+    ]
+    constants = {
+        "one": np.array([1], np.int64),
+        "two": np.array([2], np.int64),
+        "plane": np.array([2, 3], np.int64),
+        "limit": np.float32(0.4),
+        "unit": np.float32(1),
+    }
+    return zoo.model(nodes, [zoo.value("x", ("batch", 3, 32, 32))], outputs, constants)
+
+
+def write_store(folder: Path) -> Path:
+    """A store with a model for each task, of the same graph."""
+    graph = light_box()
+    (folder / "export").mkdir()
+    save(graph, folder / "export" / "graph.onnx")
+    x = np.random.default_rng(1).uniform(0, 1, (4, 3, 32, 32)).astype(np.float32)
+    names = [output.name for output in graph.graph.output]
+    outputs = dict(zip(names, reference.ReferenceEvaluator(graph).run(None, {"x": x}), strict=True))
+    for name, task in TASKS.items():
+        source = SourceInfo(
+            description=name,
+            command="",
+            libraries=("onnx",),
+            metrics={},
+            preprocess=SPEC,
+            labels=("dark", "light"),
+            task=task,
+        )
+        samples = ReferenceSamples(feeds={"x": x}, outputs=outputs)
+        prove_and_write(folder / "export" / "graph.onnx", source, samples, folder / "store" / name, 1)
+    return folder / "store"
+
+
+def image(width: int, height: int, *box: int) -> Any:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    x1, y1, x2, y2 = box
+    pixels[y1:y2, x1:x2] = 255
+    return pixels
+
+
+IMAGES = [
+    image(64, 32, 16, 8, 32, 16),
+    image(32, 128, 8, 16, 24, 64),
+    image(64, 64, 0, 0, 0, 0),
+    image(32, 32, 3, 4, 9, 8),
+]
+BOXES = [Box(16, 8, 32, 16), Box(8, 16, 24, 64), None, Box(3, 4, 9, 8)]
