@@ -11,7 +11,7 @@ from tune_command import copy_model, digest, events, journals, measured, tune
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WORDS = (
-    "--share", "first=0.7,second=0.3", "--p99", "2s", "--budget", "150s", "--json",
+    "--share", "first=0.7,second=0.3", "--p99", "2s", "--budget", "400s", "--json",
     "--only", "spin", "--fix", "threads=1", "--fix", "instances=1", "--fix", "spin=off",
 )  # fmt: skip
 """A core and one candidate for each model, and a target and a budget that do for a machine that is busy with others."""

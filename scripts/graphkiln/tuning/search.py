@@ -131,7 +131,8 @@ class Search:
                 self._settled.add(standing.candidate)
 
     def _affords(self, standing: Standing) -> bool:
-        return self._has_time(_SEARCHING) and self._reference.affords(standing.candidate, self._reading_s)
+        share = _SEARCHING if self._proves else 1.0
+        return self._has_time(share) and self._reference.affords(standing.candidate, self._reading_s)
 
     def _come_closer(self) -> None:
         """Where nothing met the target yet: settles what was nearest to it, so that it is known how near it comes."""
