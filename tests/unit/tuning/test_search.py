@@ -54,13 +54,12 @@ def test_what_is_promised_was_measured_again_and_its_bound_is_within_the_target(
 
 
 def test_what_is_proven_elsewhere_is_not_measured_again(tune, tiny: Space) -> None:
-    proven, unproven = (
-        tune(SimulatedServer(cores=CORES), within=tiny, budget_s=400, proves=proves, file=str(proves))
-        for proves in (True, False)
-    )
-    assert unproven.candidate == proven.candidate
-    assert (unproven.promise, unproven.curve) == (None, ())
-    assert unproven.spent_s < proven.spent_s
+    server = SimulatedServer(cores=CORES)
+    result = tune(server, within=tiny, budget_s=200, proves=False)
+    assert result.candidate is not None
+    assert (result.promise, result.curve) == (None, ())
+    settled = [call for call in server.measured if call[0] == result.candidate]
+    assert {call[3] for call in settled} <= {*range(1000), *range(500_000, 502_000)}, "no seed of a confirmation"
 
 
 @pytest.mark.slow
