@@ -15,6 +15,8 @@ from graphkiln_backend.scoring.errors import ScoringError
 
 SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
+FORMATS = ("", "parquet", "delta")
+"""What `--format` may be; empty for what the destination has of its own."""
 _OBJECTS = {"s3", "gs"}
 _SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
 
@@ -30,6 +32,10 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
     Raises:
         GraphkilnError: The text names nothing that can be written.
     """
+    if format not in FORMATS:
+        raise ScoringError(f"--format {format} is not known", hint=f"one of {', '.join(filter(None, FORMATS))}")
+    if ledger and (format == "delta" or text.startswith(SCHEMES)):
+        raise ScoringError(f"{text} decides by itself which attempt counts", hint="leave out --ledger")
     if text.startswith(SCHEMES):
         return _table_at(text)
     if (scheme := _SCHEME.match(text)) and scheme[1] not in _OBJECTS:

@@ -66,3 +66,14 @@ def test_what_cannot_be_written(text: str) -> None:
 def test_a_destination_is_not_called_a_model_store(format_: str) -> None:
     with pytest.raises(ScoringError, match=r"'ftp://host/out' cannot hold results"):
         destination_at("ftp://host/out", format=format_)
+
+
+def test_a_format_that_there_is_not_is_told_with_those_that_are() -> None:
+    with pytest.raises(ScoringError, match=r"--format csv is not known \(one of parquet, delta"):
+        destination_at("/data/out", format="csv")
+
+
+@pytest.mark.parametrize(("text", "format_"), [("s3://b/out", "delta"), ("postgresql://h/db?table=t", "")])
+def test_a_ledger_that_nobody_would_read_is_refused(text: str, format_: str) -> None:
+    with pytest.raises(ScoringError, match="leave out --ledger"):
+        destination_at(text, "postgresql://h/db", format_)
