@@ -9,13 +9,14 @@ from statuses import instance_status
 
 from graphkiln.cli.load_display import LoadDisplay
 from graphkiln.cli.served import print_states, tell_states
-from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.probe import ModelState
 
 FLAGS = TritonFlags.parse(
     ["--http-port=1234", "--allow-grpc=false", "--allow-metrics=false"],
     dict.fromkeys(("http-port", "allow-grpc", "allow-metrics"), True),
 )
+PAGE = ListenAddress(protocol="page", host="127.0.0.1", port=8003)
 STATES = [
     ModelState(model="digits", version="1", state="READY", reason="", status=instance_status()),
     ModelState(model="digits", version="2", state="UNAVAILABLE", reason="it is cut off", status=None),
@@ -29,13 +30,14 @@ def display() -> LoadDisplay:
 
 def test_a_program_gets_an_event_for_each_version(display: LoadDisplay, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "graphkiln"):
-        tell_states(STATES, FLAGS, display, secure=True)
-    first, second, third = caplog.records
+        tell_states(STATES, FLAGS, display, secure=True, page=PAGE)
+    first, second, third, fourth = caplog.records
     status = instance_status()
     assert vars(first)["model"] == vars(second)["model"] == "digits"
     assert first.getMessage().startswith(f"version 1 is ready: {status.engine} on {status.device}")
     assert (second.levelname, second.getMessage()) == ("ERROR", "version 2 is unavailable: it is cut off")
     assert third.getMessage() == "serving with TLS HTTP 127.0.0.1:1234"
+    assert fourth.getMessage().startswith("page https://127.0.0.1:8003")
 
 
 def test_a_person_gets_a_table(display: LoadDisplay, capsys: pytest.CaptureFixture[str]) -> None:
