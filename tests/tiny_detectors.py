@@ -31,7 +31,7 @@ class Pyramid(nn.Module):
 
 
 def tiny_detector(kind: str) -> Any:
-    """A detector in evaluation mode: `ssd`, `retinanet` or `fcos`."""
+    """A detector in evaluation mode: `ssd`, `retinanet`, `fcos`, `faster`, `masked` or `keypoints`."""
     torch.manual_seed(0)
     model = _MAKERS[kind]().eval()
     generator = torch.Generator().manual_seed(1)
@@ -72,4 +72,49 @@ def _fcos() -> Any:
     return detection.FCOS(Pyramid(), CLASSES, anchor_generator=_anchors(1), detections_per_img=30)
 
 
-_MAKERS = {"ssd": _ssd, "retinanet": _retinanet, "fcos": _fcos}
+def _two_stage(kind: str, **heads: Any) -> Any:
+    ops = import_torchvision().ops
+    settings = {
+        "rpn_anchor_generator": _anchors(3),
+        "box_roi_pool": ops.MultiScaleRoIAlign(["0", "1"], output_size=3, sampling_ratio=2),
+        "rpn_pre_nms_top_n_test": 60,
+        "rpn_post_nms_top_n_test": 40,
+        "box_detections_per_img": 15,
+        "box_head": detection.faster_rcnn.TwoMLPHead(CHANNELS * 9, 16),
+        "box_predictor": detection.faster_rcnn.FastRCNNPredictor(16, CLASSES),
+    }
+    return getattr(detection, kind)(Pyramid(), **settings, **heads)
+
+
+def _faster() -> Any:
+    return _two_stage("FasterRCNN")
+
+
+def _masked() -> Any:
+    ops = import_torchvision().ops
+    return _two_stage(
+        "MaskRCNN",
+        mask_roi_pool=ops.MultiScaleRoIAlign(["0", "1"], output_size=4, sampling_ratio=2),
+        mask_head=detection.mask_rcnn.MaskRCNNHeads(CHANNELS, (8,), 1),
+        mask_predictor=detection.mask_rcnn.MaskRCNNPredictor(8, 8, CLASSES),
+    )
+
+
+def _keypoints() -> Any:
+    ops = import_torchvision().ops
+    return _two_stage(
+        "KeypointRCNN",
+        keypoint_roi_pool=ops.MultiScaleRoIAlign(["0", "1"], output_size=4, sampling_ratio=2),
+        keypoint_head=detection.keypoint_rcnn.KeypointRCNNHeads(CHANNELS, (8,)),
+        keypoint_predictor=detection.keypoint_rcnn.KeypointRCNNPredictor(8, 5),
+    )
+
+
+_MAKERS = {
+    "ssd": _ssd,
+    "retinanet": _retinanet,
+    "fcos": _fcos,
+    "faster": _faster,
+    "masked": _masked,
+    "keypoints": _keypoints,
+}

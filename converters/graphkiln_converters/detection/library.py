@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 from torch import nn
 
+from graphkiln_converters.detection.regions import pool_by_library
 from graphkiln_converters.detection.suppression import keep
 from graphkiln_converters.torch_libraries import import_torchvision
 
@@ -80,6 +82,7 @@ def _complete_torchvision() -> None:
     torchvision = import_torchvision()
     if not torchvision.extension._has_ops():  # noqa: SLF001 - torchvision's own question
         torchvision.ops.boxes.nms = _nms
+        importlib.import_module("torchvision.ops.poolers").roi_align = pool_by_library
 
 
 def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:

@@ -7,6 +7,7 @@ resize. Two differences remain, both at the resize: Pillow's filter is antialias
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
+from graphkiln_converters.detection.candidates import DETECTION
 from graphkiln_converters.detection.library import LibraryPipeline
 from graphkiln_converters.detection.one_stage import ByLevel, Ssd
+from graphkiln_converters.detection.two_stage import TwoStage
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -50,7 +53,7 @@ def open_detector(location: str, options: SourceOptions) -> TorchModel:
         inputs=(InputSpec(name="image", shape=(3, *size)),),
         preprocess=_preprocess(transform, size),
         labels=categories,
-        task=Detection(boxes="boxes", scores="scores", classes="classes", counts="counts"),
+        task=_task(model),
     )
 
 
@@ -65,8 +68,15 @@ def detector_module(model: Any, size: tuple[int, int]) -> torch.nn.Module:
         return Ssd(model, size)
     if isinstance(model, kinds.retinanet.RetinaNet | kinds.fcos.FCOS):
         return ByLevel(model, size)
+    if isinstance(model, kinds.keypoint_rcnn.KeypointRCNN):
+        raise ConversionError(
+            "torchvision's KeypointRCNN enlarges each heatmap to its own box: that is no graph with a batch yet",
+            hint="wrap it in a module that returns keypoints, too: python:FILE:FACTORY --task detection",
+        )
+    if isinstance(model, kinds.faster_rcnn.FasterRCNN):
+        return TwoStage(model, size)
     raise ConversionError(
-        f"torchvision's {type(model).__name__} is a detector of two stages, which cannot be a graph with a batch yet",
+        f"how torchvision's {type(model).__name__} detects is not known",
         hint="wrap it in a module that returns boxes, scores, classes and counts: python:FILE:FACTORY --task detection",
     )
 
@@ -88,7 +98,12 @@ def _model(location: str, options: SourceOptions) -> tuple[Any, tuple[str, ...]]
 
 
 def _most(model: Any) -> int:
-    return int(model.detections_per_img)
+    return int(getattr(model, "roi_heads", model).detections_per_img)
+
+
+def _task(model: Any) -> Detection:
+    heads = getattr(model, "roi_heads", None)
+    return replace(DETECTION, masks="masks" if heads and heads.has_mask() else None)
 
 
 def _size(transform: Any, options: SourceOptions) -> tuple[int, int]:

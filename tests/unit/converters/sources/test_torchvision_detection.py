@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from tiny_detectors import tiny_detector
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox
@@ -39,5 +40,18 @@ def test_images_are_fitted_as_torchvision_does() -> None:
 
 
 def test_a_detector_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConversionError, match="two stages"):
+    with pytest.raises(ConversionError, match="how torchvision's object detects is not known"):
         detector_module(object(), (64, 64))
+
+
+@pytest.mark.parametrize(("kind", "masks"), [("ssd", None), ("masked", "masks")])
+def test_the_task_names_what_the_model_has(kind: str, masks: str | None) -> None:
+    model = tiny_detector(kind)
+    task = torchvision_detection._task(model)
+    assert (task.masks, task.mask_frame) == (masks, "box")
+    assert torchvision_detection._most(model) == (30 if kind == "ssd" else 15)
+
+
+def test_keypoints_are_refused() -> None:
+    with pytest.raises(ConversionError, match="enlarges each heatmap to its own box"):
+        detector_module(tiny_detector("keypoints"), (64, 64))

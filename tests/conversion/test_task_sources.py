@@ -1,0 +1,72 @@
+"""Sources with a task of their own, from their files to proven versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from converting import Convert
+from tiny_detectors import SIDE, tiny_detector
+from tiny_transformers import SIZE, tiny_model
+from tiny_yolo import NAMES, V8, Parts, write_yolo
+
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_converters.detection.two_stage import TwoStage
+
+pytestmark = pytest.mark.slow
+
+
+def masked() -> TwoStage:
+    """What `python:test_task_sources:masked` opens."""
+    return TwoStage(tiny_detector("masked"), (SIDE, SIDE))
+
+
+def proven(version: Path, task: type[Task], words: str) -> Manifest:
+    manifest = Manifest.read(version / MANIFEST_FILE)
+    assert isinstance(manifest.task, task)
+    assert words in manifest.verification[0].verdict, "the proof has not heard of the task"
+    assert manifest.verification[0].verdict.endswith("PASS")
+    assert all(spec.shape[0] == "batch" for spec in manifest.signature.outputs)
+    return manifest
+
+
+def test_a_yolo_file_of_one_image_serves_batches(tmp_path: Path, run: Convert) -> None:
+    path = write_yolo(V8(), tmp_path / "yolo.onnx", batch=1, names=NAMES)
+    manifest = proven(run(str(path), task="detection"), Detection, "detections matched")
+    assert manifest.preprocess is not None
+    assert manifest.preprocess.letterbox is not None
+    assert "of the kind yolov8" in manifest.conversion.notes[0]  # type: ignore[union-attr]
+
+
+def test_a_selection_of_one_image_serves_batches(tmp_path: Path, run: Convert) -> None:
+    path = write_yolo(Parts(), tmp_path / "selected.onnx", batch=1)
+    proven(run(str(path), task="detection", boxes="xyxy"), Detection, "detections matched")
+
+
+def test_a_detector_of_two_stages_is_a_graph_with_a_batch(run: Convert) -> None:
+    version = run(f"python:{__file__}:masked", task="detection", shape=[f"3x{SIDE}x{SIDE}"])
+    task = proven(version, Detection, "detections matched").task
+    assert isinstance(task, Detection)
+    assert task.masks is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "words"),
+    [("yolos", Detection, "detections matched"), ("segformer", Segmentation, "pixels")],
+)
+def test_a_folder_of_transformers(kind: str, task: type[Task], words: str, tmp_path: Path, run: Convert) -> None:
+    import transformers
+
+    tiny_model(kind).save_pretrained(tmp_path / kind)
+    name = {"yolos": "Yolos", "segformer": "Segformer"}[kind]
+    getattr(transformers, f"{name}ImageProcessorPil")().save_pretrained(tmp_path / kind)
+    height, width = SIZE
+    manifest = proven(run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"]), task, words)
+    assert manifest.preprocess is not None
+
+
+def test_a_classifier_of_timm_embeds(run: Convert) -> None:
+    version = run("timm:resnet10t", task="embedding", shape=["3x64x64"])
+    manifest = proven(version, Embedding, "cos")
+    assert manifest.signature.outputs[0].shape == ("batch", 512)
