@@ -37,8 +37,15 @@ def tiny_model(kind: str, **changes: Any) -> Any:
                 spread = 1.5 / parameter[0].numel() ** 0.5
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
     if hasattr(model, "class_predictor"):
-        model.class_predictor.weight.data *= 20  # else all queries are of one class
+        _spread_classes(model)
     return model.requires_grad_(requires_grad=False)
+
+
+def _spread_classes(model: Any) -> None:
+    """Random queries are nearly alike: what they have in common would make all of them one class."""
+    model.class_predictor.weight.data *= 20
+    with torch.no_grad():
+        model.class_predictor.bias -= model(pixel_values=images(2)).class_queries_logits.mean((0, 1))
 
 
 def images(count: int) -> torch.Tensor:
