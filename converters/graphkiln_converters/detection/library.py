@@ -82,7 +82,8 @@ def _complete_torchvision() -> None:
     torchvision = import_torchvision()
     if not torchvision.extension._has_ops():  # noqa: SLF001 - torchvision's own question
         torchvision.ops.boxes.nms = _nms
-        importlib.import_module("torchvision.ops.poolers").roi_align = pool_by_library
+        poolers: Any = importlib.import_module("torchvision.ops.poolers")
+        poolers.roi_align = pool_by_library
 
 
 def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:

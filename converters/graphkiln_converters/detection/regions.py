@@ -49,7 +49,7 @@ def pool_by_library(
     if torchvision.extension._has_ops():  # noqa: SLF001 - torchvision's own question
         return torch.as_tensor(torchvision.ops.roi_align(features, rois, output_size, spatial_scale, sampling_ratio))
     side = output_size if isinstance(output_size, int) else output_size[0]
-    parts = [_pooled(features, part, spatial_scale, side, sampling_ratio) for part in rois.split(_AT_ONCE)]
+    parts = [_pooled(features, part, spatial_scale, side, sampling_ratio) for part in torch.split(rois, _AT_ONCE)]
     return torch.cat(parts) if parts else features.new_zeros((0, features.shape[1], side, side))
 
 
@@ -60,7 +60,7 @@ def _pooled(features: torch.Tensor, boxes: torch.Tensor, scale: float, side: int
     points = corners.unsqueeze(2) + (torch.arange(side * samples) + 0.5) / (side * samples) * sides
     across, down = _weights(points[:, 0], features.shape[3]), _weights(points[:, 1], features.shape[2])
     found = down.unsqueeze(1) @ features[boxes[:, 0].long()] @ across.transpose(1, 2).unsqueeze(1)
-    return found.unflatten(3, (side, samples)).unflatten(2, (side, samples)).mean((3, 5))
+    return found.reshape(*found.shape[:2], side, samples, side, samples).mean((3, 5))
 
 
 def _weights(points: torch.Tensor, size: int) -> torch.Tensor:
@@ -74,11 +74,11 @@ def _weights(points: torch.Tensor, size: int) -> torch.Tensor:
 def pool_in_graph(features: FLOAT, boxes: FLOAT, scale: float, side: int, samples: int) -> FLOAT:
     """What `pool` is in a graph."""
     one = op.Constant(value_ints=[1])
-    images = op.Squeeze(op.Slice(boxes, op.Constant(value_ints=[0]), one, one), one)
+    images = op.Squeeze(op.Slice(boxes, op.Constant(value_ints=[0]), one, one), one)  # type: ignore[type-var,arg-type]
     return op.RoiAlign(
         features,
-        op.Slice(boxes, one, op.Constant(value_ints=[5]), one),
-        op.Cast(images, to=7),
+        op.Slice(boxes, one, op.Constant(value_ints=[5]), one),  # type: ignore[type-var]
+        op.Cast(images, to=7),  # type: ignore[arg-type]
         coordinate_transformation_mode="output_half_pixel",
         mode="avg",
         output_height=side,

@@ -98,7 +98,7 @@ class TwoStage(nn.Module):
         parts = (
             objectness.reshape(-1, total).split(self.counts, 1),
             deltas.reshape(-1, total, 4).split(self.counts, 1),
-            self.anchors.split(self.counts),
+            torch.split(self.anchors, self.counts),
         )
         found = Candidates.joined([self._of_level(*level) for level in zip(*parts, strict=True)])
         return found.best(rpn.post_nms_top_n())
