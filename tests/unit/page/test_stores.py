@@ -46,6 +46,17 @@ def test_what_is_not_there(repository: Path, model: str, version: str) -> None:
     assert stores.golden(model, version) is None
 
 
+@pytest.mark.parametrize(("model", "version"), [("..", "1"), ("../digits", "1"), ("inner", "../1"), ("inner/..", "1")])
+def test_a_url_leads_to_nothing_outside_of_the_store(
+    repository: Path, tmp_path: Path, model: str, version: str
+) -> None:
+    source = repository / "model_repository" / "digits"
+    (tmp_path / "store" / "inner" / "1").mkdir(parents=True)
+    for outside in (tmp_path / "1", tmp_path / "digits" / "1", tmp_path / "store" / "1"):
+        shutil.copytree(source / "1", outside)
+    assert Stores([tmp_path / "store"]).proof(model, version) is None
+
+
 def test_a_damaged_manifest(repository: Path, tmp_path: Path) -> None:
     shutil.copytree(repository / "model_repository" / "digits", tmp_path / "digits")
     path = tmp_path / "digits" / "1" / "manifest.json"

@@ -26,12 +26,14 @@ function draw(anyway = false) {
   if (now === drawn && !anyway) return;
   drawn = now;
   const list = rows.map((row) => [
-    el("button", { type: "button", "aria-pressed": chosen === keyOf(row), onclick: () => choose(row) }, row.name),
+    el("button", { type: "button", "data-control": `show ${keyOf(row)}`, "aria-pressed": chosen === keyOf(row), onclick: () => choose(row) }, row.name),
     row.version || "–", state(row), row.engine ? `${row.engine}, ${row.device}` : "–", row.precision || "–", buttons(row),
   ]);
   const made = table("What the server has loaded", ["model", "version", "state", "engine", "precision", "control"], list);
   for (const [at, line] of [...made.tBodies[0].rows].entries()) line.classList.toggle("chosen", keyOf(rows[at]) === chosen);
+  const focused = document.activeElement?.dataset.control;
   $("models").replaceChildren(rows.length ? made : el("p", { class: "empty" }, "No model is loaded."));
+  if (focused) [...$("models").querySelectorAll("button")].find((button) => button.dataset.control === focused)?.focus();
 }
 
 function state({ state: name, reason }) {
@@ -42,7 +44,7 @@ function state({ state: name, reason }) {
 function buttons(row) {
   const verbs = row.state === "READY" ? ["load", "unload"] : ["load"];
   return verbs.map((verb) => el("button", {
-    type: "button", class: "quiet", disabled: !$("key").value, "aria-label": `${verb} ${row.name}`,
+    type: "button", class: "quiet", disabled: !$("key").value, "data-control": `${verb} ${keyOf(row)}`, "aria-label": `${verb} ${row.name}`,
     onclick: () => attempt(async () => {
       await api.control(row.name, verb, $("key").value);
       await refresh($("key").value);
