@@ -51,7 +51,7 @@ def test_options_become_a_request(
     monkeypatch.setattr("graphkiln.scoring.mistakes.check_source", lambda _: None)
     words = "--address auto --workers 3 --cores-per-worker 2 --set precision=bf16 --top-k 2 --softmax --replace"
     more = "--keep-columns a,b --image-column i --id-column n --query t --rows-per-unit 50 --cache off --format delta"
-    assert run("score", *GIVEN, *words.split(), *more.split(), "--ledger", "postgresql://h/d").code == 0
+    assert run("score", *GIVEN, *words.split(), *more.split()).code == 0
     (request,) = requests
     assert (request.source, request.version) == (str(tmp_path / "photos"), 2)
     assert (request.address, request.workers, request.cores_per_worker) == ("auto", 3, 2)
@@ -60,7 +60,11 @@ def test_options_become_a_request(
     assert (request.keep_columns, request.image_column, request.id_column) == (("a", "b"), "i", "n")
     assert request.query == "t"
     assert (request.rows_per_unit, request.cache, request.format) == (50, None, "delta")
-    assert request.ledger == "postgresql://h/d"
+
+
+def test_a_ledger(run: RunVerb, requests: list[ScoreRequest]) -> None:
+    assert run("score", *GIVEN, "--ledger", "postgresql://h/d").code == 0
+    assert requests[0].ledger == "postgresql://h/d"
 
 
 def test_outputs_by_name(run: RunVerb, requests: list[ScoreRequest]) -> None:
