@@ -87,11 +87,12 @@ def _rate(begun: float, completions: Sequence[float], callers: int, deadline: fl
 
     One caller is busy all the time. Of several, the first images complete while the pipeline fills, the last ones while
     it runs empty: both ends are left out, and the time counts from completion to completion, so that a batch is never
-    cut.
+    cut. Where less than a third of the measurement is left of it, all of it counts: the images of one batch complete
+    together, which says nothing of a rate.
     """
     whole = len(completions) / (completions[-1] - begun)
     if callers == 1:
         return whole
+    first, least = completions[callers - 1], (deadline - begun) / 3
     inside = [moment for moment in completions[callers:] if moment <= deadline]
-    first = completions[callers - 1]
-    return len(inside) / (inside[-1] - first) if inside and inside[-1] > first else whole
+    return len(inside) / (inside[-1] - first) if inside and inside[-1] - first >= least else whole

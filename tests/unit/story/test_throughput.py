@@ -7,7 +7,7 @@ import time
 import pytest
 from stories import JPEGS
 
-from graphkiln.story.throughput import measure_throughput
+from graphkiln.story.throughput import _rate, measure_throughput
 from graphkiln_backend.graph.errors import MeasurementError
 
 
@@ -33,6 +33,13 @@ def test_batches_count_from_answer_to_answer() -> None:
 
     found = measure_throughput(ask, 4, JPEGS, 0.92)
     assert found.per_second == pytest.approx(80, rel=0.3)
+
+
+def test_the_images_of_one_batch_are_no_rate() -> None:
+    """Of six callers whose batches of four take 1.2 s, two more are done within 3 s, both at once."""
+    done = [1.2 * (number // 4 + 1) + number / 1e4 for number in range(20)]
+    assert _rate(0.0, done, callers=6, deadline=3.0) == pytest.approx(20 / 6.0, rel=1e-3)
+    assert _rate(0.0, done, callers=4, deadline=5.0) == pytest.approx(12 / 3.6, rel=0.01)
 
 
 def test_images_are_taken_in_turn() -> None:
