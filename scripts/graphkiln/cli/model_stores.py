@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,10 @@ def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
         paths: Folders of models; folders of one model, of a version of it, or its graph's file.
 
     Raises:
-        ServerSetupError: A path is none of these.
+        ServerSetupError: A path is none of these, or a folder that this user may not open.
     """
+    for path in paths:
+        _check_readable(path)
     models = {path: model for path in paths if (model := model_at(path))}
     stores = [path for path in paths if path not in models]
     for store in stores:
@@ -40,6 +43,14 @@ def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
                 raise ServerSetupError(f"two models are named {model.name}: {link.readlink()} and {model}")
             link.symlink_to(model)
         yield [*stores, chosen]
+
+
+def _check_readable(path: Path) -> None:
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        raise ServerSetupError(
+            f"model store '{path}' cannot be read by user {os.geteuid()}",
+            hint=f"chmod -R a+rX {path}, or serve as its owner; in a container: docker run --user UID:GID",
+        )
 
 
 def _check_store(store: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,4 +86,12 @@ def test_what_is_neither(tmp_path: Path, path: str, words: str) -> None:
     for name in ("net.onnx", "text.txt"):
         (tmp_path / name).touch()
     with pytest.raises(ServerSetupError, match=words), open_stores([tmp_path / path]):
+        pass
+
+
+def test_a_folder_that_may_not_be_opened(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system answers who is not root: tests/image asks the real one."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != store or mode != os.R_OK | os.X_OK)
+    words = rf"cannot be read by user \d+ \(chmod -R a\+rX {store}"
+    with pytest.raises(ServerSetupError, match=words), open_stores([store]):
         pass
