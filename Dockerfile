@@ -27,8 +27,11 @@ COPY client /source/client
 COPY converters /source/converters
 COPY scripts /source/scripts
 COPY model_repository /source/model_repository
-RUN /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /source \
-    && /opt/graphkiln/bin/pip uninstall --yes hatchling pathspec pluggy tomlkit trove-classifiers setuptools pip \
+# The context holds no .git: `--build-arg VERSION=0.2.0` says what is built.
+ARG VERSION
+RUN SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /source \
+    && /opt/graphkiln/bin/pip uninstall --yes hatchling hatch-vcs setuptools-scm vcs-versioning pathspec pluggy tomlkit \
+        trove-classifiers setuptools pip \
     && /source/deploy/image/prune /opt/graphkiln
 
 FROM python AS cpu
