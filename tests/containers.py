@@ -1,0 +1,23 @@
+"""The container image under test and its engine, as `scripts/test-image` names them in the environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+ENGINE = os.environ.get("GRAPHKILN_CONTAINER_ENGINE", "docker")
+IMAGE = os.environ.get("GRAPHKILN_IMAGE", "graphkiln")
+# crun refuses the cgroups of some hosts, and nested containers may not raise limits.
+_PODMAN = ("--runtime", "runc")
+_PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+LIMITS = _PODMAN_RUN if ENGINE == "podman" else ()
+
+
+def engine(*arguments: str) -> list[str]:
+    return [ENGINE, *(_PODMAN if ENGINE == "podman" else ()), *arguments]
+
+
+def run_in_image(options: tuple[str, ...], *command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a new container of the image, or the image's own, to its end."""
+    line = engine("run", "--rm", *LIMITS, *options, IMAGE, *command)
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout_s)

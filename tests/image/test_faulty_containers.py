@@ -1,0 +1,65 @@
+"""Containers that were started wrongly: each ends with code 2, and the reason in its last line, which a log keeps."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from containers import run_in_image
+
+pytestmark = pytest.mark.image
+
+ALONE = ("--network", "none")
+
+
+def last_line(options: tuple[str, ...], *command: str) -> str:
+    finished = run_in_image(options, *command)
+    assert finished.returncode == 2, finished.stderr
+    assert "Traceback" not in finished.stderr
+    line = finished.stderr.splitlines()[-1]
+    assert line.startswith("graphkiln: ")
+    return line
+
+
+@pytest.fixture
+def store(digits: Path) -> tuple[str, ...]:
+    return ("-v", f"{digits.parent}:/models:ro")
+
+
+def test_without_a_volume() -> None:
+    line = last_line(ALONE)
+    assert "'/models' is missing" in line
+    assert "--model-store" in line
+
+
+def test_a_read_only_root_without_room_for_temporary_files(store: tuple[str, ...]) -> None:
+    read_only = ("--read-only", "--tmpfs", "/tmp:ro")
+    assert "docker run --tmpfs /tmp:exec" in last_line((*ALONE, *read_only, "--tmpfs", "/var/tmp:ro", *store))
+
+
+def test_temporary_files_that_may_not_be_programs(store: tuple[str, ...]) -> None:
+    assert "/tmp is mounted noexec" in last_line((*ALONE, "--read-only", "--tmpfs", "/tmp:noexec", *store))
+
+
+def test_without_shared_memory(store: tuple[str, ...]) -> None:
+    assert "cannot make a file in /dev/shm" in last_line((*ALONE, "--ipc", "none", *store))
+
+
+def test_too_little_shared_memory(store: tuple[str, ...]) -> None:
+    assert "docker run --shm-size=" in last_line((*ALONE, "--shm-size", "1m", *store))
+
+
+def test_a_port_that_is_taken(store: tuple[str, ...]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = ("graphkiln", "serve", "--model-store", "/models", "--host", "127.0.0.1", f"--http-port={port}")
+        assert f"port {port} (HTTP) is in use" in last_line(("--network", "host", *store), *command)
+
+
+def test_a_store_that_this_user_may_not_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    line = last_line((*ALONE, "--user", "12345:12345", "-v", f"{tmp_path}:/models:ro"))
+    assert "model store '/models' cannot be read by user 12345" in line
