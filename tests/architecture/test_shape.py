@@ -27,7 +27,13 @@ TESTED_TOGETHER = {
     "graphkiln_backend/passes/casts.py": "passes/test_precision.py",
 }
 """Modules that do one thing in two ways, or as two halves, and pass the same tests: module -> its tests."""
-TESTED_BY_RUNNING = ("scripts/architecture", "scripts/benchmarks", "scripts/conforming", "scripts/soaking")
+TESTED_BY_RUNNING = (
+    "scripts/architecture",
+    "scripts/benchmarks",
+    "scripts/conforming",
+    "scripts/releasing",
+    "scripts/soaking",
+)
 """Programs, not modules: `scripts/check`, `scripts/benchmark`, `scripts/conformance` and `scripts/soak` run them. What
 they share, and what judges, has tests all the same."""
 

@@ -1,0 +1,1 @@
+"""What a release is checked for before it is made."""

@@ -1,0 +1,79 @@
+"""What pip-audit says, and what is made of it. Its JSON is as pip-audit 2.10 writes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from releasing import audit
+from releasing.audit import Audit, main, read_audit, report, report_failure
+
+CLEAN = {"name": "wrapt", "version": "2.5.2", "vulns": []}
+SKIPPED = {"name": "sh", "skip_reason": "Dependency not found on PyPI and could not be audited: sh (2.4.0)"}
+FOUND = {
+    "name": "requests",
+    "version": "2.31.0",
+    "vulns": [{"id": "PYSEC-1", "fix_versions": ["2.32.0"], "aliases": ["CVE-1"], "description": "..."}],
+}
+NO_FIX = {"name": "sh", "version": "2.4.0", "vulns": [{"id": "GHSA-2", "fix_versions": [], "aliases": []}]}
+
+
+def test_a_vulnerability_is_told_with_what_mends_it() -> None:
+    found = read_audit([CLEAN, FOUND, NO_FIX])
+    assert found == Audit(
+        ("requests 2.31.0: PYSEC-1, not in 2.32.0", "sh 2.4.0: GHSA-2, not in no version"), asked=3, unknown=0
+    )
+    code, lines = report(found)
+    assert code == 1
+    assert lines[:2] == list(found.vulnerabilities)
+
+
+def test_packages_without_one_pass() -> None:
+    assert report(read_audit([CLEAN, CLEAN])) == (0, ["no advisory is known of 2 packages"])
+
+
+def test_some_packages_that_are_not_found_are_counted() -> None:
+    assert report(read_audit([CLEAN, SKIPPED])) == (0, ["no advisory is known of 1 packages; 1 not found"])
+
+
+def test_an_index_that_knows_none_of_them_is_no_good_news() -> None:
+    code, (line,) = report(read_audit([SKIPPED, SKIPPED]))
+    assert code == 0
+    assert line.startswith("skipped: ")
+
+
+def test_a_list_that_cannot_be_reached_is_skipped() -> None:
+    code, (line,) = report_failure("Traceback\nrequests.exceptions.ProxyError: HTTPSConnectionPool(host='pypi.org')\n")
+    assert code == 0
+    assert line.startswith("skipped: the list of advisories cannot be reached: requests")
+
+
+@pytest.mark.parametrize("words", ["", "error: invalid requirements input: lock.txt\n"])
+def test_another_failure_is_one(words: str) -> None:
+    code, (line,) = report_failure(words)
+    assert code == 2
+    assert line.startswith("pip-audit ")
+
+
+def test_the_worst_of_several_lock_files_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {"a.txt": json.dumps({"dependencies": [FOUND]}), "b.txt": ""}
+
+    def run(line: tuple[str, ...], **_options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(line, 1, answers[line[-1]], "ConnectionError: no route\n")
+
+    monkeypatch.setattr(audit.subprocess, "run", run)
+    assert main(["a.txt", "b.txt"]) == 1
+    assert "a.txt: requests 2.31.0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_lock_file_that_is_not_there_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Asked of the real pip-audit, which needs no network to say so."""
+    assert main([str(tmp_path / "gone.txt")]) == 2
+    assert "pip-audit failed: " in capsys.readouterr().out
