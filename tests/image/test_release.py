@@ -90,7 +90,7 @@ def test_the_version_is_the_tags(dist: Path) -> None:
 
 
 def test_without_git_the_version_says_so(source: Path) -> None:
-    assert project_wheel_metadata(source, isolated=False)["Version"] == "0.0.0+untagged"
+    assert project_wheel_metadata(source, isolated=False)["Version"] == "0.1.0+untagged"
 
 
 def test_the_source_distribution_has_all_that_is_released(source: Path, dist: Path) -> None:
