@@ -23,8 +23,8 @@ def last_line(options: tuple[str, ...], *command: str) -> str:
 
 
 @pytest.fixture
-def store(digits: Path) -> tuple[str, ...]:
-    return ("-v", f"{digits.parent}:/models:ro")
+def store(repository: Path) -> tuple[str, ...]:
+    return ("-v", f"{repository / 'model_repository'}:/models:ro")
 
 
 def test_without_a_volume() -> None:
