@@ -39,7 +39,9 @@ def test_a_read_only_root_without_room_for_temporary_files(store: tuple[str, ...
 
 
 def test_temporary_files_that_may_not_be_programs(store: tuple[str, ...]) -> None:
-    assert "/tmp is mounted noexec" in last_line((*ALONE, "--read-only", "--tmpfs", "/tmp:noexec", *store))
+    assert "/tmp is mounted noexec" in last_line(
+        (*ALONE, "--read-only", "--tmpfs", "/tmp:noexec", "--tmpfs", "/var/tmp:noexec", *store)
+    )
 
 
 def test_without_shared_memory(store: tuple[str, ...]) -> None:
