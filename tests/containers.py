@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 
 ENGINE = os.environ.get("GRAPHKILN_CONTAINER_ENGINE", "docker")
 IMAGE = os.environ.get("GRAPHKILN_IMAGE", "graphkiln")
@@ -18,6 +19,11 @@ def engine(*arguments: str) -> list[str]:
 
 
 def run_in_image(options: tuple[str, ...], *command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a new container of the image, or the image's own, to its end."""
-    line = engine("run", "--rm", *LIMITS, *options, IMAGE, *command)
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout_s)
+    """Runs a command in a new container of the image, or its own; one that takes too long is ended."""
+    name = f"graphkiln-test-{uuid.uuid4().hex}"
+    line = engine("run", "--rm", "--name", name, *LIMITS, *options, IMAGE, *command)
+    try:
+        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        subprocess.run(engine("kill", name), capture_output=True, check=False)
+        raise
