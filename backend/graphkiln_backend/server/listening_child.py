@@ -5,7 +5,6 @@ The port belongs to the parent: clients that come while there is no child wait i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import subprocess
@@ -13,10 +12,14 @@ import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import ListenAddress
+
+if TYPE_CHECKING:
+    import asyncio
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -79,6 +82,8 @@ class ListeningChild(Closeable):
 
 async def run_until_orphaned(serving: Coroutine[object, object, None]) -> None:
     """In the child: serves until the parent is gone, which holds our standard input open as long as it lives."""
+    import asyncio  # the parent needs none of it, and imports ssl with it
+
     work = asyncio.ensure_future(serving)
     orphaned = asyncio.create_task(_cancel_when_orphaned(work))
     with suppress(asyncio.CancelledError):
@@ -87,6 +92,8 @@ async def run_until_orphaned(serving: Coroutine[object, object, None]) -> None:
 
 
 async def _cancel_when_orphaned(work: asyncio.Future[None]) -> None:
+    import asyncio
+
     await asyncio.to_thread(sys.stdin.buffer.read)
     work.cancel()
 
