@@ -20,11 +20,11 @@ from cpp_server import check_backend, start_cpp_server
 from generators import Load, find_generator
 from inputs import exported_graph
 from measurement import Ratio, ratio_of, show_progress
-from stores import add_model
+from stores import add_model, openvino_settings, parameters
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.story.throughput import measure_throughput
-from graphkiln_backend.repository.config import DROP_IN_BACKEND
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 
 OURS, CPP, BARE = "graphkiln", "C++ backend", "bare session"
 _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -40,7 +40,7 @@ class Variant:
         instances: Of the model.
         threads: Of each instance.
         concurrencies: That it is measured at.
-        settings: Of ours alone; the C++ backend serves the graph in fp32 with ONNX Runtime.
+        openvino: Whether ours computes with OpenVINO; the C++ backend always does in fp32 with ONNX Runtime.
     """
 
     name: str
@@ -48,24 +48,23 @@ class Variant:
     instances: int
     threads: int
     concurrencies: tuple[int, ...]
-    settings: tuple[tuple[str, str], ...] = ()
+    openvino: bool = False
 
     def title(self, protocol: str, concurrency: int) -> str:
         """How a row names it."""
         return f"{self.name}, {protocol}, {concurrency}"
 
 
-_BF16 = (("engine", "openvino"), ("precision", "bf16"))
 VARIANTS = (
     Variant(name="mobilenet-1x2", architecture="mobilenet_v3_small", instances=1, threads=2, concurrencies=(1, 8)),
     Variant(name="mobilenet-2x1", architecture="mobilenet_v3_small", instances=2, threads=1, concurrencies=(8,)),
     Variant(
-        name="mobilenet-bf16-1x2", architecture="mobilenet_v3_small", instances=1, threads=2, concurrencies=(1, 8),
-        settings=_BF16,
+        name="mobilenet-openvino-1x2", architecture="mobilenet_v3_small", instances=1, threads=2, concurrencies=(1, 8),
+        openvino=True,
     ),
     Variant(
-        name="mobilenet-bf16-2x1", architecture="mobilenet_v3_small", instances=2, threads=1, concurrencies=(8,),
-        settings=_BF16,
+        name="mobilenet-openvino-2x1", architecture="mobilenet_v3_small", instances=2, threads=1, concurrencies=(8,),
+        openvino=True,
     ),
     Variant(name="resnet50-1x2", architecture="resnet50", instances=1, threads=2, concurrencies=(1, 4)),
 )  # fmt: skip
@@ -131,20 +130,17 @@ def _cases() -> Iterator[tuple[Variant, str, int]]:
 def _store(folder: Path, *, ours: bool) -> Path:
     for variant in VARIANTS:
         graph = exported_graph(variant.architecture)
-        instances = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n"
-        if ours:
-            add_model(folder, variant.name, graph, instances + _parameters("threads", variant))
-        else:
-            text = instances + _parameters("intra_op_thread_count", variant)
-            add_model(folder, variant.name, graph, text, backend=DROP_IN_BACKEND)
+        text = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n" + parameters(
+            _settings(variant, ours)
+        )
+        add_model(folder, variant.name, graph, text, backend=BACKEND if ours else DROP_IN_BACKEND)
     return folder
 
 
-def _parameters(threads_key: str, variant: Variant) -> str:
-    settings = [(threads_key, str(variant.threads))]
-    if threads_key == "threads":
-        settings += variant.settings
-    return "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in settings)
+def _settings(variant: Variant, ours: bool) -> dict[str, str]:
+    if not ours:
+        return {"intra_op_thread_count": str(variant.threads)}
+    return {"threads": str(variant.threads), **(openvino_settings() if variant.openvino else {})}
 
 
 def _take_turns(title: str, runs: Mapping[str, Run], rounds: int) -> dict[str, list[Sample]]:

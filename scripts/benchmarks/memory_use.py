@@ -24,7 +24,7 @@ import psutil
 from cpp_server import check_backend, start_cpp_server
 from inputs import exported_graph
 from measurement import ratio_of, show_progress
-from stores import add_model
+from stores import add_model, openvino_settings, parameters
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
@@ -34,10 +34,6 @@ _ARCHITECTURES = ("mobilenet_v3_small", "resnet50")
 _INSTANCES = (1, 2)
 BARE, CPP = "bare session", "C++ backend"
 _IMAGE = (1, 3, 224, 224)
-_BF16 = "".join(
-    f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-    for key, value in (("engine", "openvino"), ("precision", "bf16"))
-)
 _CALLERS, _REQUESTS = 4, 32
 """So that each instance has computed."""
 _BARE_PROGRAM = """
@@ -97,7 +93,7 @@ def _set_ups(folder: Path, model: str, graph: Path, backends: Path | None) -> di
     set_ups: dict[str, Read] = {BARE: partial(_read_bare, graph)}
     for count in _INSTANCES:
         instances = f"\ninstance_group {{ count: {count} kind: KIND_CPU }}\n"
-        for server, settings in (("graphkiln", ""), ("graphkiln, OpenVINO bf16", _BF16)):
+        for server, settings in (("graphkiln", ""), ("graphkiln, OpenVINO", parameters(openvino_settings()))):
             name = _title(server, count)
             store = _store(folder / name, model, graph, instances + settings)
             for title, is_first in ((f"{name}, first start", True), (name, False)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from graphkiln_backend.engines.hardware import missing_instructions
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.config import BACKEND, config_text
 
@@ -22,6 +24,19 @@ def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str
         text = config_text(name, signature, max_batch_size=8, labels_file=None)
     text = text.replace(f'backend: "{BACKEND}"', f'backend: "{backend}"')
     (store / name / "config.pbtxt").write_text(text + extra)
+
+
+def parameters(settings: Mapping[str, str]) -> str:
+    """Settings as config.pbtxt spells them."""
+    return "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in settings.items()
+    )
+
+
+def openvino_settings() -> dict[str, str]:
+    """OpenVINO in bf16 where the processor multiplies in it, elsewhere in fp32: else it is refused."""
+    precision = Precision.FP32 if missing_instructions(Precision.BF16) else Precision.BF16
+    return {"engine": "openvino", "precision": str(precision)}
 
 
 @contextmanager

@@ -46,9 +46,9 @@ def test_or_to_the_cpp_backend_with_as_many_instances() -> None:
 def test_set_ups_differ_by_instances_and_backend(tmp_path: Path, cpp: bool) -> None:
     set_ups = memory_use._set_ups(tmp_path, "m", GRAPH, tmp_path if cpp else None)
     assert len(set_ups) == 1 + 8 + 2 * cpp
-    text = (tmp_path / "graphkiln, OpenVINO bf16, 2 instances" / "store" / "m" / "config.pbtxt").read_text()
+    text = (tmp_path / "graphkiln, OpenVINO, 2 instances" / "store" / "m" / "config.pbtxt").read_text()
     assert "count: 2" in text
-    assert 'string_value: "bf16"' in text
+    assert 'string_value: "openvino"' in text
     if cpp:
         assert 'backend: "onnxruntime"' in (tmp_path / f"{CPP}, 1 instance/store/m/config.pbtxt").read_text()
 

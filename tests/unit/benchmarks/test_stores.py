@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stores
 from inputs import synthetic_photograph
 from PIL import Image
-from stores import DIGITS, add_model
+from stores import DIGITS, add_model, openvino_settings
 
 from graphkiln_backend.repository.version import read_version
 
@@ -30,6 +31,14 @@ def test_a_second_model_of_that_name_is_an_error(tmp_path: Path) -> None:
     add_model(tmp_path, "copy", DIGITS / "1" / "model.onnx")
     with pytest.raises(FileExistsError):
         add_model(tmp_path, "copy", DIGITS / "1" / "model.onnx")
+
+
+@pytest.mark.parametrize(("missing", "precision"), [("", "bf16"), ("no instructions", "fp32")])
+def test_bf16_is_measured_where_the_processor_has_it(
+    missing: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "missing_instructions", lambda _: missing)
+    assert openvino_settings() == {"engine": "openvino", "precision": precision}
 
 
 def test_a_photograph_has_the_size_and_detail_of_one() -> None:
