@@ -15,6 +15,7 @@ from typing import Literal, Protocol, Self
 
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 
@@ -71,6 +72,9 @@ class SessionConfig:
         shared_folder: Where instances of the same model put what they can share, or None for an only instance.
         options: Options by the engine's own names, as config.pbtxt has them.
         op_libraries: Libraries of custom operators, as the system's loader takes them.
+        parallel: How the graph is spread over devices; None for a graph that runs whole on one.
+        places: Where each shard of each stage runs, stage by stage; empty where nothing is pinned.
+        cuts: Positions of the first node of each stage but the first.
     """
 
     engine: str
@@ -87,9 +91,18 @@ class SessionConfig:
     shared_folder: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     op_libraries: tuple[str, ...] = ()
+    parallel: Parallelism | None = None
+    places: tuple[Place, ...] = ()
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def splits(self) -> bool:
+        """Whether the graph is cut into stages or shards."""
+        return self.parallel is not None and self.parallel.splits
 
     def __str__(self) -> str:
-        return f"{self.engine} on {self.device}" + (f" in {self.precision}" if self.precision else "")
+        spread = f" with {self.parallel}" if self.parallel else ""
+        return f"{self.engine} on {self.device}" + (f" in {self.precision}" if self.precision else "") + spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

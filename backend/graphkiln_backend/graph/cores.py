@@ -8,6 +8,7 @@ from pathlib import Path
 
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
+_NUMA_NODES = Path("/sys/devices/system/node")
 
 
 def usable_cores() -> int:
@@ -33,3 +34,24 @@ def _cgroup_quota() -> float | None:
     if quota == "max" or int(quota) < 0:
         return None
     return int(quota) / int(period)
+
+
+def usable_core_numbers() -> tuple[int, ...]:
+    """The cores that this process may use by number, those of a NUMA node behind each other; as many as are usable."""
+    nodes = numa_nodes()
+    ordered = sorted(os.sched_getaffinity(0), key=lambda core: (nodes.get(core, 0), core))
+    return tuple(ordered[: usable_cores()])
+
+
+def numa_nodes() -> dict[int, int]:
+    """The NUMA node of each core by number; empty where the system tells of none.
+
+    Source: Linux kernel documentation, "sysfs-devices-node" (`cpulist`).
+    """
+    found = {}
+    for path in _NUMA_NODES.glob("node[0-9]*/cpulist"):
+        node = int(path.parent.name.removeprefix("node"))
+        for span in filter(None, path.read_text().strip().split(",")):
+            first, _, last = span.partition("-")
+            found |= dict.fromkeys(range(int(first), int(last or first) + 1), node)
+    return found

@@ -23,6 +23,9 @@ from graphkiln_backend.graph.errors import CacheError, LoweringError, Repository
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.source_digest import source_digest
+from graphkiln_backend.lowering.acceptance import promised_signature
+from graphkiln_backend.lowering.parallel.building import build_split
+from graphkiln_backend.lowering.parallel.parts import write_parts
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
 from graphkiln_backend.repository.onnx_reading import graph_sha256
@@ -83,6 +86,28 @@ class Artifacts:
 
         return self._cache.get("graph", self._model, self._graph_key(config), build) / name
 
+    def prepare_parts(self, config: SessionConfig) -> Path:
+        """The graphs that a split session runs, one for each shard of each part.
+
+        Args:
+            config: How the graph is spread: `cuts` of its nodes, and the shards of `parallel`.
+
+        Raises:
+            CacheError: They are not in the cache and cannot be written.
+            LoweringError: The graph cannot be split.
+        """
+        graph = self.prepare_graph(config)
+        libraries = {name: version_of(name) for name in ("onnx", "onnx-ir")}
+        cuts = {"cuts": f"{list(config.cuts)}", "shards": str(config.parallel.tensor if config.parallel else 1)}
+        key = {**self._graph_key(config), **cuts, **libraries, "rules": source_digest("lowering", "passes")}
+
+        def build(folder: Path) -> None:
+            _log.info("splitting the graph for %s", config)
+            write_parts(graph, config.cuts, int(key["shards"]), folder)
+            self.check_unchanged()
+
+        return self._cache.get("parts", self._model, key, build)
+
     def prepare_compiled(self, engine: Engine, config: SessionConfig) -> Path | None:
         """What the engine compiled for a session, or None where nothing is kept.
 
@@ -114,6 +139,11 @@ class Artifacts:
             GraphkilnError: As `prepare_graph`, `prepare_compiled` and `Engine.build`.
         """
         phases = phases or Phases()
+        if config.splits:
+            with phases.measure("artifacts"):
+                parts = self.prepare_parts(config)
+            with phases.measure("session"):
+                return build_split(engine, parts, config, promised_signature(self.version))
         with phases.measure("artifacts"):
             compiled = self.prepare_compiled(engine, config)
             graph = self.prepare_graph(config)

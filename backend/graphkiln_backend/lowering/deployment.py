@@ -10,6 +10,7 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
@@ -19,6 +20,7 @@ from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Override, Settings
+from graphkiln_backend.lowering.spreading import spread_model
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
 
@@ -33,6 +35,7 @@ class Deployment:
         plan: The sessions to try.
         saved: Precision that the graph was saved in.
         warmup_batch_sizes: The batch sizes to run before the first request comes.
+        places: With `parallel`: where the instance runs.
     """
 
     version: ModelVersion
@@ -40,6 +43,7 @@ class Deployment:
     plan: LoweringPlan
     saved: Precision
     warmup_batch_sizes: tuple[int, ...]
+    places: tuple[Place, ...] = ()
 
     @classmethod
     def read(
@@ -64,12 +68,17 @@ class Deployment:
         saved = saved_precision(version)
         sizes = config.warmup_batch_sizes
         resources = replace(resources, instances=config.instances)
+        spread = spread_model(settings, version, resources, saved=saved, largest_batch=max(sizes))
+        if spread:
+            settings, resources = spread.apply(settings, resources)
+        planned = plan(settings, resources, saved=saved, largest_batch=max(sizes))
         return cls(
             version=version,
             settings=settings,
-            plan=plan(settings, resources, saved=saved, largest_batch=max(sizes)),
+            plan=replace(planned, spread=spread.explain()) if spread else planned,
             saved=saved,
             warmup_batch_sizes=sizes,
+            places=resources.places,
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.hardware import missing_instructions
 from graphkiln_backend.graph.device import Device, DeviceKind
 from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_values import Choice
 from graphkiln_backend.lowering.settings import AUTO, Settings
@@ -23,6 +24,8 @@ _UNSUPPORTED_PRECISIONS = {
 _UNSUPPORTED_SETTINGS = {
     ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
     ("openvino", "op_library_filename"): "OpenVINO cannot call operators that were built for ONNX Runtime",
+    ("openvino", "parallel"): "its threads cannot be kept on the cores of a stage: engine: onnxruntime does that",
+    ("tensorrt", "parallel"): "a compiled graph is not cut into parts: engine: onnxruntime does that",
     ("tensorrt", "streams"): "TensorRT computes a batch as a whole; more instances compute side by side",
     ("tensorrt", "layout"): "TensorRT chooses layouts itself",
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
@@ -45,6 +48,9 @@ class Resources:
         shared_folder: Where they put what they can share, such as weights, or None.
         lacks: Says why the CPU computes in a precision by way of fp32; empty where it need not.
         works_beside: Whether other work runs on the cores at the same time: idle threads sleep then.
+        instance: Which of the instances this is, from 0.
+        places: Where it runs, with `parallel`: each shard of each stage, stage by stage.
+        cuts: Positions of the first node of each stage but the first.
     """
 
     device: Device
@@ -54,6 +60,9 @@ class Resources:
     shared_folder: Path | None = None
     lacks: Callable[[Precision], str] = missing_instructions
     works_beside: bool = False
+    instance: int = 0
+    places: tuple[Place, ...] = ()
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +74,14 @@ class LoweringPlan:
         baselines: The same graph in fp32, with `engine: auto`: a candidate that is not faster is not taken.
         fallback: What to try when no candidate works, in the user's order.
         rejected: One line per choice that was not taken, with the reason.
+        spread: How the graph is spread over devices, a line for each; empty where it is not.
     """
 
     candidates: tuple[SessionConfig, ...]
     baselines: tuple[SessionConfig, ...] = ()
     fallback: tuple[SessionConfig, ...] = ()
     rejected: tuple[str, ...] = ()
+    spread: str = ""
 
     @property
     def configs(self) -> tuple[SessionConfig, ...]:
@@ -80,7 +91,7 @@ class LoweringPlan:
     def explain(self) -> str:
         """Every choice and every rejection, a line each."""
         lines = [_line(number, config) for number, config in enumerate(self.configs, start=1)]
-        return "\n".join((*lines, *(f"rejected: {line}" for line in self.rejected)))
+        return "\n".join((*lines, *self.spread.splitlines(), *(f"rejected: {line}" for line in self.rejected)))
 
 
 def plan(
@@ -101,7 +112,7 @@ def plan(
     choices, rejected = _choices(settings, resources, _compute_precision(settings.precision, saved, kind))
     for choice in (*choices, *settings.fallback):
         _check_precision(choice, saved, kind)
-    for choice in choices:
+    for choice in (*choices, *(settings.fallback if _splits(settings) else ())):
         if reason := _unsupported_setting(choice.engine, settings):
             raise LoweringError(f"{choice} cannot do what is requested", attempts=(reason,))
 
@@ -178,9 +189,14 @@ def _unsupported_setting(engine: str, settings: Settings) -> str:
         "layout": bool(settings.layout),
         "conv_search": bool(settings.conv_search),
         "op_library_filename": bool(settings.op_libraries),
+        "parallel": _splits(settings),
     }
     names = (name for name in requested if requested[name] and (engine, name) in _UNSUPPORTED_SETTINGS)
     return next((f"{name}: {_UNSUPPORTED_SETTINGS[engine, name]}" for name in names), "")
+
+
+def _splits(settings: Settings) -> bool:
+    return settings.parallel is not None and settings.parallel.splits
 
 
 def _compute_precision(requested: Precision | None, saved: Precision, kind: DeviceKind) -> Precision:
@@ -216,14 +232,15 @@ def _check_precision(choice: Choice, saved: Precision, kind: DeviceKind) -> None
 def _session_config(
     choice: Choice, reason: str, settings: Settings, resources: Resources, largest_batch: int
 ) -> SessionConfig:
-    cores, instances = resources.cores, resources.instances
+    cores, instances, places = resources.cores, resources.instances, resources.places
+    pinned = len(places[0].cores) if places else 0
     return SessionConfig(
         engine=choice.engine,
         device=resources.device,
-        threads=settings.threads or max(1, cores // instances),
+        threads=settings.threads or pinned or max(1, cores // instances),
         # Threads that spin respond sooner (ResNet-50 +2%, MobileNetV3-small +37% at one request a time), but instances
         # that share cores would take them from each other, and from whatever else computes on them.
-        spin=instances == 1 and not resources.works_beside,
+        spin=(instances == 1 or pinned > 0) and not resources.works_beside,
         reason=f"{reason}, {cores} cores shared by {instances} instance{'s' if instances > 1 else ''}",
         precision=choice.precision,
         layout=settings.layout,
@@ -234,6 +251,9 @@ def _session_config(
         shared_folder=resources.shared_folder if instances > 1 else None,
         options=settings.options.get(choice.engine, {}),
         op_libraries=settings.op_libraries,
+        parallel=settings.parallel,
+        places=places,
+        cuts=resources.cuts,
     )
 
 

@@ -20,6 +20,7 @@ from graphkiln_backend.lowering.acceptance import (
     promised_signature,
     read_placement,
     replay,
+    replay_mixed,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.made_up import MadeUp
@@ -36,6 +37,7 @@ from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing
 _log = logging.getLogger("graphkiln.lowering")
 
 _STREAMS = "leave `streams` out, or let each request be computed whole: max_batch_size: 0"
+_MICRO_BATCHES = "write micro_batches=1: the stages then take turns"
 WARM_UP = "warm-up"
 """The phase."""
 
@@ -99,7 +101,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
     session = artifacts.build_session(engine, config, phases)
     try:
         proven = _Proof(session, engine, artifacts, config, requirements, phases).run()
-        if len(session.signature.outputs) == 1:
+        if len(session.signature.outputs) == 1 or config.splits:
             return proven
         graph = artifacts.prepare_graph(config)
         builder = SubsetBuilder(
@@ -188,14 +190,17 @@ class _Proof:
         version, requirements = self.artifacts.version, self.requirements
         if not (version.golden and requirements.self_test):
             return None
-        return replay(self.session, version.golden, limits, requirements.largest_batch, version.reading)
+        found = replay(self.session, version.golden, limits, requirements.largest_batch, version.reading)
+        if self.config.splits:
+            replay_mixed(self.session, version.golden, limits, requirements.largest_batch, version.reading)
+        return found
 
     def _try_out(self, limits: Limits) -> Trial:
         """Makes a request of a session whose version has no golden samples."""
         artifacts, config = self.artifacts, self.config
         graph = artifacts.prepare_graph(replace(config, precision=None))
         open_saved = partial(open_reference, op_libraries=config.op_libraries)
-        as_saved = config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved)
+        as_saved = config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved) and not config.splits
         if self.requirements.self_test and not as_saved:
             return try_beside(self.session, graph, open_saved, limits)
         return try_as_saved(self.session, graph, open_saved)
@@ -245,13 +250,20 @@ class _Proof:
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
         reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
         reason = read_mixing(version.graph_path) or reason or find_mixed_rows(self.session, made_up, limits)
-        if not reason and config.streams > 1:  # which cut every batch up, rows that depend on each other, too
+        if not reason and _cuts_batches(config):  # streams cut every batch up, rows that depend on each other, too
             with open_reference(
                 self.artifacts.prepare_graph(replace(config, precision=None)), config.op_libraries
             ) as reference:
                 reason = find_mixed_rows(reference, made_up, limits)
-        if reason and config.streams > 1:
+        if reason and _cuts_batches(config):
             raise LoweringError(
-                f"{config} cannot compute parts of a batch side by side", attempts=(reason,), hint=_STREAMS
+                f"{config} cannot compute parts of a batch side by side",
+                attempts=(reason,),
+                hint=_STREAMS if config.streams > 1 else _MICRO_BATCHES,
             )
         return reason
+
+
+def _cuts_batches(config: SessionConfig) -> bool:
+    """Whether parts of a batch are computed on their own."""
+    return config.streams > 1 or (config.parallel is not None and config.parallel.micro_batches > 1)

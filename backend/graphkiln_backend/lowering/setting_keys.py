@@ -27,7 +27,7 @@ CONV_SEARCHES = ("exhaustive", "heuristic", "default")
 GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
 """`optimization.graph.level` -> how far ONNX Runtime rewrites the graph."""
 
-OWN_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback")
+OWN_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel")
 SESSION_KEYS = (
     "execution_mode",
     "intra_op_thread_count",

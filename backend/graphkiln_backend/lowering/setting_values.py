@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.sizes import read_size
 
 _PRECISIONS = ", ".join(Precision)
 
@@ -25,6 +27,8 @@ class Choice:
 
 
 _MOST_DIGITS = 20
+AUTO_NUMBERS = "auto"
+"""Instead of `pipeline` and `tensor`: the smallest that fit the memory."""
 
 
 def parse_flag(origin: str, text: str) -> bool:
@@ -72,6 +76,43 @@ def parse_precision(origin: str, text: str) -> Precision | None:
         return Precision(text)
     except ValueError:
         raise invalid_value(origin, text, _PRECISIONS) from None
+
+
+_PARALLEL = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
+_NUMBERS = ("data", "pipeline", "tensor", "micro_batches")
+
+
+def parse_parallel(origin: str, text: str) -> Parallelism | None:
+    """Reads how a model is spread: `auto`, and numbers with their names; empty for None.
+
+    Raises:
+        RepositoryError: A word is unknown, given twice, or contradicts another one.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        return None
+    given: dict[str, int] = {}
+    for word in (word for word in words if word != AUTO_NUMBERS):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        number = _parse_number(name, value) if equals else None
+        if number is None or name in given:
+            raise invalid_value(origin, text, _PARALLEL)
+        given[name] = number
+    auto = AUTO_NUMBERS in words
+    if auto and (given.keys() & {"pipeline", "tensor"} or words.count(AUTO_NUMBERS) > 1):
+        raise invalid_value(origin, text, "auto, which chooses `pipeline` and `tensor`, or these numbers")
+    if given.get("micro_batches") and not auto and given.get("pipeline", 1) == 1:
+        raise invalid_value(origin, text, "with pipeline=2 or more where micro_batches is given")
+    memory = given.pop("memory", 0)
+    return Parallelism(auto=auto, memory_bytes=memory, **given)
+
+
+def _parse_number(name: str, value: str) -> int | None:
+    """A number of at least 1, or a size; None where the name or the value is none."""
+    if name == "memory":
+        return read_size(value) or None
+    whole = value.isdecimal() and len(value) <= _MOST_DIGITS and 0 < int(value) < 1 << 16
+    return int(value) if name in _NUMBERS and whole else None
 
 
 def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:

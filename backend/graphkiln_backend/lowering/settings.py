@@ -14,6 +14,7 @@ from graphkiln_backend.engines.base import SessionTuning
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
+from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_keys import (
     ACCELERATOR_SETTINGS,
@@ -41,6 +42,7 @@ from graphkiln_backend.lowering.setting_values import (
     parse_choices,
     parse_count,
     parse_flag,
+    parse_parallel,
     parse_precision,
     parse_switch,
 )
@@ -76,6 +78,7 @@ class Settings:
         origins: Setting -> the key or flag that gives it.
         rejected: One line per value that has no effect, with the reason.
         op_libraries: Libraries of custom operators.
+        parallel: How the model is spread over devices; None where nothing is requested.
     """
 
     engine: str = ""
@@ -91,6 +94,7 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict)
     rejected: tuple[str, ...] = ()
     op_libraries: tuple[str, ...] = ()
+    parallel: Parallelism | None = None
 
     @classmethod
     def from_config(cls, config: ModelConfig, device: Device, overrides: Sequence[Override] = ()) -> Settings:
@@ -125,6 +129,7 @@ class Settings:
             streams=resolver.parse("streams", parse_count, 0),
             self_test=resolver.parse("self_test", parse_switch, default=True),
             fallback=resolver.parse("fallback", parse_choices, ()),
+            parallel=resolver.parse("parallel", parse_parallel, None),
             tuning=_tuning(resolver, config.graph_level),
             options={engine: given for engine, given in options.items() if given},
             origins={key: sourced.origin for key, sourced in resolver.values.items() if key in OWN_KEYS},

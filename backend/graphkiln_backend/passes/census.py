@@ -54,7 +54,7 @@ def census(graph_path: Path) -> Census:
     precisions: Counter[str] = Counter()
     for weight in weights:
         precisions[_name(weight.dtype)] += weight.size
-    flops = [_flops(node) for node in model.graph if node.op_type in PRODUCTS]
+    flops = [flops_of(node) for node in model.graph if node.op_type in PRODUCTS]
     operators = Counter(node.op_type if not node.domain else f"{node.domain}.{node.op_type}" for node in model.graph)
     return Census(
         operators=dict(operators.most_common()),
@@ -67,8 +67,11 @@ def census(graph_path: Path) -> Census:
     )
 
 
-def _flops(node: onnx_ir.Node) -> int | None:
-    """Twice the multiplications: elements of the output, times what is summed up for each."""
+def flops_of(node: onnx_ir.Node) -> int | None:
+    """Floating-point operations of a product: elements of the output, times twice what is summed up for each.
+
+    Varying dimensions count as 1; None where a shape is not known.
+    """
     output, weight = node.outputs[0].shape, node.inputs[1].shape if node.inputs[1] is not None else None
     first = node.inputs[0].shape if node.inputs[0] is not None else None
     if output is None or weight is None or first is None:

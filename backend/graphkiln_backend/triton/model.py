@@ -50,6 +50,7 @@ from graphkiln_backend.triton.load_crash import record_crash
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
+from graphkiln_backend.triton.own_cores import instance_number, stay_on
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
@@ -113,6 +114,7 @@ class TritonPythonModel:
                 config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
                 tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
                 deployment = _read_deployment(args, config, device, self._cache)
+                stay_on(deployment.places)
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()
@@ -183,7 +185,14 @@ class TritonPythonModel:
 
 
 def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:
-    resources = Resources(device=device, cores=usable_cores(), probe=probe, shared_folder=shared_folder())
+    counts = [group.count for group in config.instance_groups]
+    resources = Resources(
+        device=device,
+        cores=usable_cores(),
+        probe=probe,
+        shared_folder=shared_folder(),
+        instance=instance_number(args["model_instance_name"], args["model_name"], counts),
+    )
     model = Path(args["model_repository"])
     graph = convert_if_needed(model / args["model_version"], cache)
     deployment = Deployment.read(graph, config, resources, overrides_for(args["model_name"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from graphkiln.cli.console import say
 from graphkiln_backend.graph.errors import CacheError, ServerSetupError
+from graphkiln_backend.graph.sizes import read_size
 
 if TYPE_CHECKING:
     from graphkiln_backend.cache.settings import CacheSettings
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 OFF = "off"
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _Folder = Annotated[
     str, typer.Option("--cache", help="Its folder.", envvar="GRAPHKILN_CACHE", show_default="~/.cache/graphkiln")
 ]
@@ -106,10 +105,10 @@ def parse_size(text: str) -> int:
     Raises:
         ServerSetupError: The text is not a size.
     """
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if not found:
+    size = read_size(text)
+    if size is None:
         raise ServerSetupError(f"'{text[:40]}' is not a size", hint="write 500M or 20G")
-    return int(float(found[1]) * 2 ** _UNITS[found[2].upper()])
+    return size
 
 
 def _open(folder: str) -> ArtifactCache:

@@ -53,3 +53,27 @@ class TestCores:
         monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
         assert cores.usable_cores() == expected
+
+
+class TestNumbers:
+    @pytest.fixture(autouse=True)
+    def _two_nodes(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for node, listed in (("node0", "0-1,4-5\n"), ("node1", "2,3,6-7\n"), ("node2", "\n")):
+            (tmp_path / node).mkdir()
+            (tmp_path / node / "cpulist").write_text(listed)
+        monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path)
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
+        monkeypatch.setattr(cores, "_CGROUP_V1", tmp_path)
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {1, 2, 3, 4, 6})
+
+    def test_those_of_a_node_stand_behind_each_other(self) -> None:
+        assert cores.numa_nodes() == {0: 0, 1: 0, 4: 0, 5: 0, 2: 1, 3: 1, 6: 1, 7: 1}
+        assert cores.usable_core_numbers() == (1, 4, 2, 3, 6)
+
+    def test_there_are_no_more_than_the_quota_allows(self, tmp_path: Path) -> None:
+        (tmp_path / "cpu.max").write_text("300000 100000")
+        assert cores.usable_core_numbers() == (1, 4, 2)
+
+    def test_without_nodes_they_are_in_order(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path / "none")
+        assert cores.usable_core_numbers() == (1, 2, 3, 4, 6)

@@ -1,0 +1,247 @@
+"""Where to cut a graph into consecutive stages: the exact best of all cuts, by dynamic programming.
+
+The best split has the shortest slowest stage, since a pipeline is as fast as that; a stage's time holds what the
+tensors that it is handed take. Of splits that are as fast, the one across whose cuts less passes is taken.
+
+Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, section 3.1 (the
+partitioning algorithm; stages of one device each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.files import format_size
+from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.lowering.parallel.speed import Speed
+
+Floats = npt.NDArray[np.float64]
+_EQUAL = 1e-9
+"""Stages that are less than this share apart are as fast."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCost:
+    """A stage: the nodes from `begin` to before `end`.
+
+    Attributes:
+        begin: Position of its first node.
+        end: Position behind its last node.
+        seconds: Of a micro-batch, with what it takes to hand its inputs over.
+        weight_bytes: Of its weights; one that another stage reads, too, is held by both.
+        activation_bytes: Most that is alive at once while it computes a micro-batch.
+        handed_bytes: What the stage before hands over for a micro-batch.
+        flops: Of one sample.
+    """
+
+    begin: int
+    end: int
+    seconds: float
+    weight_bytes: int
+    activation_bytes: int
+    handed_bytes: int
+    flops: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its device holds."""
+        return self.weight_bytes + self.activation_bytes
+
+
+def find_stages(
+    costs: GraphCosts, stages: int, speed: Speed, *, rows: int = 1, memory_bytes: int = 0
+) -> tuple[StageCost, ...]:
+    """The best split into stages.
+
+    Args:
+        costs: Of the graph.
+        stages: How many.
+        speed: Of each device.
+        rows: Samples of a micro-batch.
+        memory_bytes: What a device may hold; 0 for no limit.
+
+    Raises:
+        LoweringError: There are not that many places to cut, or no split fits the memory.
+    """
+    table = _Table(costs, speed, rows, stages)
+    if len(table.places) - 1 < stages:
+        raise LoweringError(
+            f"the graph cannot be cut into {stages} stages",
+            attempts=(f"it has {max(0, len(table.places) - 2)} places where it can be cut",),
+            hint="choose a smaller `pipeline`",
+        )
+    seconds = table.seconds()
+    memory = table.memory()
+    if memory_bytes:
+        seconds = np.where(memory <= memory_bytes, seconds, np.inf)
+    chosen = _partition(seconds, table.crossing[table.places], stages)
+    if chosen is None:
+        least = max(memory[a, b] for a, b in _spans(_partition(memory, table.crossing[table.places], stages) or []))
+        raise LoweringError(
+            f"no split into {stages} stage{'s' if stages > 1 else ''} fits {format_size(memory_bytes)} for each device",
+            attempts=(f"the smallest needs {format_size(int(least))}",),
+            hint="choose more stages or shards, smaller micro-batches, or more `memory`",
+        )
+    return tuple(table.stage(a, b, float(seconds[a, b])) for a, b in _spans(chosen))
+
+
+def find_places(costs: GraphCosts, stages: int = 2) -> list[int]:
+    """Positions of nodes before which the graph can be cut, the first and the one behind the last among them.
+
+    Where nothing that runtimes fuse would be separated; where that leaves too few places, wherever a cut is possible.
+
+    Args:
+        costs: Of the graph.
+        stages: How many stages it is to be cut into.
+    """
+    count = len(costs.nodes)
+    lives = _lifetimes(costs)
+    impossible = np.zeros(count + 1, bool)
+    for name in costs.local:
+        begin, end = lives.get(name, (0, 0))
+        impossible[begin + 1 : end + 1] = True
+    separating = impossible.copy()
+    for position, node in enumerate(costs.nodes):
+        latest = max((lives[name][0] for name in node.reads if name in lives), default=-1)
+        if node.fuses and latest >= 0:
+            separating[latest + 1 : position + 1] = True
+        if node.opens:
+            last = max((lives[name][1] for name in node.writes if name in lives), default=position)
+            separating[position + 1 : last + 1] = True
+    for forbidden in (separating, impossible):
+        inner = [position for position in range(1, count) if not forbidden[position]]
+        if len(inner) >= stages - 1:
+            break
+    return [0, *inner, count]
+
+
+def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
+    """Where each activation is computed (-1 for an input of the graph), and where it is read for the last time."""
+    lives: dict[str, tuple[int, int]] = dict.fromkeys(costs.inputs, (-1, -1))
+    for position, node in enumerate(costs.nodes):
+        for name in node.reads:
+            if name in lives:
+                lives[name] = (lives[name][0], position)
+        lives |= dict.fromkeys(node.writes, (position, position))
+    return lives
+
+
+class _Table:
+    """What every span of nodes between two places would cost as a stage."""
+
+    def __init__(self, costs: GraphCosts, speed: Speed, rows: int, stages: int) -> None:
+        self._costs = costs
+        self._speed = speed
+        self._rows = rows
+        self.places = np.array(find_places(costs, stages) if stages > 1 else [0, len(costs.nodes)])
+        self.crossing = rows * _crossing(costs)
+        self._nodes_s = np.concatenate([[0.0], np.cumsum(speed.node_seconds(costs, rows))])
+        writes = [sum(node.writes.values()) for node in costs.nodes]
+        self._alive = self.crossing[:-1] + rows * np.array(writes, np.float64)
+        self._weights = self._weight_spans()
+        self._activations = self._activation_spans()
+
+    def seconds(self) -> Floats:
+        """Seconds of the stage from one place to another, `[places, places]`; infinite where it would be empty."""
+        at = self._nodes_s[self.places]
+        handed = np.array([0.0, *map(self._speed.link_seconds, self.crossing[self.places[1:]])])
+        return np.where(self._is_span, at[None, :] - at[:, None] + handed[:, None], np.inf)
+
+    def memory(self) -> Floats:
+        """Bytes of its weights and activations, likewise."""
+        return np.where(self._is_span, self._weights + self._activations, np.inf)
+
+    def stage(self, a: int, b: int, seconds: float) -> StageCost:
+        begin, end = int(self.places[a]), int(self.places[b])
+        return StageCost(
+            begin=begin,
+            end=end,
+            seconds=seconds,
+            weight_bytes=int(self._weights[a, b]),
+            activation_bytes=int(self._activations[a, b]),
+            handed_bytes=int(self.crossing[begin]) if begin else 0,
+            flops=sum(node.flops for node in self._costs.nodes[begin:end]),
+        )
+
+    @property
+    def _is_span(self) -> npt.NDArray[np.bool_]:
+        order = np.arange(len(self.places))
+        return order[:, None] < order[None, :]
+
+    def _weight_spans(self) -> Floats:
+        """Bytes of the weights from place to place: each counts where it is read for the first time since the begin."""
+        count = len(self.places)
+        block = np.searchsorted(self.places, np.arange(len(self._costs.nodes)), side="right") - 1
+        added = np.zeros((count, count))
+        for size, blocks in _weight_blocks(self._costs, block):
+            for here, following in zip(blocks, (*blocks[1:], count), strict=True):
+                added[here, here + 1 : following + 1] += size
+        return np.cumsum(added[::-1], axis=0)[::-1]
+
+    def _activation_spans(self) -> Floats:
+        """Most bytes that are alive at once from place to place."""
+        count = len(self.places)
+        highest = [self._alive[a:b].max() for a, b in zip(self.places[:-1], self.places[1:], strict=True)]
+        spans = np.zeros((count, count))
+        for a in range(count - 1):
+            spans[a, a + 1 :] = np.maximum.accumulate(highest[a:])
+        return spans
+
+
+def _crossing(costs: GraphCosts) -> Floats:
+    """Bytes of one sample that are computed before each position and read at or behind it, `[nodes + 1]`."""
+    sizes: Mapping[str, int] = {
+        **costs.inputs,
+        **{name: size for node in costs.nodes for name, size in node.writes.items()},
+    }
+    change = np.zeros(len(costs.nodes) + 2)
+    for name, (begin, end) in _lifetimes(costs).items():
+        change[begin + 1] += sizes[name]
+        change[end + 1] -= sizes[name]
+    return np.cumsum(change)[:-1]
+
+
+def _weight_blocks(costs: GraphCosts, block: npt.NDArray[np.intp]) -> Iterator[tuple[int, list[int]]]:
+    """The bytes of each weight, and the blocks of nodes that read it, in order."""
+    sizes: dict[str, int] = {}
+    blocks: dict[str, dict[int, None]] = {}
+    for position, node in enumerate(costs.nodes):
+        sizes |= node.weights
+        for name in node.weights:
+            blocks.setdefault(name, {})[int(block[position])] = None
+    yield from ((sizes[name], list(found)) for name, found in blocks.items())
+
+
+def _partition(cost: Floats, crossing: Floats, stages: int) -> list[int] | None:
+    """The places between which the largest cost is least; None where every split has an infinite one.
+
+    Args:
+        cost: Of the stage from one place to another, `[places, places]`.
+        crossing: Bytes that pass at each place: of equal splits, the one with less is taken.
+        stages: How many.
+    """
+    best = cost[0].copy()
+    passed = np.zeros(len(best))
+    before: list[npt.NDArray[np.intp]] = []
+    for _ in range(stages - 1):
+        largest = np.maximum(best[:, None], cost)
+        least = largest.min(axis=0)
+        tie = largest <= least * (1 + _EQUAL)
+        total = np.where(tie, (passed + crossing)[:, None], np.inf)
+        before.append(total.argmin(axis=0))
+        best, passed = least, total.min(axis=0)
+    if not np.isfinite(best[-1]):
+        return None
+    found = [len(best) - 1]
+    for chosen in reversed(before):
+        found.append(int(chosen[found[-1]]))
+    return [0, *reversed(found)]
+
+
+def _spans(places: list[int]) -> Iterator[tuple[int, int]]:
+    yield from zip(places[:-1], places[1:], strict=True)

@@ -1,0 +1,115 @@
+"""The graphs of all parts of a split model, in a folder that the artifact cache keeps.
+
+    FOLDER/parts.json     FOLDER/part-0/shard-0/model.onnx     FOLDER/part-0/shard-1/model.onnx ...
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import CacheError, ManifestError
+from graphkiln_backend.graph.graph_costs import GraphCosts
+
+_FILE = "parts.json"
+_GRAPH = "model.onnx"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of the graph; see `passes.stages.PartTensors`."""
+
+    stage: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reduced: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """All parts; `parts.json` keeps it under these names.
+
+    Attributes:
+        parts: In the order in which they are computed.
+        shards: How many graphs there are of each.
+    """
+
+    parts: tuple[Part, ...]
+    shards: int = 1
+
+    def of_stage(self, stage: int) -> tuple[tuple[int, Part], ...]:
+        """The parts of a stage with their numbers."""
+        return tuple((number, part) for number, part in enumerate(self.parts) if part.stage == stage)
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return self.parts[-1].stage + 1
+
+
+def graph_of(folder: Path, part: int, shard: int) -> Path:
+    """The graph of a shard of a part."""
+    return folder / f"part-{part}" / f"shard-{shard}" / _GRAPH
+
+
+def count_costs(graph_path: Path, shards: int) -> GraphCosts:
+    """The costs of one shard of a graph.
+
+    Args:
+        graph_path: The graph.
+        shards: How many there are; 1 for the whole graph.
+
+    Raises:
+        LoweringError: The graph cannot be read or split.
+    """
+    from graphkiln_backend.passes import node_costs, sharding  # over a second of imports, which most starts need not pay
+
+    if shards == 1:
+        return node_costs.count_costs(node_costs.load_for_splitting(graph_path))
+    sharded = sharding.shard_graph(graph_path, shards, 0)
+    return node_costs.count_costs(sharded.model, sharded.local)
+
+
+def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Path) -> None:
+    """Cuts a graph, and writes all parts.
+
+    Args:
+        graph_path: The graph.
+        cuts: Positions of the first node of each stage but the first, in the order of `count_costs`.
+        shards: Of each part.
+        folder: Empty.
+
+    Raises:
+        LoweringError: The graph cannot be read or split.
+        OSError: The folder cannot be written.
+    """
+    from graphkiln_backend.passes import node_costs, sharding, stages
+
+    for shard in range(shards):
+        if shards == 1:
+            model = node_costs.load_for_splitting(graph_path)
+        else:
+            model = sharding.shard_graph(graph_path, shards, shard).model
+        found = stages.find_parts(model, cuts)
+        for number, part in enumerate(found):
+            target = graph_of(folder, number, shard)
+            target.parent.mkdir(parents=True)
+            stages.write_part(model, part, target)
+    listed = tuple(
+        Part(stage=part.stage, inputs=part.inputs, outputs=part.outputs, reduced=part.reduced) for part in found
+    )
+    (folder / _FILE).write_text(json.dumps(encode(Parts(parts=listed, shards=shards))))
+
+
+def read_parts(folder: Path) -> Parts:
+    """Reads what `write_parts` wrote.
+
+    Raises:
+        CacheError: It cannot be read.
+    """
+    try:
+        return decode(Parts, json.loads((folder / _FILE).read_bytes()))
+    except (OSError, ValueError, ManifestError) as error:
+        raise CacheError(f"cannot read the parts of a graph in {folder}: {error}") from error

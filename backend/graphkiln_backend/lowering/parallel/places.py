@@ -1,0 +1,80 @@
+"""Which cores or GPUs each stage and each shard of an instance runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+
+
+def find_places(
+    numbers: Parallelism, *, instances: int, instance: int, device: Device, cores: Sequence[int], gpus: int
+) -> tuple[Place, ...]:
+    """The places of one instance: stage by stage, within a stage shard by shard.
+
+    The cores of a machine are cut into groups of neighbors, as equal as they can be, which no two places share. On GPUs
+    an instance takes those behind its own: with `gpus: [0, 2]` and two stages, 0 and 1, 2 and 3.
+
+    Args:
+        numbers: How the model is spread.
+        instances: Of the model.
+        instance: Which of them this is.
+        device: Where Triton starts the instance.
+        cores: Numbers of all cores that the model may use, neighbors behind each other.
+        gpus: How many GPUs the machine has.
+
+    Raises:
+        LoweringError: There are not that many instances, cores or GPUs.
+    """
+    _check_instances(numbers, instances)
+    if device.is_gpu:
+        return _gpus(numbers, device, gpus)
+    wanted = instances * numbers.devices
+    if wanted > len(cores):
+        raise LoweringError(
+            f"{numbers} asks for {wanted} groups of cores",
+            attempts=(f"{counted(instances, 'instance')} of {numbers.devices} each, and {len(cores)} cores are here",),
+            hint="choose smaller numbers, or fewer instances (instance_group)",
+        )
+    groups = core_groups(cores, wanted)
+    first = (instance % instances) * numbers.devices
+    return tuple(Place(device, group) for group in groups[first : first + numbers.devices])
+
+
+def core_groups(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Cuts cores into groups of neighbors; the first ones have one more where the numbers do not divide.
+
+    Args:
+        cores: Numbers, at least `count`.
+        count: How many groups.
+    """
+    size, more = divmod(len(cores), count)
+    ends = [size * number + min(number, more) for number in range(count + 1)]
+    return [tuple(cores[begin:end]) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _check_instances(numbers: Parallelism, instances: int) -> None:
+    if numbers.data not in (0, instances):
+        raise LoweringError(
+            f"data={numbers.data} asks for as many instances of the model",
+            attempts=(f"its configuration has {instances}",),
+            hint=f"write into config.pbtxt: instance_group [ {{ count: {numbers.data} }} ]",
+        )
+
+
+def _gpus(numbers: Parallelism, device: Device, gpus: int) -> tuple[Place, ...]:
+    if device.index + numbers.devices > gpus:
+        present = ", ".join(str(Device.gpu(index)) for index in range(gpus)) or "none"
+        raise LoweringError(
+            f"{numbers} asks for {numbers.devices} GPUs from {device} on",
+            attempts=(f"GPUs that are here: {present}",),
+            hint="choose smaller numbers, or other `gpus` of the instance_group",
+        )
+    return tuple(Place(Device.gpu(device.index + number)) for number in range(numbers.devices))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{count} {noun}{'s' if count > 1 else ''}"

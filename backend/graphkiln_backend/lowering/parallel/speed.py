@@ -1,0 +1,64 @@
+"""How fast devices compute and hand tensors on, for comparing splits: ratios count, not seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.graph_costs import GraphCosts
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """A device and its link to the next one.
+
+    Attributes:
+        flops_per_s: Of convolutions and matrix products.
+        bytes_per_s: Of its memory, for all other nodes and for reading weights.
+        link_bytes_per_s: Of what hands a tensor to another device.
+        link_s: What handing on takes beside, of any size.
+        measured_s: Seconds of nodes that were measured, by name; they count as they are.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    link_bytes_per_s: float
+    link_s: float
+    measured_s: Mapping[str, float] = field(default_factory=dict)
+
+    def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
+        """Seconds of each node, `[nodes]`: of its arithmetic or of its bytes, whichever takes longer.
+
+        Args:
+            costs: Of one sample.
+            rows: Samples.
+
+        Source: S. Williams et al., "Roofline: An Insightful Visual Performance Model", 2009.
+        """
+        sizes = {**costs.inputs, **{name: size for node in costs.nodes for name, size in node.writes.items()}}
+        found = []
+        for node in costs.nodes:
+            activations = sum(node.writes.values()) + sum(sizes.get(name, 0) for name in node.reads)
+            moved = (rows * activations + sum(node.weights.values())) / self.bytes_per_s
+            estimate = max(rows * node.flops / self.flops_per_s, moved)
+            found.append(self.measured_s.get(node.name, estimate))
+        return np.array(found, np.float64)
+
+    def link_seconds(self, size_bytes: float) -> float:
+        """Seconds of handing tensors of some bytes to another device."""
+        return self.link_s + size_bytes / self.link_bytes_per_s
+
+
+CPU_CORE = Speed(flops_per_s=5e10, bytes_per_s=8e9, link_bytes_per_s=8e9, link_s=5e-5)
+"""A core of a server's CPU with AVX2 and its share of the memory; a tensor is handed on by one thread to another."""
+PCIE_GPU = Speed(flops_per_s=4e13, bytes_per_s=2e12, link_bytes_per_s=2.5e10, link_s=1e-5)
+"""An A100 that computes fp32 products in TF32, at a third of its peak, behind PCIe 4.0 x16.
+
+Source: NVIDIA, "A100 Tensor Core GPU" (data sheet); PCI-SIG, "PCI Express 4.0" (31.5 GB/s before packets)."""
+NVLINK_GPU = Speed(flops_per_s=4e13, bytes_per_s=2e12, link_bytes_per_s=2.4e11, link_s=8e-6)
+"""The same behind NVLink of the third generation (300 GB/s each way). Source: the same data sheet."""

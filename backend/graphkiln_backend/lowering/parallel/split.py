@@ -1,0 +1,189 @@
+"""The plan of a model that is spread over devices: its numbers, its stages, what each device holds, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.files import format_size
+from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.lowering.parallel.cuts import StageCost, find_stages
+from graphkiln_backend.lowering.parallel.places import counted
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU, Speed
+
+_BATCHES_OF_A_STAGE = 4
+"""Micro-batches for each stage: of a batch that is cut into `m`, `s` stages work `m / (m + s - 1)` of the time."""
+
+CountCosts = Callable[[int], GraphCosts]
+"""Number of shards -> the costs of one of them."""
+FindPlaces = Callable[[Parallelism], tuple[Place, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """How one copy of a model is spread.
+
+    Attributes:
+        numbers: What was requested, with what was left open.
+        stages: What each stage costs on one of its devices.
+        places: Of each shard of each stage, stage by stage.
+        rows: Samples of a micro-batch.
+        whole: The costs of the whole graph.
+        tried: With `auto`: why smaller numbers do not do, a line each.
+    """
+
+    numbers: Parallelism
+    stages: tuple[StageCost, ...]
+    places: tuple[Place, ...]
+    rows: int
+    whole: GraphCosts
+    tried: tuple[str, ...] = ()
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Positions of the first node of each stage but the first."""
+        return tuple(stage.begin for stage in self.stages[1:])
+
+    def places_of(self, stage: int) -> tuple[Place, ...]:
+        """The places of the shards of a stage."""
+        return self.places[stage * self.numbers.tensor : (stage + 1) * self.numbers.tensor]
+
+    def explain(self) -> str:
+        """The numbers, and what each device computes and holds, a line each."""
+        return "\n".join((f"parallel: {self.numbers}", *self._lines(), *(f"rejected: {line}" for line in self.tried)))
+
+    def _lines(self) -> Iterator[str]:
+        if self.numbers.pipeline > 1:
+            yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch"
+        slowest = max(stage.seconds for stage in self.stages) or 1.0
+        total = max(1, self.whole.weight_bytes)
+        for number, stage in enumerate(self.stages):
+            places = ", ".join(map(str, self.places_of(number)))
+            held = f"{format_size(stage.weight_bytes)} of weights ({stage.weight_bytes / total:.0%} of the model's)"
+            handed = f", takes {format_size(stage.handed_bytes)} from the stage before" if stage.handed_bytes else ""
+            yield (
+                f"stage {number} on {places}: nodes {stage.begin}-{stage.end - 1}, {_products(stage)}, each device "
+                f"holds {held} and {format_size(stage.activation_bytes)} of activations{handed}; "
+                f"{stage.seconds / slowest:.0%} of the slowest stage's time"
+            )
+
+
+def plan_split(
+    numbers: Parallelism,
+    count_costs: CountCosts,
+    find_places: FindPlaces,
+    *,
+    devices: int,
+    largest_batch: int,
+    signature: Signature,
+    speed: Speed | None = None,
+) -> Split:
+    """Plans how a model is spread.
+
+    Args:
+        numbers: What is requested.
+        count_costs: Counts the costs of a shard.
+        find_places: Finds the places of an instance.
+        devices: Groups of cores, or GPUs, that one copy may use at most.
+        largest_batch: The largest batch that will be requested.
+        signature: Of the graph.
+        speed: Of a device; by default that of a CPU's core, or of a GPU.
+
+    Raises:
+        LoweringError: It cannot be spread as requested; `attempts` says why.
+    """
+    if not numbers.auto:
+        return _plan(numbers, count_costs, find_places, largest_batch, signature, speed)
+    if not numbers.memory_bytes:
+        raise LoweringError(
+            "parallel: auto fits a model into memory",
+            attempts=("it is not told how much a device has",),
+            hint="write parallel: auto, memory=2GiB",
+        )
+    tried: list[str] = []
+    for candidate in _candidates(numbers, devices, largest_batch, signature):
+        try:
+            split = _plan(candidate, count_costs, find_places, largest_batch, signature, speed)
+        except LoweringError as error:
+            tried.append(f"pipeline={candidate.pipeline}, tensor={candidate.tensor}: {error.message}")
+        else:
+            return replace(split, tried=tuple(tried))
+    raise LoweringError(
+        f"{numbers}: no numbers fit",
+        attempts=tuple(tried),
+        hint=f"{counted(devices, 'device')} can be used: give them more `memory`, or more devices",
+    )
+
+
+def _candidates(
+    numbers: Parallelism, devices: int, largest_batch: int, signature: Signature
+) -> Iterator[Parallelism]:
+    """The fewest devices first; of as many, stages before shards, which send less."""
+    for count in range(1, devices + 1):
+        for tensor in (each for each in range(1, count + 1) if count % each == 0):
+            chosen = numbers.of(count // tensor, tensor)
+            if chosen.pipeline > 1 and not chosen.micro_batches and why_whole(largest_batch, signature):
+                chosen = replace(chosen, micro_batches=1)  # who asks for memory alone is served with stages in turn
+            yield chosen
+
+
+def _plan(
+    numbers: Parallelism,
+    count_costs: CountCosts,
+    find_places: FindPlaces,
+    largest_batch: int,
+    signature: Signature,
+    speed: Speed | None,
+) -> Split:
+    places = find_places(numbers)
+    batches = _micro_batches(numbers, largest_batch, signature)
+    rows = math.ceil(largest_batch / batches)
+    costs = count_costs(numbers.tensor)
+    assumed = speed or (PCIE_GPU if places[0].device.is_gpu else CPU_CORE)
+    stages = find_stages(costs, numbers.pipeline, assumed, rows=rows, memory_bytes=numbers.memory_bytes)
+    whole = count_costs(1) if numbers.tensor > 1 else costs
+    return Split(
+        numbers=replace(numbers, micro_batches=batches if numbers.pipeline > 1 else 0),
+        stages=stages,
+        places=places,
+        rows=rows,
+        whole=whole,
+    )
+
+
+def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature) -> int:
+    """How many parts of a largest batch are under way.
+
+    Raises:
+        LoweringError: A batch cannot be split, and it was not said that stages may take turns.
+    """
+    if numbers.pipeline == 1 or numbers.micro_batches == 1:
+        return 1
+    if reason := why_whole(largest_batch, signature):
+        raise LoweringError(
+            f"{numbers} would compute parts of a batch side by side",
+            attempts=(reason,),
+            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed",
+        )
+    return min(numbers.micro_batches or _BATCHES_OF_A_STAGE * numbers.pipeline, largest_batch)
+
+
+def why_whole(largest_batch: int, signature: Signature) -> str:
+    """Why a batch cannot be split; empty where it can."""
+    if largest_batch < 2:
+        return "batches are of one row (max_batch_size)"
+    fixed = [spec.name for spec in (*signature.inputs, *signature.outputs) if not spec.batchable]
+    if fixed:
+        return f"the first dimension of '{fixed[0]}' is not the batch"
+    if len({spec.shape[0] for spec in signature.inputs}) > 1:
+        return f"the first dimensions of {', '.join(spec.name for spec in signature.inputs)} need not be equal"
+    return ""
+
+
+def _products(stage: StageCost) -> str:
+    return f"{stage.flops / 1e9:.3g} GFLOP a sample"
+

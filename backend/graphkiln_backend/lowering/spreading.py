@@ -1,0 +1,154 @@
+"""A model's numbers of `parallel`, checked against the rest of its settings and against this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from graphkiln_backend.engines import hardware
+from graphkiln_backend.graph.cores import numa_nodes, usable_core_numbers
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import promised_signature
+from graphkiln_backend.lowering.parallel.parts import count_costs
+from graphkiln_backend.lowering.parallel.places import find_places
+from graphkiln_backend.lowering.parallel.split import Split, plan_split
+from graphkiln_backend.lowering.plan import Resources
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.repository.onnx_file import read_replaced_outputs
+from graphkiln_backend.repository.version import ModelVersion
+
+_AFFINITIES = "session.intra_op_thread_affinities"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """How a model is spread, of one of its instances.
+
+    Attributes:
+        numbers: What was requested, with what was left open.
+        places: Where the instance runs: each shard of each stage, stage by stage.
+        split: Its stages; None where every instance has the whole graph on one device.
+    """
+
+    numbers: Parallelism
+    places: tuple[Place, ...]
+    split: Split | None = None
+
+    def explain(self) -> str:
+        """The numbers, and what each device computes and holds, a line each."""
+        if self.split:
+            return self.split.explain()
+        return f"parallel: {self.numbers}: the whole graph on {', '.join(map(str, self.places))}"
+
+    def apply(self, settings: Settings, resources: Resources) -> tuple[Settings, Resources]:
+        """Settings and resources with what was found: weights are mapped once for each NUMA node."""
+        nodes, folder = numa_nodes(), resources.shared_folder
+        own = {nodes.get(core, 0) for place in self.places for core in place.cores}
+        if folder and len(set(nodes.values())) > 1 and len(own) == 1:
+            folder /= f"node{own.pop()}"
+        cuts = self.split.cuts if self.split else ()
+        found = replace(resources, places=self.places, cuts=cuts, shared_folder=folder)
+        return replace(settings, parallel=self.numbers), found
+
+
+def spread_model(
+    settings: Settings, version: ModelVersion, resources: Resources, *, saved: Precision, largest_batch: int
+) -> Spread | None:
+    """Plans how a model is spread; None where nothing is requested.
+
+    Args:
+        settings: Of the model.
+        version: The version.
+        resources: What it runs on.
+        saved: Precision that the graph was saved in.
+        largest_batch: The largest batch that Triton will form.
+
+    Raises:
+        LoweringError: It cannot be spread as requested, or other settings contradict it.
+    """
+    numbers = settings.parallel
+    if numbers is None:
+        return None
+    cores = usable_core_numbers()[: resources.cores]
+    gpus = len(hardware.gpus()) if resources.device.is_gpu else 0
+    places_of = partial(
+        find_places,
+        instances=resources.instances,
+        instance=resources.instance,
+        device=resources.device,
+        cores=cores,
+        gpus=gpus,
+    )
+    if not (numbers.splits or numbers.auto or numbers.memory_bytes):
+        return Spread(numbers=numbers, places=places_of(numbers))
+    _check_settings(settings, saved)
+    _check_outputs(version)
+    split = plan_split(
+        numbers,
+        _Costs(version.graph_path).count,
+        places_of,
+        devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // resources.instances,
+        largest_batch=largest_batch,
+        signature=promised_signature(version),
+    )
+    return Spread(numbers=split.numbers, places=split.places, split=split)
+
+
+class _Costs:
+    """Counts the costs of a graph once for each number of shards."""
+
+    def __init__(self, graph_path: Path) -> None:
+        self._graph_path = graph_path
+        self._counted: dict[int, GraphCosts] = {}
+
+    def count(self, shards: int) -> GraphCosts:
+        if shards not in self._counted:
+            self._counted[shards] = count_costs(self._graph_path, shards)
+        return self._counted[shards]
+
+
+def _check_settings(settings: Settings, saved: Precision) -> None:
+    """Refuses settings that contradict stages or shards.
+
+    Raises:
+        LoweringError: There is one.
+    """
+    contradictions: Sequence[tuple[bool, str, str]] = (
+        (
+            settings.streams > 1,
+            f"streams={settings.streams} cuts a batch up as well",
+            "leave `streams` out",
+        ),
+        (
+            settings.precision not in (None, saved),
+            f"the graph was saved in {saved}, and a split graph runs as it was saved, not in {settings.precision}",
+            f"convert the source model again with --precision {settings.precision}, or leave `precision` out",
+        ),
+        (
+            _AFFINITIES in settings.tuning.config_entries,
+            f"{_AFFINITIES} pins threads that `parallel` pins",
+            f"leave {_AFFINITIES} out",
+        ),
+    )
+    for contradicts, reason, hint in contradictions:
+        if contradicts:
+            raise LoweringError(f"parallel: {settings.parallel}", attempts=(reason,), hint=hint)
+
+
+def _check_outputs(version: ModelVersion) -> None:
+    """Refuses graphs that are served with other outputs than the file has.
+
+    Raises:
+        LoweringError: An output is no tensor.
+    """
+    if version.manifest is None and (replaced := read_replaced_outputs(version.graph_path)):
+        raise LoweringError(
+            "the graph cannot be split",
+            attempts=(str(replaced[0]),),
+            hint="convert it (graphkiln convert FILE.onnx), or leave `parallel` out",
+        )

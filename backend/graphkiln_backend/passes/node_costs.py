@@ -1,0 +1,115 @@
+"""Counts what each node of a graph costs, for whoever spreads the graph over devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir
+from onnx_ir.passes.common import (
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    ShapeInferencePass,
+    TopologicalSortPass,
+)
+
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
+from graphkiln_backend.passes.census import flops_of
+from graphkiln_backend.passes.graph_file import load
+from graphkiln_backend.repository.onnx_file import PRODUCTS
+
+ALL_REDUCE = "AllReduce"
+"""Operator of ours, between the shards of a stage: the sum of what all of them computed."""
+_FUSING = frozenset(
+    (
+        *("Relu", "LeakyRelu", "PRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu"),
+        *("Erf", "Mish", "Softplus", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Transpose", "Cast", "QuantizeLinear"),
+        *("BatchNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "InstanceNormalization"),
+        ALL_REDUCE,
+    )
+)
+"""What runtimes fuse into the node before: a cut there would give other roundings than the whole graph has.
+
+Source: ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations)."""
+_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))
+"""What runtimes fuse into the node behind."""
+
+
+def load_for_splitting(graph_path: Path) -> onnx_ir.Model:
+    """A graph with its weights, sorted, with as many shapes as can be inferred; no node is computed otherwise.
+
+    Raises:
+        LoweringError: It cannot be read, or has an input with a default, which no stage could be handed.
+    """
+    try:
+        model = load(graph_path)
+        InlinePass()(model)
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        TopologicalSortPass()(model)
+        ShapeInferencePass()(model)
+    except Exception as error:  # protobuf's and onnx_ir's own errors have no common base
+        raise LoweringError(f"cannot split {graph_path}", attempts=(str(error),)) from error
+    defaults = [str(value.name) for value in model.graph.inputs if value.name in model.graph.initializers]
+    if defaults:
+        raise LoweringError(
+            f"cannot split {graph_path}",
+            attempts=(f"a request may replace the weight '{defaults[0]}'",),
+            hint="take it out of the graph's inputs, or leave `parallel` out",
+        )
+    return model
+
+
+def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> GraphCosts:
+    """The costs of a graph as `load_for_splitting` gives it.
+
+    Args:
+        model: The graph.
+        local: As in `GraphCosts`.
+    """
+    return GraphCosts(
+        nodes=tuple(map(_cost, model.graph)),
+        inputs={str(value.name): _sample_bytes(value) for value in model.graph.inputs},
+        outputs=frozenset(str(value.name) for value in model.graph.outputs),
+        local=local,
+    )
+
+
+def _cost(node: onnx_ir.Node) -> NodeCost:
+    read = list(dict.fromkeys(values_read(node)))
+    tensors = {str(value.name): value.const_value for value in read if value.is_initializer()}
+    weights = {name: tensor.nbytes for name, tensor in tensors.items() if tensor is not None}
+    return NodeCost(
+        name=str(node.name),
+        op_type=node.op_type,
+        flops=(flops_of(node) or 0) if node.op_type in PRODUCTS else 0,
+        weights=weights,
+        reads=tuple(str(value.name) for value in read if value.name not in weights),
+        writes={str(value.name): _sample_bytes(value) for value in node.outputs if value.name},
+        fuses=node.op_type in _FUSING,
+        opens=node.op_type in _OPENING,
+    )
+
+
+def values_read(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
+    """The values of the main graph that a node reads, also those that only the graphs inside of it do."""
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == onnx_ir.AttributeType.GRAPH:
+            yield from _captured(attribute.as_graph())
+
+
+def _captured(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """What a graph inside a node reads of the graph around it."""
+    own = {*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)}
+    inner = [value for node in graph for value in values_read(node)]
+    yield from (value for value in (*inner, *graph.outputs) if value not in own)
+
+
+def _sample_bytes(value: onnx_ir.Value) -> int:
+    """Bytes of one sample of an activation; 0 where its shape or type is not known."""
+    if value.shape is None or value.dtype is None:
+        return 0
+    elements = math.prod(dim if isinstance(dim, int) else 1 for dim in value.shape)
+    return math.ceil(elements * value.dtype.itemsize) if value.dtype != onnx_ir.DataType.STRING else 0

@@ -1,0 +1,229 @@
+"""Cuts the matrix products of a graph into shards: columns of one weight, rows of the next, and a sum behind it.
+
+From the columns of a product's weight a cut is followed forwards and backwards through the nodes in between, such as
+activations and attention heads, until it ends in the rows of another weight, whose product is a partial sum. What
+cannot be followed to such an end stays whole in every shard.
+
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.passes.node_costs import ALL_REDUCE, load_for_splitting
+from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects, Value, check_divides, is_weight
+from graphkiln_backend.passes.sharding_rules import RULES
+
+_DOMAIN = "graphkiln"
+_BLOCKS = (1, 3, 2)
+"""What a weight may hold behind each other: one matrix; queries, keys and values; keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharded:
+    """A shard of a graph.
+
+    Attributes:
+        model: It, with an `AllReduce` behind each partial sum.
+        local: Names of the activations of which every shard holds a part.
+        sums: How many partial sums there are.
+        weight_bytes: Of weights that are cut, in the whole graph.
+    """
+
+    model: onnx_ir.Model
+    local: frozenset[str]
+    sums: int
+    weight_bytes: int
+
+
+@dataclass(slots=True)
+class Region:
+    """What belongs together: the cuts through activations, and what follows for each node.
+
+    Attributes:
+        cuts: Through activations.
+        effects: For each node that reads or computes one of them.
+    """
+
+    cuts: dict[Value, Cut] = field(default_factory=dict)
+    effects: dict[onnx_ir.Node, Effects] = field(default_factory=dict)
+
+
+def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
+    """One shard of a graph.
+
+    Args:
+        graph_path: The graph.
+        shards: How many there are, at least 2.
+        shard: Which one, from 0.
+
+    Raises:
+        LoweringError: It cannot be read, or none of its products can be cut into so many shards.
+    """
+    model = load_for_splitting(graph_path)
+    region, reasons = find_regions(model, shards)
+    if not region.effects:
+        raise LoweringError(
+            f"no product of {graph_path} can be cut into {shards} shards",
+            attempts=tuple(reasons[:3]),
+            hint="choose another `tensor`, or `pipeline`, which cuts between products",
+        )
+    cut_bytes = sum(
+        tensor.nbytes
+        for node, effects in region.effects.items()
+        for number in effects.weights
+        if (tensor := _tensor(node, number)) is not None
+    )
+    _cut_weights(model, region, shards, shard)
+    for value, cut in region.cuts.items():
+        value.shape = onnx_ir.Shape(
+            size // shards if axis == cut.axis and isinstance(size, int) else size
+            for axis, size in enumerate(value.shape or ())
+        )
+    partial = [_add_up(model, node) for node, effects in region.effects.items() if effects.reduced]
+    model.opset_imports[_DOMAIN] = 1
+    local = frozenset(str(value.name) for value in region.cuts) | frozenset(partial)
+    RemoveUnusedNodesPass()(model)
+    return Sharded(model=model, local=local, sums=len(partial), weight_bytes=cut_bytes)
+
+
+def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, list[str]]:
+    """All that can be cut, and why the rest cannot, a line for each product that a cut could begin with.
+
+    Args:
+        model: The graph, with its shapes; not changed.
+        shards: How many.
+    """
+    found, reasons = Region(), []
+    for node in model.graph:
+        if node.op_type not in ("MatMul", "Gemm") or node in found.effects or not is_weight(node.inputs[1]):
+            continue
+        try:
+            region = _grow(model, node, shards)
+        except CannotShard as reason:
+            reasons.append(f"{node.name}: {reason}")
+            continue
+        found.cuts |= region.cuts
+        found.effects |= region.effects
+    return found, reasons
+
+
+def _grow(model: onnx_ir.Model, node: onnx_ir.Node, shards: int) -> Region:
+    """The region that begins with the columns of a product; raises `CannotShard` where there is none."""
+    first: CannotShard | None = None
+    for blocks in _BLOCKS:
+        seed = node.outputs[0]
+        try:
+            if seed.shape is None:
+                raise CannotShard(f"the shape of '{seed.name}' is not known")
+            return _follow(model, seed, Cut(len(seed.shape) - 1, blocks), shards)
+        except CannotShard as reason:
+            first = first or reason
+    raise first or CannotShard("there is no way to cut it")
+
+
+def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:
+    """Carries a cut on until nothing new follows."""
+    region = Region(cuts={seed: cut})
+    touched: dict[onnx_ir.Node, None] = {}
+    waiting = [seed]
+    while waiting:
+        value = waiting.pop()
+        check_divides(value, region.cuts[value], shards)
+        for node in _around(model, value):
+            touched[node] = None
+            for other, follows in _effects(node, region, shards).values.items():
+                if other not in region.cuts:
+                    region.cuts[other] = follows
+                    waiting.append(other)
+                elif region.cuts[other] != follows:
+                    raise CannotShard(f"'{other.name}' would be cut in two ways")
+    region.effects = {node: _effects(node, region, shards) for node in touched}
+    if not any(effects.reduced for effects in region.effects.values()):
+        raise CannotShard("it ends in no product that could be summed up")
+    return region
+
+
+def _around(model: onnx_ir.Model, value: Value) -> Iterator[onnx_ir.Node]:
+    """The nodes that compute and read an activation; raises `CannotShard` where others do."""
+    producer = value.producer()
+    if producer is None or value.is_graph_output():
+        raise CannotShard(f"'{value.name}' is an input or output of the graph")
+    for node in (producer, *value.consumers()):
+        if node.graph is not model.graph:
+            raise CannotShard(f"'{value.name}' is read inside of another node")
+        yield node
+
+
+def _effects(node: onnx_ir.Node, region: Region, shards: int) -> Effects:
+    rule = RULES.get(node.op_type)
+    if rule is None or node.domain not in ("", "ai.onnx"):
+        raise CannotShard(f"{node.op_type} {node.name} has no rule")
+    return rule(node, region.cuts, shards)
+
+
+def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) -> None:
+    """Gives every node the weights of one shard; equal parts of one weight are kept once."""
+    made: dict[tuple[str, str], Value] = {}
+    for node, effects in region.effects.items():
+        for number, array, key in _new_weights(node, effects, shards, shard):
+            name = str(node.inputs[number].name)  # type: ignore[union-attr]
+            if (name, key) not in made:
+                made[name, key] = _register(model, f"{name}_{key}", array)
+            node.replace_input_with(number, made[name, key])
+
+
+def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) -> Iterator[tuple[int, Any, str]]:
+    """The weights of a node that are other ones in a shard: number of the input, content, what was done to it."""
+    for number, cut in effects.weights.items():
+        array = _tensor(node, number).numpy()  # type: ignore[union-attr]
+        part = np.take(array, cut.indices(array.shape[cut.axis], shards, shard), axis=cut.axis)
+        yield number, part, f"part{cut.axis}x{cut.outer}"
+    for number in effects.first_only if shard else ():
+        yield number, np.zeros_like(_tensor(node, number).numpy()), "zero"  # type: ignore[union-attr]
+    if effects.target:
+        axis, sizes = effects.target.axis, _tensor(node, 1).numpy().copy()  # type: ignore[union-attr]
+        if sizes[axis] > 0:
+            sizes[axis] //= shards
+        yield 1, sizes, f"shape{axis}"
+
+
+def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:
+    value = node.inputs[number]
+    return value.const_value if value is not None else None
+
+
+def _register(model: onnx_ir.Model, name: str, array: Any) -> Value:
+    tensor = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
+    weight = onnx_ir.Value(
+        name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    model.graph.register_initializer(weight)
+    return weight
+
+
+def _add_up(model: onnx_ir.Model, node: onnx_ir.Node) -> str:
+    """Puts an `AllReduce` behind a partial sum, which gets another name; that name."""
+    value = node.outputs[0]
+    name = str(value.name)
+    users = list(value.uses())
+    value.name = f"{name}_partial"
+    total = onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN)
+    result = total.outputs[0]
+    result.name, result.shape, result.type = name, value.shape, value.type
+    model.graph.insert_after(node, total)
+    for user, number in users:
+        user.replace_input_with(number, result)
+    for position, output in enumerate(model.graph.outputs):
+        if output is value:
+            model.graph.outputs[position] = result
+    return str(value.name)

@@ -1,0 +1,252 @@
+"""How a cut through one tensor of a node cuts its others: the rules by which products are sharded.
+
+Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021 (propagation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir
+
+from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects, Value, check_divides, dims, is_weight
+
+Facts = Mapping[Value, Cut]
+Rule = Callable[[onnx_ir.Node, Facts, int], Effects]
+
+
+def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    left, right, *bias = node.inputs
+    if not is_weight(right):
+        return _activation_product(node, facts)
+    transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+    if is_weight(left) or len(dims(right)) != 2 or (node.op_type == "Gemm" and node.attributes.get_int("transA", 0)):
+        raise CannotShard(f"{node.name} is no product of an activation and a matrix of weights")
+    columns, rows = (0, 1) if transposed else (1, 0)
+    fed, got = _fact(facts, left), _fact(facts, node.outputs[0])
+    if fed and fed.axis == len(dims(left)) - 1:
+        if got:
+            raise CannotShard(f"{node.name} would be cut twice")
+        only = frozenset([2]) if bias and bias[0] is not None else frozenset[int]()
+        if only and not is_weight(bias[0]):
+            raise CannotShard(f"{node.name} adds something that is no weight")
+        return Effects(weights=_checked(node, {1: Cut(rows, fed.outer)}, shards), first_only=only, reduced=True)
+    if got and got.axis == len(dims(node.outputs[0])) - 1:
+        if fed:
+            raise CannotShard(f"{node.name} would be cut twice")
+        cuts = {1: Cut(columns, got.outer)}
+        if bias and bias[0] is not None and dims(bias[0])[-1:] == [dims(right)[columns]]:
+            cuts[2] = Cut(len(dims(bias[0])) - 1, got.outer)
+        return Effects(weights=_checked(node, cuts, shards))
+    cut = fed or got
+    return Effects(values={left: cut, node.outputs[0]: cut} if left and cut else {})
+
+
+def _activation_product(node: onnx_ir.Node, facts: Facts) -> Effects:
+    """A product of two activations, such as queries and keys: along the heads both are cut, and what comes of them."""
+    left, right, out = node.inputs[0], node.inputs[1], node.outputs[0]
+    rank = len(dims(out))
+    if node.op_type != "MatMul" or left is None or right is None or len(dims(left)) != rank or len(dims(right)) != rank:
+        raise CannotShard(f"{node.name} multiplies tensors of different ranks")
+    found: dict[Value, Cut] = {}
+    for value in (left, right, out):
+        cut = facts.get(value)
+        if cut is None:
+            continue
+        if cut.axis < rank - 2:
+            if dims(left)[cut.axis] != dims(right)[cut.axis]:
+                raise CannotShard(f"{node.name} repeats one of its inputs")
+            found |= dict.fromkeys((left, right, out), cut)
+        elif (value is left, cut.axis) in ((True, rank - 1), (False, rank - 2)) and value is not out:
+            raise CannotShard(f"{node.name} sums over what is cut")
+        else:
+            found |= dict.fromkeys((left if cut.axis == rank - 2 else right, out), cut)
+    return Effects(values=found)
+
+
+def _elementwise(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    out = node.outputs[0]
+    rank = len(dims(out))
+    cuts = {Cut(cut.axis + rank - len(dims(value)), cut.outer) for value, cut in _cuts_of(node, facts)}
+    cut = _only(cuts, node)
+    values, weights = {out: cut}, dict[int, Cut]()
+    for number, value in enumerate(node.inputs):
+        axis = cut.axis - rank + len(dims(value)) if value is not None else -1
+        if value is None or axis < 0 or dims(value)[axis] == 1:
+            if value is not None and value in facts:
+                raise CannotShard(f"{node.name} repeats what is cut")
+            continue
+        if dims(value)[axis] != dims(out)[cut.axis]:
+            raise CannotShard(f"{node.name} combines sizes that are not known to be equal")
+        if is_weight(value):
+            weights[number] = Cut(axis, cut.outer)
+        else:
+            values[value] = Cut(axis, cut.outer)
+    return Effects(values=values, weights=_checked(node, weights, shards))
+
+
+def _same_axis(taken: Callable[[onnx_ir.Node, int], set[int]]) -> Rule:
+    """A rule of nodes that leave all axes where they are and treat all but some alike."""
+
+    def rule(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:  # noqa: ARG001 - as all rules
+        cut = _only({cut for _, cut in _cuts_of(node, facts)}, node)
+        if cut.axis in taken(node, len(dims(node.outputs[0]))):
+            raise CannotShard(f"{node.name} needs the whole of dimension {cut.axis}")
+        data = [value for value in node.inputs if value is not None and not is_weight(value)]
+        return Effects(values=dict.fromkeys((*data, *node.outputs), cut))
+
+    return rule
+
+
+def _moved_axis(move: Callable[[onnx_ir.Node, int], list[int]]) -> Rule:
+    """A rule of nodes of one activation that move axes: `move` gives the axis of the input for each of the output."""
+
+    def rule(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:  # noqa: ARG001 - as all rules
+        data, out = node.inputs[0], node.outputs[0]
+        if data is None or is_weight(data):
+            raise CannotShard(f"{node.name} reads a weight")
+        origin = move(node, len(dims(out)))
+        fed, got = _fact(facts, data), _fact(facts, out)
+        if got:
+            axis = origin[got.axis]
+            if axis < 0:
+                raise CannotShard(f"{node.name} makes dimension {got.axis}")
+            return Effects(values={data: Cut(axis, got.outer), out: got})
+        if fed is None or fed.axis not in origin:
+            raise CannotShard(f"{node.name} takes away what is cut")
+        return Effects(values={data: fed, out: Cut(origin.index(fed.axis), fed.outer)})
+
+    return rule
+
+
+def _reshape(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    data, out = node.inputs[0], node.outputs[0]
+    if data is None or not is_weight(node.inputs[1]):
+        raise CannotShard(f"{node.name} computes its shape")
+    fed, got = _fact(facts, data), _fact(facts, out)
+    target = got or _carried(data, fed, out, shards)
+    source = fed or _carried(out, got, data, shards)
+    if _carried(data, source, out, shards) != target:
+        raise CannotShard(f"{node.name} does not keep parts together")
+    return Effects(values={data: source, out: target}, target=target)
+
+
+def _carried(data: Value, cut: Cut | None, out: Value, shards: int) -> Cut:
+    """A cut through a tensor as one through the same elements in another shape.
+
+    A cut tensor is a row of blocks, each of which is cut into equal parts; the blocks stay what they are.
+    """
+    if cut is None:
+        raise CannotShard(f"nothing is known of '{data.name}'")
+    block = _elements(dims(data)[cut.axis :]) // cut.outer
+    shape = dims(out)
+    for axis in range(len(shape) - 1, -1, -1):
+        behind = _elements(shape[axis:])
+        if behind >= block:
+            outer = behind // block
+            if behind % block or shape[axis] % (outer * shards):
+                break
+            return Cut(axis, outer)
+    raise CannotShard(f"'{out.name}' has no dimension that holds whole parts of '{data.name}'")
+
+
+def _elements(shape: list[Any]) -> int:
+    if not all(isinstance(dim, int) for dim in shape):
+        raise CannotShard("a dimension behind the cut varies")
+    return math.prod(shape)
+
+
+def _transposed(node: onnx_ir.Node, rank: int) -> list[int]:
+    return list(node.attributes.get_ints("perm", tuple(reversed(range(rank)))))
+
+
+def _squeezed(node: onnx_ir.Node, rank: int) -> list[int]:
+    taken = _axes(node, rank + len(_constants(node, 1)))
+    return [axis for axis in range(rank + len(taken)) if axis not in taken]
+
+
+def _unsqueezed(node: onnx_ir.Node, rank: int) -> list[int]:
+    made = _axes(node, rank)
+    origin = iter(range(rank))
+    return [-1 if axis in made else next(origin) for axis in range(rank)]
+
+
+def _gathered(node: onnx_ir.Node, rank: int) -> list[int]:
+    if not is_weight(node.inputs[1]):
+        raise CannotShard(f"{node.name} reads what is computed")
+    kept = len(dims(node.inputs[1]))
+    axis = node.attributes.get_int("axis", 0) % (rank - kept + 1)
+    return [*range(axis), *[-1] * kept, *range(axis + 1, rank - kept + 1)]
+
+
+def _normalized(node: onnx_ir.Node, rank: int) -> set[int]:
+    return set(range(node.attributes.get_int("axis", -1) % rank, rank))
+
+
+def _one_axis(default: int) -> Callable[[onnx_ir.Node, int], set[int]]:
+    return lambda node, rank: {node.attributes.get_int("axis", default) % rank}
+
+
+def _sliced(node: onnx_ir.Node, rank: int) -> set[int]:
+    if len(node.inputs) < 4 or not is_weight(node.inputs[3]):
+        raise CannotShard(f"{node.name} does not say which dimensions it cuts")
+    return {axis % rank for axis in _constants(node, 3)}
+
+
+def _axes(node: onnx_ir.Node, rank: int) -> set[int]:
+    return {axis % rank for axis in _constants(node, 1)}
+
+
+def _constants(node: onnx_ir.Node, number: int) -> list[int]:
+    value = node.inputs[number] if number < len(node.inputs) else None
+    if value is None or not is_weight(value) or value.const_value is None:
+        raise CannotShard(f"{node.name} computes its axes")
+    return [int(each) for each in value.const_value.numpy().reshape(-1)]
+
+
+def _fact(facts: Facts, value: Value | None) -> Cut | None:
+    return facts.get(value) if value is not None else None
+
+
+def _cuts_of(node: onnx_ir.Node, facts: Facts) -> list[tuple[Value, Cut]]:
+    """The tensors of a node that are known to be cut."""
+    return [(value, facts[value]) for value in (*node.inputs, *node.outputs) if value is not None and value in facts]
+
+
+def _only(cuts: set[Cut], node: onnx_ir.Node) -> Cut:
+    if len(cuts) != 1:
+        raise CannotShard(f"{node.name} would be cut in {len(cuts)} ways")
+    return next(iter(cuts))
+
+
+def _checked(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Mapping[int, Cut]:
+    for number, cut in cuts.items():
+        value = node.inputs[number]
+        if value is not None:
+            check_divides(value, cut, shards)
+    return cuts
+
+
+_ELEMENTWISE = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "Equal", "Less", "Greater", "And", "Or"),
+    *("Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Mish"),
+    *("Softplus", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Cast", "Identity", "Not", "Sin", "Cos", "Floor"),
+)
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    "MatMul": _product,
+    "Gemm": _product,
+    "Softmax": _same_axis(_one_axis(-1)),
+    "LogSoftmax": _same_axis(_one_axis(-1)),
+    "LayerNormalization": _same_axis(_normalized),
+    "Split": _same_axis(_one_axis(0)),
+    "Slice": _same_axis(_sliced),
+    "Reshape": _reshape,
+    "Transpose": _moved_axis(_transposed),
+    "Squeeze": _moved_axis(_squeezed),
+    "Unsqueeze": _moved_axis(_unsqueezed),
+    "Gather": _moved_axis(_gathered),
+}
+"""Operator -> its rule. A graph is sharded as far as rules reach; the rest every shard computes whole."""

@@ -1,0 +1,133 @@
+"""Graphs whose products can be cut: a residual convolution net, an MLP, and attention in its two usual forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir
+from graphs import draw, graph, ints
+
+from graphkiln_backend.graph.dtypes import AnyArray
+
+HEADS, DEPTH, WIDTH, TOKENS = 4, 6, 24, 5
+
+CONVOLUTIONS = """(float[batch,3,16,16] x) => (float[batch,10] y) {
+    a0 = Conv<pads=[1,1,1,1]>(x, k0, c0)
+    a1 = Relu(a0)
+    b0 = Conv<pads=[1,1,1,1]>(a1, k1, c1)
+    b1 = Relu(b0)
+    b2 = Conv<pads=[1,1,1,1]>(b1, k2, c1)
+    b3 = Add(b2, a1)
+    b4 = Relu(b3)
+    d0 = Conv<pads=[1,1,1,1], strides=[2,2]>(b4, k3, c1)
+    d1 = Relu(d0)
+    p = GlobalAveragePool(d1)
+    f = Flatten(p)
+    y = Gemm<transB=1>(f, w, v)
+}"""
+
+MLP = """(float[batch,24] x) => (float[batch,24] y) {
+    n = LayerNormalization<axis=-1>(x, s, o)
+    h = Gemm(n, w1, b1)
+    g = Relu(h)
+    m = Mul(g, gate)
+    e = Gemm<transB=1>(m, w2, b2)
+    y = Add(e, x)
+}"""
+
+ATTENTION = """(float[batch,5,24] x) => (float[batch,5,24] y) {
+    q0 = MatMul(x, wq)
+    q1 = Add(q0, bq)
+    q2 = Reshape(q1, split)
+    q = Transpose<perm=[0,2,1,3]>(q2)
+    k0 = MatMul(x, wk)
+    k1 = Add(k0, bk)
+    k2 = Reshape(k1, split)
+    k = Transpose<perm=[0,2,3,1]>(k2)
+    v0 = MatMul(x, wv)
+    v2 = Reshape(v0, split)
+    v = Transpose<perm=[0,2,1,3]>(v2)
+    s0 = MatMul(q, k)
+    s1 = Mul(s0, scale)
+    s2 = Add(s1, mask)
+    s = Softmax<axis=-1>(s2)
+    c0 = MatMul(s, v)
+    c1 = Transpose<perm=[0,2,1,3]>(c0)
+    c = Reshape(c1, joined)
+    o0 = MatMul(c, wo)
+    o = Add(o0, bo)
+    r = Add(o, x)
+    h0 = MatMul(r, w1)
+    h1 = Add(h0, b1)
+    h = Gelu(h1)
+    e0 = MatMul(h, w2)
+    e = Add(e0, b2)
+    y = Add(e, r)
+}"""
+
+FUSED = """(float[batch,5,24] x) => (float[batch,5,24] y) {
+    a0 = MatMul(x, wqkv)
+    a1 = Add(a0, bqkv)
+    a2 = Reshape(a1, five)
+    a3 = Transpose<perm=[2,0,3,1,4]>(a2)
+    q = Gather<axis=0>(a3, zero)
+    k0 = Gather<axis=0>(a3, one)
+    k = Transpose<perm=[0,1,3,2]>(k0)
+    v = Gather<axis=0>(a3, two)
+    s0 = MatMul(q, k)
+    s = Softmax<axis=-1>(s0)
+    c0 = MatMul(s, v)
+    c1 = Transpose<perm=[0,2,1,3]>(c0)
+    c = Reshape(c1, joined)
+    o0 = MatMul(c, wo)
+    o = Add(o0, bo)
+    y = Add(o, x)
+}"""
+
+
+def _small(*shape: int, seed: int) -> AnyArray:
+    return draw(*shape, seed=seed) * (0.5 / shape[0] ** 0.5)
+
+
+def convolutions() -> onnx_ir.Model:
+    """A net with a residual branch."""
+    weights = {"k0": (16, 3, 3, 3), "k1": (16, 16, 3, 3), "k2": (16, 16, 3, 3), "k3": (16, 16, 3, 3)}
+    drawn: dict[str, Any] = {name: draw(*shape, seed=seed) * 0.1 for seed, (name, shape) in enumerate(weights.items())}
+    return graph(CONVOLUTIONS, **drawn, c0=draw(16), c1=draw(16, seed=9), w=draw(10, 16, seed=7), v=draw(10, seed=8))
+
+
+def mlp() -> onnx_ir.Model:
+    """Two products with an activation and a gate between them, and a bias behind each."""
+    return graph(
+        MLP,
+        s=draw(24), o=draw(24, seed=1), w1=_small(24, 48, seed=2), b1=draw(48, seed=3), gate=draw(1, 48, seed=4),
+        w2=_small(24, 48, seed=5), b2=draw(24, seed=6),
+    )  # fmt: skip
+
+
+def attention() -> onnx_ir.Model:
+    """A block of a transformer: attention of 4 heads, then two products."""
+    squares = {name: _small(WIDTH, WIDTH, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+    rows = {name: draw(WIDTH, seed=10 + seed) for seed, name in enumerate(("bq", "bk", "bo", "b2"))}
+    return graph(
+        ATTENTION, opset=20, **squares, **rows, split=ints(0, 0, HEADS, DEPTH), joined=ints(0, 0, WIDTH),
+        scale=draw(1, seed=20) * 0 + 0.4, mask=draw(1, 1, TOKENS, TOKENS, seed=21), w1=_small(WIDTH, 4 * WIDTH, seed=22),
+        b1=draw(4 * WIDTH, seed=23), w2=_small(4 * WIDTH, WIDTH, seed=24),
+    )  # fmt: skip
+
+
+def fused() -> onnx_ir.Model:
+    """Attention whose queries, keys and values are columns of one weight."""
+    return graph(
+        FUSED, opset=20, wqkv=_small(WIDTH, 3 * WIDTH, seed=1), bqkv=draw(3 * WIDTH, seed=2),
+        five=ints(0, TOKENS, 3, HEADS, DEPTH), zero=ints(0).reshape(()), one=ints(1).reshape(()),
+        two=ints(2).reshape(()), joined=ints(-1, TOKENS, WIDTH), wo=_small(WIDTH, WIDTH, seed=3), bo=draw(WIDTH, seed=4),
+    )  # fmt: skip
+
+
+def save(model: onnx_ir.Model, folder: Path) -> Path:
+    """The file of a graph in a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx_ir.save(model, folder / "model.onnx")
+    return folder / "model.onnx"

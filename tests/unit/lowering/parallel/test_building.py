@@ -1,0 +1,133 @@
+"""Split graphs on a real engine, beside the same graph whole on the same engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import split_graphs
+from graphs import draw
+from lowered import ORT
+
+from graphkiln_backend.engines.base import Session, SessionConfig
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.lowering.parallel import building
+from graphkiln_backend.lowering.parallel.building import build_split
+from graphkiln_backend.lowering.parallel.cuts import find_stages
+from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, write_parts
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE
+from graphkiln_backend.repository.onnx_file import read_signature
+
+CORE = min(os.sched_getaffinity(0))
+GRAPHS: dict[str, tuple[Callable[[], onnx_ir.Model], tuple[int, ...]]] = {
+    "convolutions": (split_graphs.convolutions, (3, 16, 16)),
+    "mlp": (split_graphs.mlp, (24,)),
+    "attention": (split_graphs.attention, (5, 24)),
+    "fused": (split_graphs.fused, (5, 24)),
+}
+
+
+def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batches: int = 4) -> SessionConfig:
+    """The configuration of a split graph, whose parts are written."""
+    cuts = tuple(stage.begin for stage in find_stages(count_costs(graph, tensor), pipeline, CPU_CORE)[1:])
+    write_parts(graph, cuts, tensor, folder)
+    numbers = Parallelism(pipeline=pipeline, tensor=tensor, micro_batches=micro_batches if pipeline > 1 else 0)
+    return replace(ORT, parallel=numbers, places=(Place(CPU, (CORE,)),) * (pipeline * tensor), cuts=cuts)
+
+
+@contextmanager
+def built(make: Callable[[], onnx_ir.Model], folder: Path, *numbers: int) -> Iterator[tuple[Session, Session]]:
+    """The whole graph and the split one."""
+    graph = split_graphs.save(make(), folder / "whole")
+    config = spread(graph, folder / "parts", *numbers)
+    engine = OnnxRuntimeEngine()
+    with engine.build(graph, ORT) as whole, build_split(engine, folder / "parts", config, read_signature(graph)) as split:
+        yield whole, split
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("pipeline", [2, 3])
+def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, name: str, pipeline: int) -> None:
+    make, shape = GRAPHS[name]
+    with built(make, tmp_path, pipeline) as (whole, split):
+        for rows in (1, 4):
+            x = draw(rows, *shape, seed=rows)
+            alone = [whole.run({"x": x[row : row + 1]})["y"] for row in range(rows)]  # as micro-batches are: of one row
+            np.testing.assert_array_equal(split.run({"x": x})["y"], np.concatenate(alone))
+        assert split.signature.inputs == whole.signature.inputs
+        assert [spec.name for spec in split.signature.outputs] == ["y"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention", "fused"])
+@pytest.mark.parametrize("numbers", [(1, 2), (1, 4), (2, 2)])
+def test_shards_compute_the_same_within_the_order_of_sums(
+    tmp_path: Path, name: str, numbers: tuple[int, int]
+) -> None:
+    make, shape = GRAPHS[name]
+    if name != "attention" and numbers == (2, 2):
+        make, shape = GRAPHS["attention"]
+    with built(make, tmp_path, *numbers) as (whole, split):
+        x = draw(4, *shape, seed=1)
+        found, expected = split.run({"x": x})["y"], whole.run({"x": x})["y"]
+        assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+        np.testing.assert_array_equal(split.run({"x": x})["y"], found)
+
+
+def test_what_ran_is_that_of_all_parts(tmp_path: Path) -> None:
+    with built(split_graphs.attention, tmp_path, 1, 2) as (whole, split):
+        x = draw(1, 5, 24)
+        expected, found = whole.placement({"x": x}), split.placement({"x": x})
+        assert sum(found.products.values()) == 2 * sum(expected.products.values())
+        assert found.precision == expected.precision
+        assert not found.elsewhere
+
+
+def test_stages_run_in_threads_on_their_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[int]] = {}
+    original = OnnxRuntimeEngine.build
+
+    def build(self: OnnxRuntimeEngine, *arguments: Any) -> Any:
+        seen[threading.current_thread().name] = os.sched_getaffinity(0)
+        return original(self, *arguments)
+
+    graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
+    config = spread(graph, tmp_path / "parts", 2)
+    monkeypatch.setattr(OnnxRuntimeEngine, "build", build)
+    with build_split(OnnxRuntimeEngine(), tmp_path / "parts", config, read_signature(graph)):
+        assert seen == {"graphkiln-stage-0_0": {CORE}, "graphkiln-stage-1_0": {CORE}}
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+def test_a_part_that_cannot_be_loaded_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, int]
+) -> None:
+    graph = split_graphs.save(split_graphs.mlp(), tmp_path / "whole")
+    config = spread(graph, tmp_path / "parts", *numbers)
+    graph_of(tmp_path / "parts", 1, numbers[1] - 1).write_bytes(b"damaged")
+    workers: list[Any] = []
+
+    class Kept(building.Worker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            workers.append(self)
+
+    monkeypatch.setattr(building, "Worker", Kept)
+    before = threading.active_count()
+    with pytest.raises(GraphkilnError, match="cannot load"):
+        build_split(OnnxRuntimeEngine(), tmp_path / "parts", config, read_signature(graph))
+    assert workers
+    assert threading.active_count() == before
+    for worker in workers:
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            worker.submit(print)

@@ -1,0 +1,161 @@
+"""The best cuts, beside all cuts that there are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
+from graphkiln_backend.lowering.parallel.cuts import StageCost, find_places, find_stages
+from graphkiln_backend.lowering.parallel.speed import Speed
+
+SPEED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1.0, link_s=0.0)
+"""A second for each operation, and for each byte that is handed on."""
+
+
+def chain(
+    flops: list[int],
+    sizes: list[int] | None = None,
+    weights: list[dict[str, int]] | None = None,
+    fuses: str = "",
+    opens: str = "",
+) -> GraphCosts:
+    """Nodes that read from each other: `t0` is the input, node `i` computes `t(i+1)`."""
+    sizes = sizes or [1] * (len(flops) + 1)
+    nodes = tuple(
+        NodeCost(
+            name=f"n{number}",
+            op_type="MatMul",
+            flops=each,
+            reads=(f"t{number}",),
+            writes={f"t{number + 1}": sizes[number + 1]},
+            weights=weights[number] if weights else {},
+            fuses=str(number) in fuses,
+            opens=str(number) in opens,
+        )
+        for number, each in enumerate(flops)
+    )
+    return GraphCosts(nodes=nodes, inputs={"t0": sizes[0]}, outputs=frozenset([f"t{len(flops)}"]))
+
+
+def begins(stages: tuple[StageCost, ...]) -> list[int]:
+    return [stage.begin for stage in stages]
+
+
+def test_stages_are_balanced() -> None:
+    stages = find_stages(chain([5, 1, 1, 1, 1, 1]), 2, SPEED)
+    assert begins(stages) == [0, 1]
+    assert [stage.end for stage in stages] == [1, 6]
+    assert [stage.flops for stage in stages] == [5, 5]
+    assert [stage.seconds for stage in stages] == [5.0, 6.0]  # and the one byte that is handed over
+    assert [stage.handed_bytes for stage in stages] == [0, 1]
+
+
+def test_a_cut_is_where_little_crosses() -> None:
+    assert begins(find_stages(chain([3, 3, 3, 3], [1, 9, 9, 2, 1]), 2, SPEED)) == [0, 3]
+
+
+def test_of_equal_splits_the_one_across_which_less_passes() -> None:
+    free = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1e30, link_s=0.0)
+    assert begins(find_stages(chain([2, 0, 0, 2], [1, 9, 3, 5, 1]), 2, free)) == [0, 2]
+
+
+def brute_force(costs: GraphCosts, stages: int, rows: int, memory: int) -> float:
+    """The shortest slowest stage of all splits, counted node by node."""
+    count = len(costs.nodes)
+    sizes = dict(costs.inputs)
+    for node in costs.nodes:
+        sizes |= node.writes
+    best = np.inf
+    for inner in itertools.combinations(range(1, count), stages - 1):
+        worst = 0.0
+        for begin, end in itertools.pairwise((0, *inner, count)):
+            own = costs.nodes[begin:end]
+            read = {name for node in costs.nodes[begin:] for name in node.reads}
+            before = {name for node in costs.nodes[:begin] for name in node.writes} | set(costs.inputs)
+            handed = rows * sum(sizes[name] for name in read & before) if begin else 0
+            alive = 0
+            for position in range(begin, end):
+                later = {name for node in costs.nodes[position:] for name in node.reads}
+                there = {name for node in costs.nodes[:position] for name in node.writes} | set(costs.inputs)
+                here = later & there | set(costs.nodes[position].writes)
+                alive = max(alive, rows * sum(sizes[name] for name in here))
+            weights = {name: size for node in own for name, size in node.weights.items()}
+            fits = not memory or sum(weights.values()) + alive <= memory
+            worst = max(worst, rows * sum(node.flops for node in own) + handed if fits else np.inf)
+        best = min(best, worst)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_no_other_split_is_better(seed: int, stages: int) -> None:
+    """Random graphs with branches, shared weights and a limit of memory."""
+    draw = np.random.default_rng(seed)
+    nodes, names = [], ["t0"]
+    for number in range(7):
+        reads = tuple({names[index] for index in draw.integers(len(names), size=2)})
+        weight = f"w{draw.integers(4)}"
+        nodes.append(
+            NodeCost(
+                name=f"n{number}",
+                op_type="MatMul",
+                flops=int(draw.integers(20)),
+                reads=reads,
+                writes={f"t{number + 1}": int(draw.integers(1, 9))},
+                weights={weight: 10 * (1 + int(weight[1:]))} if draw.integers(2) else {},
+            )
+        )
+        names.append(f"t{number + 1}")
+    costs = GraphCosts(nodes=tuple(nodes), inputs={"t0": 3}, outputs=frozenset(["t7"]))
+    memory = 90 if seed % 2 else 0
+    expected = brute_force(costs, stages, 2, memory)
+    if np.isinf(expected):
+        with pytest.raises(LoweringError, match="fits 90 bytes for each device"):
+            find_stages(costs, stages, SPEED, rows=2, memory_bytes=memory)
+        return
+    found = find_stages(costs, stages, SPEED, rows=2, memory_bytes=memory)
+    assert max(stage.seconds for stage in found) == pytest.approx(expected)
+    assert all(stage.memory_bytes <= memory for stage in found if memory)
+    assert [stage.begin for stage in found[1:]] == [stage.end for stage in found[:-1]]
+
+
+class TestPlaces:
+    def test_nothing_that_is_fused_is_separated(self) -> None:
+        assert find_places(chain([1] * 5, fuses="24")) == [0, 1, 3, 5]
+        assert find_places(chain([1] * 5, opens="2")) == [0, 1, 2, 4, 5]
+
+    def test_where_everything_is_fused_any_cut_will_do(self) -> None:
+        assert find_places(chain([1] * 3, fuses="012")) == [0, 1, 2, 3]
+
+    def test_what_reads_the_graphs_input_alone_separates_nothing(self) -> None:
+        nodes = chain([1] * 4).nodes
+        mask = NodeCost(name="mask", op_type="Cast", reads=("m",), writes={"k": 1}, fuses=True)
+        costs = GraphCosts(nodes=(*nodes[:2], mask, *nodes[2:]), inputs={"t0": 1, "m": 1}, outputs=frozenset(["t4"]))
+        assert find_places(costs) == [0, 1, 2, 3, 4, 5]
+
+    def test_parts_of_shards_never_pass_from_stage_to_stage(self) -> None:
+        whole = chain([1] * 4)
+        costs = GraphCosts(nodes=whole.nodes, inputs=whole.inputs, outputs=whole.outputs, local=frozenset(["t1", "t2"]))
+        assert find_places(costs) == [0, 3, 4]
+
+
+class TestRefusals:
+    def test_too_few_places(self) -> None:
+        with pytest.raises(LoweringError, match=r"cannot be cut into 3 stages; it has 1 places where it can be cut"):
+            find_stages(chain([1, 1]), 3, SPEED)
+
+    def test_too_little_memory(self) -> None:
+        costs = chain([1, 1], [4, 4, 4], [{"a": 100}, {"b": 50}])
+        with pytest.raises(LoweringError, match=r"no split into 2 stages fits 107 bytes.*the smallest needs 108 bytes"):
+            find_stages(costs, 2, SPEED, memory_bytes=107)
+        first, second = find_stages(costs, 2, SPEED, memory_bytes=108)
+        assert (first.weight_bytes, first.activation_bytes, second.memory_bytes) == (100, 8, 58)
+
+    def test_a_weight_that_two_stages_read_is_held_by_both(self) -> None:
+        costs = chain([1, 1, 1], None, [{"w": 64}, {}, {"w": 64}])
+        assert [stage.weight_bytes for stage in find_stages(costs, 3, SPEED)] == [64, 0, 64]
+        assert [stage.weight_bytes for stage in find_stages(costs, 1, SPEED)] == [64]

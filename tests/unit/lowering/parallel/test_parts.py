@@ -1,0 +1,48 @@
+"""The graphs of all parts, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import split_graphs
+
+from graphkiln_backend.graph.errors import CacheError
+from graphkiln_backend.lowering.parallel.cuts import find_places
+from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, read_parts, write_parts
+
+
+def test_stages_and_shards(tmp_path: Path) -> None:
+    """The sum behind the attention of a block lies in the first stage, that of its MLP in the second."""
+    graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
+    costs = count_costs(graph, 2)
+    names = [node.name for node in costs.nodes]
+    cut = next(place for place in find_places(costs) if names[place] == names[-1] or costs.nodes[place].reads == ("r",))
+    write_parts(graph, (cut,), 2, tmp_path / "parts")
+    parts = read_parts(tmp_path / "parts")
+    assert (parts.shards, parts.stages) == (2, 2)
+    assert [part.stage for part in parts.parts] == [0, 0, 1, 1]
+    assert [part.reduced for part in parts.parts] == [{"o0_partial": "o0"}, {}, {"e0_partial": "e0"}, {}]
+    assert [number for number, _ in parts.of_stage(1)] == [2, 3]
+    assert parts.parts[1].outputs == ("r",)
+    for number in range(4):
+        for shard in range(2):
+            onnx.checker.check_model(onnx.load(graph_of(tmp_path / "parts", number, shard)))
+
+
+def test_costs_of_a_shard(tmp_path: Path) -> None:
+    graph = split_graphs.save(split_graphs.mlp(), tmp_path / "whole")
+    whole, shard = count_costs(graph, 1), count_costs(graph, 2)
+    assert whole.flops == 2 * 2 * 24 * 48
+    assert shard.flops == whole.flops // 2
+    assert shard.weight_bytes < 0.6 * whole.weight_bytes
+    assert not whole.local
+
+
+def test_a_folder_that_is_damaged(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="cannot read the parts of a graph"):
+        read_parts(tmp_path)
+    (tmp_path / "parts.json").write_text('{"parts": [{"stage": "first"}]}')
+    with pytest.raises(CacheError, match="cannot read the parts of a graph"):
+        read_parts(tmp_path)

@@ -1,0 +1,64 @@
+"""Who runs on which cores and GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.lowering.parallel.places import core_groups, find_places
+
+BOTH = Parallelism(pipeline=2, tensor=2)
+
+
+def on_cpu(numbers: Parallelism, cores: int, instance: int = 0, instances: int = 1) -> list[tuple[int, ...]]:
+    found = find_places(
+        numbers, instances=instances, instance=instance, device=CPU, cores=range(10, 10 + cores), gpus=0
+    )
+    return [place.cores for place in found]
+
+
+@pytest.mark.parametrize(
+    ("count", "groups"),
+    [(1, [(0, 1, 2, 3, 4)]), (2, [(0, 1, 2), (3, 4)]), (5, [(0,), (1,), (2,), (3,), (4,)])],
+)
+def test_groups_are_neighbors_and_nearly_equal(count: int, groups: list[tuple[int, ...]]) -> None:
+    assert core_groups(range(5), count) == groups
+
+
+def test_stages_and_shards_share_no_core() -> None:
+    assert on_cpu(BOTH, 8) == [(10, 11), (12, 13), (14, 15), (16, 17)]
+
+
+def test_instances_share_no_core() -> None:
+    numbers = Parallelism(data=2, pipeline=2)
+    assert on_cpu(numbers, 4, 0, 2) == [(10,), (11,)]
+    assert on_cpu(numbers, 4, 1, 2) == [(12,), (13,)]
+    assert on_cpu(Parallelism(), 2, 1, 2) == [(11,)]
+
+
+def test_gpus_behind_that_of_the_instance() -> None:
+    found = find_places(BOTH, instances=2, instance=1, device=Device.gpu(2), cores=[0], gpus=6)
+    assert found == tuple(Place(Device.gpu(index)) for index in (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "instances", "words"),
+    [
+        (Parallelism(data=2), 1, r"data=2 asks for as many.*its configuration has 1.*instance_group \[ \{ count: 2"),
+        (Parallelism(pipeline=5), 1, r"pipeline=5, tensor=1 asks for 5 groups.*1 instance of 5 each, and 4 cores"),
+        (Parallelism(pipeline=2), 3, "3 instances of 2 each, and 4 cores are here"),
+    ],
+)
+def test_what_the_machine_or_the_configuration_does_not_have(
+    numbers: Parallelism, instances: int, words: str
+) -> None:
+    with pytest.raises(LoweringError, match=words):
+        on_cpu(numbers, 4, 0, instances)
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(5, "gpu:0, gpu:1, gpu:2, gpu:3, gpu:4"), (0, "none")])
+def test_gpus_that_are_not_here(gpus: int, words: str) -> None:
+    with pytest.raises(LoweringError, match=f"asks for 4 GPUs from gpu:2 on; GPUs that are here: {words}"):
+        find_places(BOTH, instances=1, instance=0, device=Device.gpu(2), cores=[0], gpus=gpus)

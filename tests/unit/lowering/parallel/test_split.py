@@ -1,0 +1,126 @@
+"""The plan of a model that is spread: which numbers, what each device holds, and why not otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
+from graphkiln_backend.graph.parallelism import Parallelism
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.parallel.places import find_places
+from graphkiln_backend.lowering.parallel.split import Split, plan_split, why_whole
+
+KIB = 1024
+
+
+def spec(name: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name=name, dtype=DType.FP32, shape=shape)
+
+
+BATCH = Signature(inputs=(spec("x", "batch", 4),), outputs=(spec("y", "batch", 4),))
+ONE = Signature(inputs=(spec("x", 1, 4),), outputs=(spec("y", 1, 4),))
+
+
+def costs(shards: int) -> GraphCosts:
+    """Four products of 64 KiB of weights, which are cut into shards."""
+    nodes = tuple(
+        NodeCost(
+            name=f"n{number}",
+            op_type="MatMul",
+            flops=1_000_000 // shards,
+            reads=(f"t{number}",),
+            writes={f"t{number + 1}": 16},
+            weights={f"w{number}": 64 * KIB // shards},
+        )
+        for number in range(4)
+    )
+    return GraphCosts(nodes=nodes, inputs={"t0": 16}, outputs=frozenset(["t4"]))
+
+
+def planned(numbers: Parallelism, *, cores: int = 8, batch: int = 32, signature: Signature = BATCH) -> Split:
+    def places(found: Parallelism) -> Any:
+        return find_places(found, instances=1, instance=0, device=CPU, cores=range(cores), gpus=0)
+
+    return plan_split(numbers, costs, places, devices=cores, largest_batch=batch, signature=signature)
+
+
+def test_stages_in_words() -> None:
+    split = planned(Parallelism(pipeline=2))
+    assert split.cuts == (2,)
+    assert (split.rows, split.numbers.micro_batches) == (4, 8)
+    lines = split.explain().splitlines()
+    assert lines[:2] == [
+        "parallel: pipeline=2, tensor=1, micro_batches=8",
+        "micro-batches of 4 rows, 8 of a largest batch",
+    ]
+    assert lines[2].startswith("stage 0 on cores 0-3: nodes 0-1, 0.002 GFLOP a sample, each device holds 128 KiB")
+    assert "(50% of the model's)" in lines[2]
+    assert "stage 1 on cores 4-7: nodes 2-3" in lines[3]
+    assert "takes 64 bytes from the stage before; 100% of the slowest stage's time" in lines[3]
+
+
+def test_shards_hold_a_part_of_each_weight() -> None:
+    split = planned(Parallelism(pipeline=2, tensor=2))
+    assert [stage.weight_bytes for stage in split.stages] == [64 * KIB, 64 * KIB]
+    assert "stage 1 on cores 4-5, cores 6-7" in split.explain()
+    assert "(25% of the model's)" in split.explain()
+
+
+class TestAuto:
+    @pytest.mark.parametrize(
+        ("memory", "pipeline", "tensor"), [(400, 1, 1), (200, 2, 1), (100, 1, 3), (70, 4, 1), (40, 1, 7), (36, 4, 2)]
+    )
+    def test_takes_the_fewest_devices_that_fit(self, memory: int, pipeline: int, tensor: int) -> None:
+        split = planned(Parallelism(auto=True, memory_bytes=memory * KIB), cores=16)
+        assert (split.numbers.pipeline, split.numbers.tensor, split.numbers.auto) == (pipeline, tensor, False)
+
+    def test_says_why_not_fewer(self) -> None:
+        split = planned(Parallelism(auto=True, memory_bytes=200 * KIB))
+        assert "rejected: pipeline=1, tensor=1: no split into 1 stage fits 200 KiB" in split.explain()
+
+    def test_needs_to_know_the_memory(self) -> None:
+        with pytest.raises(LoweringError, match=r"not told how much a device has.*memory=2GiB"):
+            planned(Parallelism(auto=True))
+
+    def test_nothing_fits(self) -> None:
+        with pytest.raises(LoweringError, match=r"auto, memory=5 KiB: no numbers fit.*2 devices can be used"):
+            planned(Parallelism(auto=True, memory_bytes=5 * KIB), cores=2)
+
+    def test_stages_take_turns_where_a_batch_cannot_be_split(self) -> None:
+        split = planned(Parallelism(auto=True, memory_bytes=200 * KIB), batch=1, signature=ONE)
+        assert (split.numbers.pipeline, split.numbers.micro_batches, split.rows) == (2, 1, 1)
+
+
+class TestMicroBatches:
+    @pytest.mark.parametrize(("asked", "batch", "found", "rows"), [(0, 3, 3, 1), (5, 32, 5, 7), (64, 8, 8, 1), (1, 8, 1, 8)])
+    def test_numbers_and_rows(self, asked: int, batch: int, found: int, rows: int) -> None:
+        split = planned(Parallelism(pipeline=2, micro_batches=asked), batch=batch)
+        assert (split.numbers.micro_batches, split.rows) == (found, rows)
+
+    def test_a_batch_that_cannot_be_split_is_refused_unless_stages_may_take_turns(self) -> None:
+        with pytest.raises(LoweringError, match=r"batches are of one row.*micro_batches=1 lets the stages take turns"):
+            planned(Parallelism(pipeline=2), batch=1)
+        assert planned(Parallelism(pipeline=2, micro_batches=1), batch=1).rows == 1
+
+    def test_shards_need_no_batch(self) -> None:
+        assert planned(Parallelism(tensor=2), batch=1, signature=ONE).numbers.micro_batches == 0
+
+    @pytest.mark.parametrize(
+        ("signature", "words"),
+        [
+            (BATCH, ""),
+            (ONE, "the first dimension of 'x' is not the batch"),
+            (
+                Signature(inputs=(spec("x", "all"), spec("ends", "requests")), outputs=(spec("y", "all"),)),
+                "the first dimensions of x, ends need not be equal",
+            ),
+            (Signature(inputs=(spec("x", "batch"),), outputs=(spec("y", "?y.0"),)), "the first dimension of 'y'"),
+        ],
+    )
+    def test_why_a_batch_cannot_be_split(self, signature: Signature, words: str) -> None:
+        assert why_whole(8, signature).startswith(words) if words else why_whole(8, signature) == ""

@@ -1,0 +1,274 @@
+"""A model's numbers beside the rest of its settings and the machine; split models through the whole proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import split_graphs
+import zoo
+from graphs import draw
+from lowered import cpu
+
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.registry import open_reference
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering import spreading
+from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.parallel import shards
+from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
+from graphkiln_backend.lowering.plan import Resources, plan
+from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.selection import select_session
+from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.lowering.spreading import Spread, spread_model
+from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
+from graphkiln_backend.repository.version import ModelVersion, read_version
+
+BATCH = 6
+GRAPHS: dict[str, tuple[Callable[[], onnx_ir.Model], tuple[int, ...]]] = {
+    "convolutions": (split_graphs.convolutions, (3, 16, 16)),
+    "attention": (split_graphs.attention, (5, 24)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that are there, four times."""
+    core = spreading.usable_core_numbers()[0]
+    monkeypatch.setattr(spreading, "usable_core_numbers", lambda: (core,) * 4)
+
+
+def version_of(folder: Path, name: str, *, golden: bool = True) -> ModelVersion:
+    """A version whose golden samples are what the reference computes."""
+    make, shape = GRAPHS[name]
+    path = split_graphs.save(make(), folder / "store" / name / "1")
+    found = read_version(path.parent)
+    if not golden:
+        return found
+    x = draw(3, *shape, seed=5)
+    with open_reference(path) as reference:
+        y = np.concatenate([reference.run({"x": x[row : row + 1]})["y"] for row in range(3)])
+    return replace(found, golden=GoldenSamples(inputs={"x": x}, source_outputs={"y": y}, graph_outputs={"y": y}))
+
+
+def spread(settings: Settings, version: ModelVersion, resources: Resources | None = None) -> Spread:
+    found = spread_model(settings, version, resources or cpu(4), saved=Precision.FP32, largest_batch=BATCH)
+    assert found is not None
+    return found
+
+
+def build(version: ModelVersion, numbers: Parallelism, cache: ArtifactCache) -> ProvenSession:
+    settings, resources = spread(Settings(parallel=numbers), version).apply(Settings(parallel=numbers), cpu(4))
+    artifacts = Artifacts(version, Precision.FP32, cache)
+    return select_session(artifacts, plan(settings, resources, largest_batch=BATCH), Requirements(batch_sizes=(1, BATCH)))
+
+
+class TestReading:
+    def test_nothing_is_spread_unless_it_is_requested(self, tmp_path: Path) -> None:
+        version = version_of(tmp_path, "attention")
+        assert spread_model(Settings(), version, cpu(4), saved=Precision.FP32, largest_batch=8) is None
+
+    def test_whole_graphs_on_cores_of_their_own(self, tmp_path: Path) -> None:
+        """Nothing is read of the graph for that."""
+        version = replace(version_of(tmp_path, "attention"), graph_path=tmp_path / "nowhere")
+        settings = Settings(parallel=Parallelism(data=2))
+        found = spread(settings, version, replace(cpu(4, instances=2), instance=1))
+        assert len(found.places) == 1
+        assert len(found.places[0].cores) == 2
+        assert found.explain().startswith("parallel: data=2, pipeline=1, tensor=1: the whole graph on core")
+        applied, resources = found.apply(settings, cpu(4, instances=2))
+        (config,) = plan(applied, resources).configs
+        assert (config.threads, config.spin, config.splits) == (2, True, False)
+
+    def test_stages_are_in_the_plan(self, tmp_path: Path) -> None:
+        version_of(tmp_path, "attention")
+        config = ModelConfig(name="attention", max_batch_size=8, parameters={"parallel": "pipeline=2, tensor=2"})
+        deployment = Deployment.read(tmp_path / "store" / "attention" / "1", config, cpu(4))
+        (chosen,) = deployment.plan.configs
+        assert chosen.splits
+        assert str(chosen) == "onnxruntime on cpu with pipeline=2, tensor=2, micro_batches=8"
+        assert (len(chosen.places), len(chosen.cuts), chosen.threads) == (4, 1, 1)
+        assert "stage 1 on core" in deployment.plan.explain()
+        assert deployment.places == chosen.places
+
+    def test_weights_are_mapped_once_for_each_node(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spreading, "numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
+        resources = replace(cpu(4, instances=2), shared_folder=tmp_path)
+        for cores, folder in (((0, 1), "node0"), ((2, 3), "node1"), ((1, 2), "")):
+            found = Spread(numbers=Parallelism(data=2), places=(Place(CPU, cores),))
+            assert found.apply(Settings(), resources)[1].shared_folder == tmp_path / folder
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"streams": 2}, "streams=2 cuts a batch up as well"),
+            ({"precision": Precision.BF16}, "saved in fp32, and a split graph runs as it was saved, not in bf16"),
+            (
+                {"tuning": replace(Settings().tuning, config_entries={"session.intra_op_thread_affinities": "1"})},
+                "pins threads that `parallel` pins",
+            ),
+            ({"parallel": Parallelism(pipeline=5)}, "asks for 5 groups of cores"),
+            ({"parallel": Parallelism(data=2)}, "its configuration has 1"),
+            ({"parallel": Parallelism(tensor=3)}, "no product"),
+            ({"parallel": Parallelism(pipeline=2, memory_bytes=1000)}, "no split into 2 stages fits 1000 bytes"),
+        ],
+    )
+    def test_contradictions_and_what_is_not_there(self, tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+        version = version_of(tmp_path, "convolutions")
+        with pytest.raises(LoweringError, match=words):
+            spread(Settings(**{"parallel": Parallelism(pipeline=2), **settings}), version)
+
+    def test_gpus_that_are_not_here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spreading.hardware, "gpus", lambda: ())
+        resources = replace(cpu(4), device=Device.gpu(0))
+        with pytest.raises(LoweringError, match="asks for 2 GPUs from gpu:0 on; GPUs that are here: none"):
+            spread(Settings(parallel=Parallelism(pipeline=2)), version_of(tmp_path, "attention"), resources)
+
+    @pytest.mark.parametrize("engine", ["openvino", "tensorrt"])
+    def test_engines_that_cannot(self, tmp_path: Path, engine: str) -> None:
+        settings = Settings(engine=engine, parallel=Parallelism(pipeline=2))
+        applied, resources = spread(settings, version_of(tmp_path, "attention")).apply(settings, cpu(4))
+        with pytest.raises(LoweringError, match="parallel: .* engine: onnxruntime does that"):
+            plan(applied, resources)
+
+    def test_outputs_that_are_no_tensors(self, tmp_path: Path) -> None:
+        folder = zoo.add(tmp_path, "zipped", zoo.zipped())
+        with pytest.raises(LoweringError, match="the graph cannot be split"):
+            spread(Settings(parallel=Parallelism(pipeline=2, micro_batches=1)), read_version(folder))
+
+    def test_more_instances_than_groups(self, tmp_path: Path) -> None:
+        version_of(tmp_path, "attention")
+        config = ModelConfig(
+            name="attention",
+            max_batch_size=8,
+            parameters={"parallel": "pipeline=2"},
+            instance_groups=(InstanceGroup(count=3, device=CPU),),
+        )
+        with pytest.raises(LoweringError, match="3 instances of 2 each, and 4 cores are here"):
+            Deployment.read(tmp_path / "store" / "attention" / "1", config, cpu(4))
+
+
+SPLITS = [
+    ("convolutions", Parallelism(pipeline=2)),
+    ("attention", Parallelism(tensor=2)),
+    ("attention", Parallelism(pipeline=2, tensor=2, micro_batches=2)),
+    ("attention", Parallelism(auto=True, memory_bytes=20_000)),
+]
+
+
+class TestProof:
+    @pytest.mark.parametrize(("name", "numbers"), SPLITS)
+    def test_what_computes_as_the_whole_graph_serves(
+        self, tmp_path: Path, cache: ArtifactCache, name: str, numbers: Parallelism
+    ) -> None:
+        version = version_of(tmp_path, name)
+        proven = build(version, numbers, cache)
+        assert version.golden
+        with proven.session as session:
+            assert proven.self_test
+            assert proven.self_test.verdict.endswith("PASS")
+            assert proven.self_test.relative_l2 < 1e-5
+            found = session.run(version.golden.inputs)["y"]
+        np.testing.assert_allclose(found, version.golden.graph_outputs["y"], rtol=1e-4, atol=1e-5)
+
+    def test_without_golden_samples_it_is_held_to_the_whole_graph(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        proven = build(version_of(tmp_path, "attention", golden=False), Parallelism(pipeline=2), cache)
+        proven.session.close()
+        assert proven.made_up is not None
+
+    def test_parts_are_kept(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        version, numbers = version_of(tmp_path, "convolutions"), Parallelism(pipeline=2)
+        for _ in range(2):
+            build(version, numbers, cache).session.close()
+        build(version, Parallelism(pipeline=3), cache).session.close()
+        assert sorted(stored.entry.kind for stored in cache.entries() if stored.entry.kind == "parts") == ["parts"] * 2
+
+
+def swap(session: PipelineSession) -> None:
+    """Micro-batches come out in another order."""
+    cut = session._cut
+    session._cut = lambda feeds: list(reversed(cut(feeds)))  # type: ignore[method-assign]
+
+
+def keep_stale(session: PipelineSession) -> None:
+    """The second stage reads what the first one computed for the micro-batch before."""
+    advance, kept = session._advance, dict[str, AnyArray]()
+
+    def stale(number: int, tensors: Any) -> dict[str, AnyArray]:
+        if number == 1:
+            found = advance(number, {**tensors, **{n: a for n, a in kept.items() if a.shape == tensors[n].shape}})
+            kept.update(tensors)
+            return found
+        return advance(number, tensors)
+
+    session._advance = stale  # type: ignore[method-assign]
+
+
+def drop_last(partials: Sequence[AnyArray]) -> AnyArray:
+    return partials[0].copy()
+
+
+def count_twice(partials: Sequence[AnyArray]) -> AnyArray:
+    return partials[0] + partials[-1] + partials[-1]
+
+
+class TestPlantedFaults:
+    """What a split can do wrong is refused before anything is served."""
+
+    @pytest.mark.parametrize("fault", [swap, keep_stale])
+    def test_in_a_pipeline(
+        self, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], None]
+    ) -> None:
+        original = PipelineSession.__init__
+
+        def broken(self: PipelineSession, *arguments: Any) -> None:
+            original(self, *arguments)
+            fault(self)
+
+        monkeypatch.setattr(PipelineSession, "__init__", broken)
+        with pytest.raises(LoweringError, match="the outputs changed"):
+            build(version_of(tmp_path, "convolutions"), Parallelism(pipeline=2), cache)
+
+    @pytest.mark.parametrize("fault", [drop_last, count_twice])
+    def test_in_shards(
+        self, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., AnyArray]
+    ) -> None:
+        monkeypatch.setattr(shards, "add_up", fault)
+        with pytest.raises(LoweringError, match="the outputs changed"):
+            build(version_of(tmp_path, "attention"), Parallelism(tensor=2), cache)
+
+    def test_samples_that_stand_in_order_would_not_tell(self, tmp_path: Path) -> None:
+        """Why there is a batch in a drawn order: 6 rows in 2 micro-batches hold the 3 samples twice."""
+        golden = version_of(tmp_path, "convolutions").golden
+        assert golden
+        batch = golden.batch(BATCH)["x"]
+        np.testing.assert_array_equal(batch[:3], batch[3:])
+
+
+def test_a_stage_that_fails_while_it_serves_is_the_requests_error(tmp_path: Path, cache: ArtifactCache) -> None:
+    version = version_of(tmp_path, "convolutions")
+    proven = build(version, Parallelism(pipeline=2), cache)
+    assert version.golden
+    with proven.session as session:
+
+        def fail(*_: Any) -> Any:
+            raise ExecutionError("the device is gone")
+
+        session._stages[1].session.run = fail  # type: ignore[attr-defined]
+        with pytest.raises(GraphkilnError, match="the device is gone"):
+            session.run(version.golden.inputs)

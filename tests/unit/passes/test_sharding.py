@@ -1,0 +1,117 @@
+"""Products cut into shards: all shards together compute what the whole graph does, with a part of the weights each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import pytest
+import split_graphs
+from graphs import compute, draw, graph
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.passes.base import weight_bytes
+from graphkiln_backend.passes.sharding import Sharded, shard_graph
+from graphkiln_backend.passes.stages import find_parts, write_part
+
+SHAPES = {"mlp": (3, 24), "attention": (2, 5, 24), "fused": (2, 5, 24)}
+SUMS = {"mlp": 1, "attention": 2, "fused": 1}
+
+
+def cut(make: Callable[[], onnx_ir.Model], folder: Path, shards: int) -> list[Sharded]:
+    path = split_graphs.save(make(), folder)
+    return [shard_graph(path, shards, shard) for shard in range(shards)]
+
+
+def together(shards: list[Sharded], folder: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
+    """What the shards compute, part by part, by ONNX's reference; sums in fp64."""
+    tensors = [dict(feeds) for _ in shards]
+    listed = [find_parts(each.model, ()) for each in shards]
+    for number, part in enumerate(listed[0]):
+        for own, each, parts in zip(tensors, shards, listed, strict=True):
+            target = folder / "part.onnx"
+            write_part(each.model, parts[number], target)
+            own |= compute(onnx_ir.load(target), **{name: own[name] for name in parts[number].inputs})
+        for name, total in part.reduced.items():
+            summed = np.sum([own[name].astype(np.float64) for own in tensors], axis=0).astype(np.float32)
+            for own in tensors:
+                own[total] = summed
+    return tensors[0]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("count", [2, 4])
+def test_shards_compute_what_the_whole_does(tmp_path: Path, name: str, count: int) -> None:
+    make = getattr(split_graphs, name)
+    x = draw(*SHAPES[name], seed=50)
+    shards = cut(make, tmp_path, count)
+    assert [each.sums for each in shards] == [SUMS[name]] * count
+    np.testing.assert_allclose(
+        together(shards, tmp_path, x=x)["y"], compute(make(), x=x)["y"], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_holds_its_part_of_the_weights(tmp_path: Path, name: str) -> None:
+    """The rest, such as normalizations and the biases behind sums, is less than a tenth."""
+    make = getattr(split_graphs, name)
+    whole = weight_bytes(make())
+    first, second = cut(make, tmp_path, 2)
+    assert first.weight_bytes > 0.9 * whole
+    for each in (first, second):
+        assert weight_bytes(each.model) <= 0.6 * whole
+
+
+def test_a_shard_that_is_missing_or_counted_twice_changes_the_outputs(tmp_path: Path) -> None:
+    x = draw(3, 24, seed=50)
+    first, second = cut(split_graphs.mlp, tmp_path, 2)
+    expected = compute(split_graphs.mlp(), x=x)["y"]
+    for wrong in ([first, first], [second, second], [first]):
+        found = together(wrong, tmp_path, x=x)["y"]
+        assert np.abs(found - expected).max() > 0.1
+
+
+def test_the_heads_of_a_shard_are_neighbors(tmp_path: Path) -> None:
+    first, second = cut(split_graphs.fused, tmp_path, 2)
+    whole = split_graphs.fused().graph.initializers["wqkv"].const_value.numpy()  # type: ignore[union-attr]
+    halves = [
+        next(v.const_value.numpy() for k, v in each.model.graph.initializers.items() if k.startswith("wqkv"))
+        for each in (first, second)
+    ]
+    three = whole.reshape(24, 3, 2, 12)
+    np.testing.assert_array_equal(halves[0], three[:, :, 0].reshape(24, 36))
+    np.testing.assert_array_equal(halves[1], three[:, :, 1].reshape(24, 36))
+
+
+def test_what_is_cut_is_named(tmp_path: Path) -> None:
+    first, _ = cut(split_graphs.mlp, tmp_path, 2)
+    assert first.local == {"h", "g", "m", "e_partial"}
+    assert [list(value.shape or ()) for node in first.model.graph for value in node.outputs if value.name == "h"] == [
+        ["batch", 24]
+    ]
+
+
+class TestRefusals:
+    def test_numbers_that_do_not_divide(self, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match=r"can be cut into 5 shards.*48 in dimension 1, which 5 shards do not"):
+            cut(split_graphs.mlp, tmp_path, 5)
+
+    def test_heads_that_do_not_divide_leave_the_products_behind_them(self, tmp_path: Path) -> None:
+        """8 shards divide the 96 columns of the MLP, and not the 4 heads."""
+        shards = cut(split_graphs.attention, tmp_path, 8)
+        assert shards[0].sums == 1
+        x = draw(2, 5, 24, seed=50)
+        expected = compute(split_graphs.attention(), x=x)["y"]
+        np.testing.assert_allclose(together(shards, tmp_path, x=x)["y"], expected, rtol=1e-5, atol=1e-5)
+
+    def test_a_graph_without_two_products_in_a_row(self, tmp_path: Path) -> None:
+        with pytest.raises(LoweringError, match=r"no product of .* can be cut into 2 shards.*input or output"):
+            cut(lambda: graph("(float[b,4] x) => (float[b,4] y) { y = MatMul(x, w) }", w=draw(4, 4)), tmp_path, 2)
+
+    def test_an_operator_without_a_rule_ends_a_cut(self, tmp_path: Path) -> None:
+        text = "(float[b,4] x) => (float[b,4] y) { h = MatMul(x, w) c = CumSum(h, one) y = MatMul(c, w) }"
+        with pytest.raises(LoweringError, match="CumSum node1 has no rule"):
+            cut(lambda: graph(text, w=draw(4, 4), one=np.int64(1)), tmp_path, 2)

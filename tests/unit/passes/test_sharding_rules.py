@@ -1,0 +1,101 @@
+"""How a cut through one tensor of a node cuts its others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from graphs import draw, graph, ints
+
+from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut
+from graphkiln_backend.passes.sharding_rules import RULES
+
+
+def follow(text: str, cuts: dict[str, Cut], **weights: Any) -> dict[str, Cut]:
+    """The cuts that follow for a graph of one node, weights by the number of their input."""
+    model = graph(text, **weights)
+    values = {str(value.name): value for value in (*model.graph.inputs, *model.graph.outputs)}
+    (node,) = model.graph
+    effects = RULES[node.op_type](node, {values[name]: cut for name, cut in cuts.items()}, 2)
+    return {str(value.name): cut for value, cut in effects.values.items()} | {
+        str(number): cut for number, cut in effects.weights.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "cuts", "found"),
+    [
+        ("MatMul(x, w)", {"w": draw(8, 8)}, {"y": Cut(2)}, {"1": Cut(1)}),
+        ("MatMul(x, w)", {"w": draw(8, 8)}, {"x": Cut(2, 2)}, {"1": Cut(0, 2)}),
+        ("MatMul(x, w)", {"w": draw(8, 8)}, {"x": Cut(1)}, {"x": Cut(1), "y": Cut(1)}),
+        ("Add(x, w)", {"w": draw(8)}, {"y": Cut(2, 2)}, {"x": Cut(2, 2), "y": Cut(2, 2), "1": Cut(0, 2)}),
+        ("Mul(x, w)", {"w": draw(4, 1)}, {"x": Cut(2)}, {"x": Cut(2), "y": Cut(2)}),
+        ("Softmax<axis=-1>(x)", {}, {"x": Cut(1)}, {"x": Cut(1), "y": Cut(1)}),
+        ("LayerNormalization<axis=-1>(x, w)", {"w": draw(8)}, {"y": Cut(1)}, {"x": Cut(1), "y": Cut(1)}),
+    ],
+)
+def test_nodes_that_keep_their_shape(text: str, weights: Any, cuts: dict[str, Cut], found: dict[str, Cut]) -> None:
+    assert follow(f"(float[2,4,8] x) => (float[2,4,8] y) {{ y = {text} }}", cuts, **weights) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "weights", "pairs"),
+    [
+        ("Transpose<perm=[0,2,1]>(x)", ("b,4,8", "b,8,4"), {}, [(Cut(1), Cut(2)), (Cut(2, 2), Cut(1, 2))]),
+        ("Reshape(x, w)", ("b,5,24", "b,5,4,6"), {"w": ints(0, 0, 4, 6)}, [(Cut(2), Cut(2))]),
+        ("Reshape(x, w)", ("b,5,24", "b,5,3,4,2"), {"w": ints(0, 0, 3, 4, 2)}, [(Cut(2, 3), Cut(3))]),
+        ("Reshape(x, w)", ("b,5,4,6", "b,5,24"), {"w": ints(0, 0, 24)}, [(Cut(2), Cut(2))]),
+        ("Unsqueeze(x, w)", ("b,8", "b,1,8"), {"w": ints(1)}, [(Cut(1), Cut(2))]),
+        ("Squeeze(x, w)", ("b,1,8", "b,8"), {"w": ints(1)}, [(Cut(2), Cut(1))]),
+        ("Gather<axis=1>(x, w)", ("b,3,8", "b,8"), {"w": ints(1).reshape(())}, [(Cut(2), Cut(1))]),
+        ("Slice(x, v, u, w)", ("b,6,8", "b,2,8"), {"v": ints(1), "u": ints(3), "w": ints(1)}, [(Cut(2), Cut(2))]),
+    ],
+)
+def test_forwards_and_backwards(text: str, shapes: Any, weights: Any, pairs: list[tuple[Cut, Cut]]) -> None:
+    whole = f"(float[{shapes[0]}] x) => (float[{shapes[1]}] y) {{ y = {text} }}"
+    for before, behind in pairs:
+        expected = {"x": before, "y": behind}
+        assert follow(whole, {"x": before}, **weights) == expected
+        assert follow(whole, {"y": behind}, **weights) == expected
+
+
+@pytest.mark.parametrize(
+    ("cuts", "found"),
+    [
+        ({"q": Cut(1)}, {"q": Cut(1), "k": Cut(1), "y": Cut(1)}),
+        ({"y": Cut(1)}, {"q": Cut(1), "k": Cut(1), "y": Cut(1)}),
+        ({"q": Cut(2)}, {"q": Cut(2), "y": Cut(2)}),
+        ({"y": Cut(3)}, {"k": Cut(3), "y": Cut(3)}),
+    ],
+)
+def test_a_product_of_activations(cuts: dict[str, Cut], found: dict[str, Cut]) -> None:
+    text = "(float[b,4,6,8] q, float[b,4,8,6] k) => (float[b,4,6,6] y) { y = MatMul(q, k) }"
+    assert follow(text, cuts) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "cuts", "weights", "words"),
+    [
+        ("(float[b,4] x) => (float[b,4] y) { y = Softmax<axis=1>(x) }", {"x": Cut(1)}, {}, "the whole of dimension 1"),
+        ("(float[b,4] x) => (float[b,4] y) { y = MatMul(x, w) }", {"x": Cut(1), "y": Cut(1)}, {"w": draw(4, 4)}, "twice"),
+        ("(float[2,4] x, float[4,2] z) => (float[2,2] y) { y = MatMul(x, z) }", {"x": Cut(1)}, {}, "sums over"),
+        ("(float[b,4] x, float[b,1] z) => (float[b,4] y) { y = Add(x, z) }", {"z": Cut(1)}, {}, "repeats"),
+        ("(float[b,6] x) => (float[b,3,2] y) { y = Reshape(x, w) }", {"x": Cut(1)}, {"w": ints(0, 3, 2)}, "whole parts"),
+        ("(float[b,3,8] x) => (float[b,8] y) { y = Gather<axis=1>(x, w) }", {"x": Cut(1)}, {"w": ints(1).reshape(())},
+         "takes away"),
+        ("(float[b,3] x) => (float[b,3] y) { y = MatMul(x, w) }", {"y": Cut(1)}, {"w": draw(3, 3)}, "do not divide"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed(text: str, cuts: dict[str, Cut], weights: Any, words: str) -> None:
+    with pytest.raises(CannotShard, match=words):
+        follow(text, cuts, **weights)
+
+
+def test_the_bias_of_a_partial_sum_is_the_first_shards() -> None:
+    text = "(float[b,8] x) => (float[b,6] y) { y = Gemm<transB=1>(x, w, c) }"
+    model = graph(text, w=draw(6, 8), c=draw(6))
+    (node,) = model.graph
+    effects = RULES["Gemm"](node, {model.graph.inputs[0]: Cut(1)}, 2)
+    assert (effects.reduced, effects.first_only, effects.weights) == (True, {2}, {1: Cut(1)})
+    effects = RULES["Gemm"](node, {model.graph.outputs[0]: Cut(1)}, 2)
+    assert (effects.reduced, effects.weights) == (False, {1: Cut(0), 2: Cut(0)})
