@@ -30,6 +30,7 @@ def settings_in_words(settings: Settings, saved: Precision) -> dict[str, str]:
         "streams": str(settings.streams or 1),
         "self_test": "on" if settings.self_test else "off",
         "fallback": ", ".join(map(str, settings.fallback)) or "none",
+        "parallel": str(settings.parallel or "one device for each instance"),
     }
 
 
@@ -42,6 +43,7 @@ def plan_document(settings: Settings, saved: Precision, plan: LoweringPlan) -> d
         "baselines": [_config(config) for config in plan.baselines],
         "fallback": [_config(config) for config in plan.fallback],
         "rejected": list(plan.rejected),
+        "parallel": plan.spread.splitlines(),
     }
 
 

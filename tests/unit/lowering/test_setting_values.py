@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_values import (
     Choice,
@@ -16,12 +17,16 @@ from graphkiln_backend.lowering.setting_values import (
     parse_choices,
     parse_count,
     parse_flag,
+    parse_parallel,
     parse_precision,
     parse_switch,
 )
 
 KEY = "parameters.key"
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1)
+MALFORMED = ("2", "data=0", "data=two", "data=1.5", "data=2, data=2", "pipelines=2", "memory=much", "memory=0", "=2", "data=")
+NUMBERS = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
+EITHER = "auto, which chooses `pipeline` and `tensor`, or these numbers"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,11 @@ WORDS = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1)
         (parse_precision, "", None),
         (parse_choices, "", ()),
         (parse_choices, " , ,", ()),
+        (parse_parallel, "", None),
+        (parse_parallel, "data=2", Parallelism(data=2)),
+        (parse_parallel, " pipeline = 2,tensor=4 ", Parallelism(pipeline=2, tensor=4)),
+        (parse_parallel, "auto, memory=2GiB", Parallelism(auto=True, memory_bytes=2 << 30)),
+        (parse_parallel, "pipeline=2, micro_batches=8", Parallelism(pipeline=2, micro_batches=8)),
     ],
 )
 def test_what_is_read(parse: Callable[[str, str], object], text: str, expected: object) -> None:
@@ -47,6 +57,10 @@ def test_what_is_read(parse: Callable[[str, str], object], text: str, expected: 
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
+        *((parse_parallel, text, NUMBERS) for text in MALFORMED),
+        (parse_parallel, "auto, tensor=2", EITHER),
+        (parse_parallel, "auto, auto", EITHER),
+        (parse_parallel, "micro_batches=2", "with pipeline=2 or more where micro_batches is given"),
         (parse_flag, "true", "0 or 1"),
         (parse_flag, "2", "0 or 1"),
         (parse_flag, "", "0 or 1"),
