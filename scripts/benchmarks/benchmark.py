@@ -17,6 +17,8 @@
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
+    scripts/benchmark parallel     one model over two groups of cores: copies, stages, shards; what sums take
+    scripts/benchmark devices      the same on paper for two to eight GPUs, from counted costs and link speeds
     scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
                                    faults; goes on where it was interrupted (--only int8: this part, again)
@@ -48,6 +50,7 @@ from encoded_speed import benchmark_encoded
 from light_speed import benchmark_light
 from lowering_speed import benchmark_lowered_load, benchmark_lowering, benchmark_session
 from memory_use import benchmark_memory
+from parallel_speed import benchmark_devices, benchmark_parallel
 from peers_speed import benchmark_peers
 from precision_speed import benchmark_precision
 from rich.console import Console
@@ -96,6 +99,11 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_encoded,
         "JPEG to top-5, random weights, ratio to our client that decodes, the same cores in total",
     ),
+    "parallel": (
+        benchmark_parallel,
+        "two groups of one core: batches of 32 behind each other beside two copies, one row alone beside one core",
+    ),
+    "devices": (benchmark_devices, "on paper: two to eight GPUs from counted costs and data sheets, batches of 32"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 

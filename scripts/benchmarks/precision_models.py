@@ -100,10 +100,16 @@ class Graphs:
         return made_up(read_signature(self.fp32), batch, np.random.default_rng(seed))
 
 
+def export_once(name: str) -> Path:
+    """The fp32 graph of an architecture, exported where that is not done yet."""
+    fp32 = CACHE / f"{name}.precision.onnx"
+    _once(fp32, lambda target: _export(name, target))
+    return fp32
+
+
 def prepare(name: str) -> Graphs:
     """Exports and quantizes an architecture where that is not done yet."""
-    fp32, int8 = CACHE / f"{name}.precision.onnx", CACHE / f"{name}.precision-int8.onnx"
-    _once(fp32, lambda target: _export(name, target))
+    fp32, int8 = export_once(name), CACHE / f"{name}.precision-int8.onnx"
     graphs = Graphs(fp32=fp32, int8=int8)
     samples, settings = graphs.feeds(_CALIBRATION_SAMPLES, seed=0), Quantization(batch_size=4)
     try:
