@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,8 @@ class Spread:
         own = {nodes.get(core, 0) for place in self.places for core in place.cores}
         if folder and len(set(nodes.values())) > 1 and len(own) == 1:
             folder /= f"node{own.pop()}"
+            with suppress(OSError):  # the engine says that nothing can be shared
+                folder.mkdir(exist_ok=True)
         cuts = self.split.cuts if self.split else ()
         found = replace(resources, places=self.places, cuts=cuts, shared_folder=folder)
         return replace(settings, parallel=self.numbers), found

@@ -110,6 +110,7 @@ class TestReading:
         for cores, folder in (((0, 1), "node0"), ((2, 3), "node1"), ((1, 2), "")):
             found = Spread(numbers=Parallelism(data=2), places=(Place(CPU, cores),))
             assert found.apply(Settings(), resources)[1].shared_folder == tmp_path / folder
+            assert (tmp_path / folder).is_dir()
 
 
 class TestRefusals:

@@ -119,7 +119,6 @@ def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> Onnx
         save_optimized(graph_path, options, target)
 
     made_for = f"{onnxruntime.__version__}|{config.tuning}{digest(config.op_libraries)}"
-    folder.mkdir(exist_ok=True)  # of a NUMA node, below that of the run
     shared = SharedWeights(folder, graph_path, made_for, save)
     options = session_options(config)
     disable_optimizations(options)  # the shared copy is optimized already
