@@ -10,6 +10,7 @@ import onnx_ir
 from onnx_ir.passes.common import (
     InlinePass,
     LiftConstantsToInitializersPass,
+    RemoveUnusedNodesPass,
     ShapeInferencePass,
     TopologicalSortPass,
 )
@@ -47,6 +48,7 @@ def load_for_splitting(graph_path: Path) -> onnx_ir.Model:
         model = load(graph_path)
         InlinePass()(model)
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        RemoveUnusedNodesPass()(model)
         TopologicalSortPass()(model)
         ShapeInferencePass()(model)
     except Exception as error:  # protobuf's and onnx_ir's own errors have no common base

@@ -26,6 +26,7 @@ from graphkiln_backend.lowering.acceptance import (
     limits_of,
     read_placement,
     replay,
+    replay_mixed,
 )
 from graphkiln_backend.lowering.made_up import MadeUp
 from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE
@@ -338,3 +339,37 @@ class TestReplay:
         replay(session, golden, LIMITS, 2, ranking)
         with pytest.raises(VerificationError):
             replay(session, golden, LIMITS, 2)
+
+
+class TestPartsOfABatch:
+    """Sessions that compute parts of a batch on their own, and may mix them up."""
+
+    @pytest.fixture
+    def golden(self) -> GoldenSamples:
+        x = np.arange(9, dtype=np.float32).reshape(3, 3)
+        return GoldenSamples(inputs={"x": x}, source_outputs={"y": x * 2}, graph_outputs={"y": x * 2})
+
+    def test_a_session_that_swaps_them_is_noticed_by_samples_in_a_drawn_order_alone(
+        self, add_engine: Any, golden: GoldenSamples
+    ) -> None:
+        engine = add_engine("swaps")
+        session = engine.build(Path("graph"), engine.config)
+        session.run = lambda feeds: {"y": 2 * np.roll(feeds["x"], 3, axis=0)}
+        replay(session, golden, LIMITS, 6)
+        with pytest.raises(VerificationError, match="the outputs changed"):
+            replay_mixed(session, golden, LIMITS, 6)
+
+    def test_one_that_keeps_them_in_order_passes(self, add_engine: Any, golden: GoldenSamples) -> None:
+        engine = add_engine("right")
+        session = engine.build(Path("graph"), engine.config)
+        replay_mixed(session, golden, LIMITS, 6)
+        assert session.batches == [6]
+
+    @pytest.mark.parametrize(("whole", "largest"), [(True, 6), (False, 1)])
+    def test_there_are_no_parts_of_one_sample(
+        self, add_engine: Any, golden: GoldenSamples, whole: bool, largest: int
+    ) -> None:
+        engine = add_engine("whole")
+        session = engine.build(Path("graph"), engine.config)
+        replay_mixed(session, replace(golden, whole=whole), LIMITS, largest)
+        assert session.batches == []

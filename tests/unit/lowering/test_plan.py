@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.engines.base import SessionTuning, Support
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
 from graphkiln_backend.lowering.setting_values import Choice
@@ -329,3 +330,40 @@ class TestBaselines:
     def test_who_names_the_engine_gets_what_is_requested_or_an_error(self) -> None:
         planned = plan(Settings(engine="openvino", precision=Precision.BF16), resources(lacks="this CPU has none"))
         assert [str(config) for config in planned.candidates] == ["openvino on cpu in bf16"]
+
+
+class TestSpread:
+    """Models over several devices: what the plan makes of numbers that were found to fit."""
+
+    def spread(self, **numbers: int) -> tuple[Settings, Resources]:
+        parallel = Parallelism(**numbers)
+        places = (Place(CPU, (0, 1)), Place(CPU, (2,)))[: parallel.devices]
+        return Settings(parallel=parallel), dataclasses.replace(resources(cores=4), places=places, cuts=(7,))
+
+    def test_threads_are_those_of_a_place_and_need_not_sleep(self) -> None:
+        settings, here = self.spread(pipeline=2)
+        (config,) = plan(settings, dataclasses.replace(here, instances=2)).configs
+        assert (config.threads, config.spin, config.cuts) == (2, True, (7,))
+        assert config.places == here.places
+        (config,) = plan(settings, dataclasses.replace(here, works_beside=True)).configs
+        assert not config.spin
+
+    def test_engines_that_cannot_are_left_out_or_refused(self) -> None:
+        settings, here = self.spread(pipeline=2)
+        auto = plan(dataclasses.replace(settings, engine="auto"), here)
+        assert engines(auto) == ["onnxruntime"]
+        assert "openvino: parallel: its threads cannot be kept on the cores of a stage" in auto.rejected[0]
+        fallback = dataclasses.replace(
+            settings, fallback=(Choice(engine="openvino"),), origins={"fallback": "parameters.fallback"}
+        )
+        with pytest.raises(LoweringError, match="openvino cannot do what is requested; parallel:"):
+            plan(fallback, here)
+
+    def test_copies_alone_go_with_every_engine(self) -> None:
+        settings, here = self.spread(data=1)
+        (config,) = plan(dataclasses.replace(settings, engine="openvino"), here).configs
+        assert (config.threads, config.splits) == (2, False)
+
+    def test_it_is_explained_before_what_was_rejected(self) -> None:
+        planned = LoweringPlan(candidates=(), rejected=("openvino: no",), spread="parallel: pipeline=2\nstage 0")
+        assert planned.explain() == "parallel: pipeline=2\nstage 0\nrejected: openvino: no"

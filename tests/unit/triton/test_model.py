@@ -24,6 +24,7 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.proven_session import ProvenSession
@@ -89,6 +90,7 @@ class FakeDeployment:
             nodes={"CPUExecutionProvider": 4}, precision=Precision.FP32, products={Precision.FP32: 2}
         )
         self.version = ModelVersion(graph_path=Path("model.onnx"), manifest=None, golden=None)
+        self.places: tuple[Place, ...] = ()
         self.plan = SimpleNamespace(explain=lambda: "candidates:\n  onnxruntime on cpu")
 
     def read(self, *arguments: Any) -> FakeDeployment:
@@ -153,6 +155,18 @@ class TestInitialize:
         assert config.max_batch_size == 8
         assert resources.device == CPU
         assert overrides == []
+
+    def test_it_stays_on_the_cores_that_the_plan_gives_it(
+        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept: list[Any] = []
+        monkeypatch.setattr(module, "stay_on", kept.append)
+        deployment.places = (Place(CPU, (1, 3)),)
+        initialized = TritonPythonModel()
+        initialized.initialize({**ARGS, "model_instance_name": "m_0_1"})
+        initialized.finalize()
+        assert kept == [deployment.places]
+        assert deployment.read_with[2].instance == 1
 
     def test_a_gpu_instance_runs_on_its_gpu(self, deployment: FakeDeployment) -> None:
         model = TritonPythonModel()

@@ -54,7 +54,7 @@ class _Builder:
         worker = Worker((core for place in places for core in place.cores), f"graphkiln-stage-{number}")
         opened.callback(worker.close)
         if self.parts.shards == 1:
-            ((part_number, part),) = parts
+            ((part_number, _),) = parts
             session = self._build(part_number, 0, places[0], worker)
         else:
             session = self._build_shards(parts, places)
