@@ -1,6 +1,6 @@
 """What a split would give on devices that are not here: time and throughput on paper.
 
-From the costs of nodes, measured or counted, and the speeds of devices and links. A sum over `p` devices sends twice
+From the counted costs of nodes and the speeds of devices and links. A sum over `p` devices sends twice
 the share `(p - 1) / p` of its bytes, as rings do it.
 
 Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.

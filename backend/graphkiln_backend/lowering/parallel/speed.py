@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +21,12 @@ class Speed:
         bytes_per_s: Of its memory, for all other nodes and for reading weights.
         link_bytes_per_s: Of what hands a tensor to another device.
         link_s: What handing on takes beside, of any size.
-        measured_s: Seconds of nodes that were measured, by name; they count as they are.
     """
 
     flops_per_s: float
     bytes_per_s: float
     link_bytes_per_s: float
     link_s: float
-    measured_s: Mapping[str, float] = field(default_factory=dict)
 
     def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
         """Seconds of each node, `[nodes]`: of its arithmetic or of its bytes, whichever takes longer.
@@ -45,8 +42,7 @@ class Speed:
         for node in costs.nodes:
             activations = sum(node.writes.values()) + sum(sizes.get(name, 0) for name in node.reads)
             moved = (rows * activations + sum(node.weights.values())) / self.bytes_per_s
-            estimate = max(rows * node.flops / self.flops_per_s, moved)
-            found.append(self.measured_s.get(node.name, estimate))
+            found.append(max(rows * node.flops / self.flops_per_s, moved))
         return np.array(found, np.float64)
 
     def link_seconds(self, size_bytes: float) -> float:

@@ -28,7 +28,3 @@ def test_arithmetic_counts_where_it_takes_longer() -> None:
     speed = Speed(flops_per_s=100.0, bytes_per_s=10.0, link_bytes_per_s=5.0, link_s=0.0)
     assert list(speed.node_seconds(COSTS, 1)) == [40.0, 4.0]
 
-
-def test_what_was_measured_counts_as_it_is() -> None:
-    speed = Speed(flops_per_s=1e3, bytes_per_s=1e1, link_bytes_per_s=1.0, link_s=0.0, measured_s={"relu": 7.0})
-    assert list(speed.node_seconds(COSTS, 1)) == [16.0, 7.0]
