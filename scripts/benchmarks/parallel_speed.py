@@ -1,6 +1,6 @@
 """One model over two groups of cores: copies, stages and shards beside each other and beside the whole model.
 
-Throughput is that of batches behind each other, latency that of one row alone. On paper: the same splits for two to eight
+Throughput is that of batches behind each other, latency that of one row alone. On paper: the same for two to eight
 GPUs, from counted costs and the speeds of data sheets.
 """
 

@@ -200,7 +200,8 @@ class _Proof:
         artifacts, config = self.artifacts, self.config
         graph = artifacts.prepare_graph(replace(config, precision=None))
         open_saved = partial(open_reference, op_libraries=config.op_libraries)
-        as_saved = config.engine == REFERENCE_ENGINE and config.precision in (None, artifacts.saved) and not config.splits
+        plain = config.engine == REFERENCE_ENGINE and not config.splits
+        as_saved = plain and config.precision in (None, artifacts.saved)
         if self.requirements.self_test and not as_saved:
             return try_beside(self.session, graph, open_saved, limits)
         return try_as_saved(self.session, graph, open_saved)

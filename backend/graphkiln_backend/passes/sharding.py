@@ -4,7 +4,7 @@ From the columns of a product's weight a cut is followed forwards and backwards 
 activations and attention heads, until it ends in the rows of another weight, whose product is a partial sum. What
 cannot be followed to such an end stays whole in every shard.
 
-Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019.
 """
 
 from __future__ import annotations

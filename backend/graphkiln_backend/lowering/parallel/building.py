@@ -74,8 +74,11 @@ class _Builder:
                 for shard, (place, worker) in enumerate(zip(places, workers, strict=True)):
                     sessions.append(self._build(number, shard, place, worker))
                     own.callback(sessions[-1].close)
-                segment = Segment(sessions=tuple(sessions), inputs=part.inputs, outputs=part.outputs, reduced=part.reduced)
-                segments.append(segment)
+                segments.append(
+                    Segment(
+                        sessions=tuple(sessions), inputs=part.inputs, outputs=part.outputs, reduced=part.reduced
+                    )
+                )
             own.pop_all()
         return ShardedSession(segments, workers, _stage_signature(segments))
 

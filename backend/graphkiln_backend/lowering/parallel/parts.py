@@ -64,7 +64,7 @@ def count_costs(graph_path: Path, shards: int) -> GraphCosts:
     Raises:
         LoweringError: The graph cannot be read or split.
     """
-    from graphkiln_backend.passes import node_costs, sharding  # over a second of imports, which most starts need not pay
+    from graphkiln_backend.passes import node_costs, sharding  # a second of imports
 
     if shards == 1:
         return node_costs.count_costs(node_costs.load_for_splitting(graph_path))

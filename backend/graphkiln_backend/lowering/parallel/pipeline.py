@@ -42,7 +42,7 @@ class PipelineSession(Closeable):
     Args:
         stages: In order.
         signature: Of the whole graph.
-        micro_batches: Parts that a batch is cut into, as equal as they can be; 1 for graphs whose batch cannot be split.
+        micro_batches: Parts of a batch, as equal as they can be; 1 for graphs whose batch cannot be split.
     """
 
     def __init__(self, stages: Sequence[Stage], signature: Signature, micro_batches: int) -> None:

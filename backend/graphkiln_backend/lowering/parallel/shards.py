@@ -3,7 +3,7 @@
 The shards run one segment after the other, side by side. Behind a segment whose output is a partial sum, the shards'
 outputs are added, always in the same order: the same request gets the same bits.
 
-Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019.
 """
 
 from __future__ import annotations
