@@ -69,14 +69,14 @@ def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, na
         assert [spec.name for spec in split.signature.outputs] == ["y"]
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "fused"])
-@pytest.mark.parametrize("numbers", [(1, 2), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [("mlp", (1, 2)), ("mlp", (1, 4)), ("fused", (1, 2)), ("attention", (1, 4)), ("attention", (2, 2))],
+)
 def test_shards_compute_the_same_within_the_order_of_sums(
     tmp_path: Path, name: str, numbers: tuple[int, int]
 ) -> None:
     make, shape = GRAPHS[name]
-    if name != "attention" and numbers == (2, 2):
-        make, shape = GRAPHS["attention"]
     with built(make, tmp_path, *numbers) as (whole, split):
         x = draw(4, *shape, seed=1)
         found, expected = split.run({"x": x})["y"], whole.run({"x": x})["y"]

@@ -17,8 +17,7 @@ def test_stages_and_shards(tmp_path: Path) -> None:
     """The sum behind the attention of a block lies in the first stage, that of its MLP in the second."""
     graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
     costs = count_costs(graph, 2)
-    names = [node.name for node in costs.nodes]
-    cut = next(place for place in find_places(costs) if names[place] == names[-1] or costs.nodes[place].reads == ("r",))
+    cut = next(place for place in find_places(costs)[:-1] if costs.nodes[place].reads == ("r",))
     write_parts(graph, (cut,), 2, tmp_path / "parts")
     parts = read_parts(tmp_path / "parts")
     assert (parts.shards, parts.stages) == (2, 2)
