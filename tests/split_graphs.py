@@ -112,7 +112,8 @@ def attention() -> onnx_ir.Model:
     rows = {name: draw(WIDTH, seed=10 + seed) for seed, name in enumerate(("bq", "bk", "bo", "b2"))}
     return graph(
         ATTENTION, opset=20, **squares, **rows, split=ints(0, 0, HEADS, DEPTH), joined=ints(0, 0, WIDTH),
-        scale=draw(1, seed=20) * 0 + 0.4, mask=draw(1, 1, TOKENS, TOKENS, seed=21), w1=_small(WIDTH, 4 * WIDTH, seed=22),
+        scale=draw(1, seed=20) * 0 + 0.4, mask=draw(1, 1, TOKENS, TOKENS, seed=21),
+        w1=_small(WIDTH, 4 * WIDTH, seed=22),
         b1=draw(4 * WIDTH, seed=23), w2=_small(4 * WIDTH, WIDTH, seed=24),
     )  # fmt: skip
 
@@ -122,7 +123,8 @@ def fused() -> onnx_ir.Model:
     return graph(
         FUSED, opset=20, wqkv=_small(WIDTH, 3 * WIDTH, seed=1), bqkv=draw(3 * WIDTH, seed=2),
         five=ints(0, TOKENS, 3, HEADS, DEPTH), zero=ints(0).reshape(()), one=ints(1).reshape(()),
-        two=ints(2).reshape(()), joined=ints(-1, TOKENS, WIDTH), wo=_small(WIDTH, WIDTH, seed=3), bo=draw(WIDTH, seed=4),
+        two=ints(2).reshape(()), joined=ints(-1, TOKENS, WIDTH), wo=_small(WIDTH, WIDTH, seed=3),
+        bo=draw(WIDTH, seed=4),
     )  # fmt: skip
 
 

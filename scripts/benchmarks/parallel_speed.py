@@ -220,7 +220,7 @@ def _plan(
     return resources, spread_model(settings, version, resources, saved=Precision.FP32, largest_batch=_BATCH)
 
 
-def _prove(
+def _prove(  # noqa: PLR0917 - handed over to a thread
     graph: Path, numbers: Parallelism | None, cache: ArtifactCache, cores: int, instances: int = 1, instance: int = 0
 ) -> tuple[ProvenSession, Spread | None]:
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
@@ -267,7 +267,9 @@ def _if_possible(estimate: Callable[[], Estimate]) -> Estimate | None:
         return None
 
 
-def _paper_row(model: str, link: str, way: str, count: int, found: Estimate, one: Estimate) -> dict[str, object]:
+def _paper_row(  # noqa: PLR0917 - the columns
+    model: str, link: str, way: str, count: int, found: Estimate, one: Estimate
+) -> dict[str, object]:
     return {
         "model": model,
         "link": link,

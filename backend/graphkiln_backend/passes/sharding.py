@@ -20,7 +20,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.passes.node_costs import ALL_REDUCE, load_for_splitting
-from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects, Value, check_divides, is_weight
+from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects, Value, check_divides, dims, is_weight
 from graphkiln_backend.passes.sharding_rules import RULES
 
 _DOMAIN = "graphkiln"
@@ -119,16 +119,15 @@ def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, list[str]]:
 
 def _grow(model: onnx_ir.Model, node: onnx_ir.Node, shards: int) -> Region:
     """The region that begins with the columns of a product; raises `CannotShard` where there is none."""
-    first: CannotShard | None = None
+    seed = node.outputs[0]
+    axis = len(dims(seed)) - 1
+    reasons = []
     for blocks in _BLOCKS:
-        seed = node.outputs[0]
         try:
-            if seed.shape is None:
-                raise CannotShard(f"the shape of '{seed.name}' is not known")
-            return _follow(model, seed, Cut(len(seed.shape) - 1, blocks), shards)
+            return _follow(model, seed, Cut(axis, blocks), shards)
         except CannotShard as reason:
-            first = first or reason
-    raise first or CannotShard("there is no way to cut it")
+            reasons.append(reason)
+    raise reasons[0]
 
 
 def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:

@@ -53,7 +53,7 @@ class Effects:
     reduced: bool = False
 
 
-class CannotShard(Exception):  # noqa: N818 - an answer: this way of cutting a graph leads nowhere
+class CannotShard(Exception):
     """A cut cannot be carried on; the text says why."""
 
 

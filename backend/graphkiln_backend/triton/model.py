@@ -50,8 +50,8 @@ from graphkiln_backend.triton.load_crash import record_crash
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
-from graphkiln_backend.triton.own_cores import instance_number, stay_on
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
+from graphkiln_backend.triton.own_cores import instance_number, stay_on
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer

@@ -24,7 +24,18 @@ from graphkiln_backend.lowering.setting_values import (
 
 KEY = "parameters.key"
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz_0123456789", min_size=1)
-MALFORMED = ("2", "data=0", "data=two", "data=1.5", "data=2, data=2", "pipelines=2", "memory=much", "memory=0", "=2", "data=")
+MALFORMED = (
+    "2",
+    "data=0",
+    "data=two",
+    "data=1.5",
+    "data=2, data=2",
+    "pipelines=2",
+    "memory=much",
+    "memory=0",
+    "=2",
+    "data=",
+)
 NUMBERS = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
 EITHER = "auto, which chooses `pipeline` and `tensor`, or these numbers"
 

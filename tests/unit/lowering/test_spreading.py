@@ -73,7 +73,9 @@ def spread(settings: Settings, version: ModelVersion, resources: Resources | Non
 def build(version: ModelVersion, numbers: Parallelism, cache: ArtifactCache) -> ProvenSession:
     settings, resources = spread(Settings(parallel=numbers), version).apply(Settings(parallel=numbers), cpu(4))
     artifacts = Artifacts(version, Precision.FP32, cache)
-    return select_session(artifacts, plan(settings, resources, largest_batch=BATCH), Requirements(batch_sizes=(1, BATCH)))
+    return select_session(
+        artifacts, plan(settings, resources, largest_batch=BATCH), Requirements(batch_sizes=(1, BATCH))
+    )
 
 
 class TestReading:
@@ -144,7 +146,7 @@ class TestRefusals:
     def test_engines_that_cannot(self, tmp_path: Path, engine: str) -> None:
         settings = Settings(engine=engine, parallel=Parallelism(pipeline=2))
         applied, resources = spread(settings, version_of(tmp_path, "attention")).apply(settings, cpu(4))
-        with pytest.raises(LoweringError, match="parallel: .* engine: onnxruntime does that"):
+        with pytest.raises(LoweringError, match=r"parallel: .* engine: onnxruntime does that"):
             plan(applied, resources)
 
     def test_outputs_that_are_no_tensors(self, tmp_path: Path) -> None:

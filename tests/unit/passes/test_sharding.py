@@ -34,7 +34,7 @@ def together(shards: list[Sharded], folder: Path, **feeds: AnyArray) -> dict[str
         for own, each, parts in zip(tensors, shards, listed, strict=True):
             target = folder / "part.onnx"
             write_part(each.model, parts[number], target)
-            own |= compute(onnx_ir.load(target), **{name: own[name] for name in parts[number].inputs})
+            own.update(compute(onnx_ir.load(target), **{name: own[name] for name in parts[number].inputs}))
         for name, total in part.reduced.items():
             summed = np.sum([own[name].astype(np.float64) for own in tensors], axis=0).astype(np.float32)
             for own in tensors:
@@ -49,9 +49,7 @@ def test_shards_compute_what_the_whole_does(tmp_path: Path, name: str, count: in
     x = draw(*SHAPES[name], seed=50)
     shards = cut(make, tmp_path, count)
     assert [each.sums for each in shards] == [SUMS[name]] * count
-    np.testing.assert_allclose(
-        together(shards, tmp_path, x=x)["y"], compute(make(), x=x)["y"], rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(together(shards, tmp_path, x=x)["y"], compute(make(), x=x)["y"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)

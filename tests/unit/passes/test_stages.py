@@ -77,7 +77,7 @@ def test_a_graph_inside_a_node_reads_what_an_earlier_part_computes(tmp_path: Pat
     np.testing.assert_array_equal(found["y"], h + draw(4))
 
 
-def test_an_output_that_no_node_computes_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_no_node_computes_is_refused() -> None:
     model = graph("(float[b,4] x) => (float[b,4] y) { y = Neg(x) }")
     model.graph.outputs.append(model.graph.inputs[0])
     with pytest.raises(LoweringError, match="its output 'x' is computed by no node"):

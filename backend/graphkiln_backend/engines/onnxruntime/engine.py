@@ -118,7 +118,7 @@ def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> Onnx
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
         save_optimized(graph_path, options, target)
 
-    made_for = f"{onnxruntime.__version__}|{config.tuning}{digest(config.op_libraries)}"
+    made_for = f"{graph_path.name}|{onnxruntime.__version__}|{config.tuning}{digest(config.op_libraries)}"
     shared = SharedWeights(folder, graph_path, made_for, save)
     options = session_options(config)
     disable_optimizations(options)  # the shared copy is optimized already

@@ -75,9 +75,7 @@ class _Builder:
                     sessions.append(self._build(number, shard, place, worker))
                     own.callback(sessions[-1].close)
                 segments.append(
-                    Segment(
-                        sessions=tuple(sessions), inputs=part.inputs, outputs=part.outputs, reduced=part.reduced
-                    )
+                    Segment(sessions=tuple(sessions), inputs=part.inputs, outputs=part.outputs, reduced=part.reduced)
                 )
             own.pop_all()
         return ShardedSession(segments, workers, _stage_signature(segments))

@@ -9,6 +9,7 @@ partitioning algorithm; stages of one device each).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -244,4 +245,4 @@ def _partition(cost: Floats, crossing: Floats, stages: int) -> list[int] | None:
 
 
 def _spans(places: list[int]) -> Iterator[tuple[int, int]]:
-    yield from zip(places[:-1], places[1:], strict=True)
+    yield from itertools.pairwise(places)

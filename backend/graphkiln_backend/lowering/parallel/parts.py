@@ -1,6 +1,6 @@
 """The graphs of all parts of a split model, in a folder that the artifact cache keeps.
 
-    FOLDER/parts.json     FOLDER/part-0/shard-0/model.onnx     FOLDER/part-0/shard-1/model.onnx ...
+FOLDER/parts.json     FOLDER/part-0/shard-0/model.onnx     FOLDER/part-0/shard-1/model.onnx ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from graphkiln_backend.graph.errors import CacheError, ManifestError
 from graphkiln_backend.graph.graph_costs import GraphCosts
 
 _FILE = "parts.json"
-_GRAPH = "model.onnx"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +50,7 @@ class Parts:
 
 def graph_of(folder: Path, part: int, shard: int) -> Path:
     """The graph of a shard of a part."""
-    return folder / f"part-{part}" / f"shard-{shard}" / _GRAPH
+    return folder / f"part-{part}-shard-{shard}.onnx"
 
 
 def count_costs(graph_path: Path, shards: int) -> GraphCosts:
@@ -94,9 +93,7 @@ def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Pa
             model = sharding.shard_graph(graph_path, shards, shard).model
         found = stages.find_parts(model, cuts)
         for number, part in enumerate(found):
-            target = graph_of(folder, number, shard)
-            target.parent.mkdir(parents=True)
-            stages.write_part(model, part, target)
+            stages.write_part(model, part, graph_of(folder, number, shard))
     listed = tuple(
         Part(stage=part.stage, inputs=part.inputs, outputs=part.outputs, reduced=part.reduced) for part in found
     )

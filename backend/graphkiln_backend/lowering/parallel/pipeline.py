@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class PipelineSession(Closeable):
             return [dict(feeds)]
         rows = len(next(iter(feeds.values())))
         ends = [rows * number // count for number in range(count + 1)]
-        spans = zip(ends[:-1], ends[1:], strict=True)
+        spans = itertools.pairwise(ends)
         return [{name: array[begin:end] for name, array in feeds.items()} for begin, end in spans]
 
     def _start(self, tensors: Tensors) -> Future[Tensors]:

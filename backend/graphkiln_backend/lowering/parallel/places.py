@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from graphkiln_backend.graph.device import Device
@@ -52,7 +53,7 @@ def core_groups(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """
     size, more = divmod(len(cores), count)
     ends = [size * number + min(number, more) for number in range(count + 1)]
-    return [tuple(cores[begin:end]) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [tuple(cores[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 def _check_instances(numbers: Parallelism, instances: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.files import format_size
@@ -13,7 +14,7 @@ from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.cuts import StageCost, find_stages
 from graphkiln_backend.lowering.parallel.places import counted
-from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU, Speed
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU
 
 _BATCHES_OF_A_STAGE = 4
 """Micro-batches for each stage: of a batch that is cut into `m`, `s` stages work `m / (m + s - 1)` of the time."""
@@ -80,7 +81,6 @@ def plan_split(
     devices: int,
     largest_batch: int,
     signature: Signature,
-    speed: Speed | None = None,
 ) -> Split:
     """Plans how a model is spread.
 
@@ -91,13 +91,13 @@ def plan_split(
         devices: Groups of cores, or GPUs, that one copy may use at most.
         largest_batch: The largest batch that will be requested.
         signature: Of the graph.
-        speed: Of a device; by default that of a CPU's core, or of a GPU.
 
     Raises:
         LoweringError: It cannot be spread as requested; `attempts` says why.
     """
+    try_out = partial(_plan, count_costs, find_places, largest_batch=largest_batch, signature=signature)
     if not numbers.auto:
-        return _plan(numbers, count_costs, find_places, largest_batch, signature, speed)
+        return try_out(numbers)
     if not numbers.memory_bytes:
         raise LoweringError(
             "parallel: auto fits a model into memory",
@@ -107,7 +107,7 @@ def plan_split(
     tried: list[str] = []
     for candidate in _candidates(numbers, devices, largest_batch, signature):
         try:
-            split = _plan(candidate, count_costs, find_places, largest_batch, signature, speed)
+            split = try_out(candidate)
         except LoweringError as error:
             tried.append(f"pipeline={candidate.pipeline}, tensor={candidate.tensor}: {error.message}")
         else:
@@ -119,9 +119,7 @@ def plan_split(
     )
 
 
-def _candidates(
-    numbers: Parallelism, devices: int, largest_batch: int, signature: Signature
-) -> Iterator[Parallelism]:
+def _candidates(numbers: Parallelism, devices: int, largest_batch: int, signature: Signature) -> Iterator[Parallelism]:
     """The fewest devices first; of as many, stages before shards, which send less."""
     for count in range(1, devices + 1):
         for tensor in (each for each in range(1, count + 1) if count % each == 0):
@@ -132,19 +130,19 @@ def _candidates(
 
 
 def _plan(
-    numbers: Parallelism,
     count_costs: CountCosts,
     find_places: FindPlaces,
+    numbers: Parallelism,
+    *,
     largest_batch: int,
     signature: Signature,
-    speed: Speed | None,
 ) -> Split:
     places = find_places(numbers)
     batches = _micro_batches(numbers, largest_batch, signature)
     rows = math.ceil(largest_batch / batches)
     costs = count_costs(numbers.tensor)
-    assumed = speed or (PCIE_GPU if places[0].device.is_gpu else CPU_CORE)
-    stages = find_stages(costs, numbers.pipeline, assumed, rows=rows, memory_bytes=numbers.memory_bytes)
+    speed = PCIE_GPU if places[0].device.is_gpu else CPU_CORE
+    stages = find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes)
     whole = count_costs(1) if numbers.tensor > 1 else costs
     return Split(
         numbers=replace(numbers, micro_batches=batches if numbers.pipeline > 1 else 0),
@@ -186,4 +184,3 @@ def why_whole(largest_batch: int, signature: Signature) -> str:
 
 def _products(stage: StageCost) -> str:
     return f"{stage.flops / 1e9:.3g} GFLOP a sample"
-

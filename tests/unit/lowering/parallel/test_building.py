@@ -41,6 +41,7 @@ GRAPHS: dict[str, tuple[Callable[[], onnx_ir.Model], tuple[int, ...]]] = {
 def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batches: int = 4) -> SessionConfig:
     """The configuration of a split graph, whose parts are written."""
     cuts = tuple(stage.begin for stage in find_stages(count_costs(graph, tensor), pipeline, CPU_CORE)[1:])
+    folder.mkdir(exist_ok=True)
     write_parts(graph, cuts, tensor, folder)
     numbers = Parallelism(pipeline=pipeline, tensor=tensor, micro_batches=micro_batches if pipeline > 1 else 0)
     return replace(ORT, parallel=numbers, places=(Place(CPU, (CORE,)),) * (pipeline * tensor), cuts=cuts)
@@ -52,7 +53,10 @@ def built(make: Callable[[], onnx_ir.Model], folder: Path, *numbers: int) -> Ite
     graph = split_graphs.save(make(), folder / "whole")
     config = spread(graph, folder / "parts", *numbers)
     engine = OnnxRuntimeEngine()
-    with engine.build(graph, ORT) as whole, build_split(engine, folder / "parts", config, read_signature(graph)) as split:
+    with (
+        engine.build(graph, ORT) as whole,
+        build_split(engine, folder / "parts", config, read_signature(graph)) as split,
+    ):
         yield whole, split
 
 
@@ -73,9 +77,7 @@ def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, na
     ("name", "numbers"),
     [("mlp", (1, 2)), ("mlp", (1, 4)), ("fused", (1, 2)), ("attention", (1, 4)), ("attention", (2, 2))],
 )
-def test_shards_compute_the_same_within_the_order_of_sums(
-    tmp_path: Path, name: str, numbers: tuple[int, int]
-) -> None:
+def test_shards_compute_the_same_within_the_order_of_sums(tmp_path: Path, name: str, numbers: tuple[int, int]) -> None:
     make, shape = GRAPHS[name]
     with built(make, tmp_path, *numbers) as (whole, split):
         x = draw(4, *shape, seed=1)
@@ -131,3 +133,20 @@ def test_a_part_that_cannot_be_loaded_leaves_nothing_open(
     for worker in workers:
         with pytest.raises(RuntimeError, match="after shutdown"):
             worker.submit(print)
+
+
+def test_parts_share_their_weights_with_other_instances_and_not_with_each_other(tmp_path: Path) -> None:
+    graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
+    (tmp_path / "shared").mkdir()
+    config = replace(spread(graph, tmp_path / "parts", 2), shared_folder=tmp_path / "shared")
+    engine, signature, x = OnnxRuntimeEngine(), read_signature(graph), draw(4, 3, 16, 16, seed=1)
+    with (
+        engine.build(graph, ORT) as whole,
+        build_split(engine, tmp_path / "parts", config, signature) as first,
+        build_split(engine, tmp_path / "parts", config, signature) as second,
+    ):
+        assert len(list((tmp_path / "shared").glob("*/"))) == 2, "a copy for each part"
+        expected = np.concatenate([whole.run({"x": x[row : row + 1]})["y"] for row in range(4)])
+        for split in (first, second):
+            np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
+    assert not list((tmp_path / "shared").glob("*/"))

@@ -18,6 +18,7 @@ def test_stages_and_shards(tmp_path: Path) -> None:
     graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
     costs = count_costs(graph, 2)
     cut = next(place for place in find_places(costs)[:-1] if costs.nodes[place].reads == ("r",))
+    (tmp_path / "parts").mkdir()
     write_parts(graph, (cut,), 2, tmp_path / "parts")
     parts = read_parts(tmp_path / "parts")
     assert (parts.shards, parts.stages) == (2, 2)

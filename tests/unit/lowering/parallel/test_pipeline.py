@@ -84,7 +84,9 @@ def feeds(rows: int) -> dict[str, AnyArray]:
     ("micro_batches", "rows", "parts"),
     [(1, 7, [7]), (2, 7, [3, 4]), (4, 7, [1, 2, 2, 2]), (9, 3, [1, 1, 1]), (4, 0, [0]), (4, 1, [1])],
 )
-def test_every_row_comes_out_in_its_place(stages: list[Computed], micro_batches: int, rows: int, parts: list[int]) -> None:
+def test_every_row_comes_out_in_its_place(
+    stages: list[Computed], micro_batches: int, rows: int, parts: list[int]
+) -> None:
     with pipeline(stages, micro_batches) as session:
         given = feeds(rows)
         found = session.run(given)

@@ -51,9 +51,7 @@ def test_gpus_behind_that_of_the_instance() -> None:
         (Parallelism(pipeline=2), 3, "3 instances of 2 each, and 4 cores are here"),
     ],
 )
-def test_what_the_machine_or_the_configuration_does_not_have(
-    numbers: Parallelism, instances: int, words: str
-) -> None:
+def test_what_the_machine_or_the_configuration_does_not_have(numbers: Parallelism, instances: int, words: str) -> None:
     with pytest.raises(LoweringError, match=words):
         on_cpu(numbers, 4, 0, instances)
 

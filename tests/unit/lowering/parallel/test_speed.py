@@ -27,4 +27,3 @@ def test_a_node_takes_as_long_as_its_arithmetic_or_its_bytes() -> None:
 def test_arithmetic_counts_where_it_takes_longer() -> None:
     speed = Speed(flops_per_s=100.0, bytes_per_s=10.0, link_bytes_per_s=5.0, link_s=0.0)
     assert list(speed.node_seconds(COSTS, 1)) == [40.0, 4.0]
-

@@ -32,7 +32,7 @@ def costs(shards: int) -> GraphCosts:
         NodeCost(
             name=f"n{number}",
             op_type="MatMul",
-            flops=1_000_000 // shards,
+            flops=1_000_000_000 // shards,
             reads=(f"t{number}",),
             writes={f"t{number + 1}": 16},
             weights={f"w{number}": 64 * KIB // shards},
@@ -58,7 +58,7 @@ def test_stages_in_words() -> None:
         "parallel: pipeline=2, tensor=1, micro_batches=8",
         "micro-batches of 4 rows, 8 of a largest batch",
     ]
-    assert lines[2].startswith("stage 0 on cores 0-3: nodes 0-1, 0.002 GFLOP a sample, each device holds 128 KiB")
+    assert lines[2].startswith("stage 0 on cores 0-3: nodes 0-1, 2 GFLOP a sample, each device holds 128 KiB")
     assert "(50% of the model's)" in lines[2]
     assert "stage 1 on cores 4-7: nodes 2-3" in lines[3]
     assert "takes 64 bytes from the stage before; 100% of the slowest stage's time" in lines[3]
@@ -97,7 +97,9 @@ class TestAuto:
 
 
 class TestMicroBatches:
-    @pytest.mark.parametrize(("asked", "batch", "found", "rows"), [(0, 3, 3, 1), (5, 32, 5, 7), (64, 8, 8, 1), (1, 8, 1, 8)])
+    @pytest.mark.parametrize(
+        ("asked", "batch", "found", "rows"), [(0, 3, 3, 1), (5, 32, 5, 7), (64, 8, 8, 1), (1, 8, 1, 8)]
+    )
     def test_numbers_and_rows(self, asked: int, batch: int, found: int, rows: int) -> None:
         split = planned(Parallelism(pipeline=2, micro_batches=asked), batch=batch)
         assert (split.numbers.micro_batches, split.rows) == (found, rows)
