@@ -25,7 +25,7 @@ SPREAD = {
     "staged": "pipeline=2, micro_batches=4",
     "sharded": "tensor=2",
     "copies": "data=2",
-    "chosen": "auto, memory=260KiB",
+    "chosen": "auto, memory=1MiB",
 }
 BROKEN = {
     "too-many": ("pipeline=999", "asks for 999 groups of cores"),
@@ -56,7 +56,9 @@ def store(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spread(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Serving(tmp_path_factory.mktemp("server"), "--model-store", store, "--exit-on-error=false") as running:
+    with Serving(
+        tmp_path_factory.mktemp("server"), "--model-store", store, "--exit-on-error=false", "--log-info=true"
+    ) as running:
         running.wait_until(lambda: "serving HTTP" in running.log)
         yield running
 

@@ -48,7 +48,7 @@ def numa_nodes() -> dict[int, int]:
 
     Source: Linux kernel documentation, "sysfs-devices-node" (`cpulist`).
     """
-    found = {}
+    found: dict[int, int] = {}
     for path in _NUMA_NODES.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
         for span in filter(None, path.read_text().strip().split(",")):

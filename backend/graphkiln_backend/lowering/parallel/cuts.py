@@ -182,7 +182,8 @@ class _Table:
         for size, blocks in _weight_blocks(self._costs, block):
             for here, following in zip(blocks, (*blocks[1:], count), strict=True):
                 added[here, here + 1 : following + 1] += size
-        return np.cumsum(added[::-1], axis=0)[::-1]
+        spans: Floats = np.cumsum(added[::-1], axis=0)[::-1]
+        return spans
 
     def _activation_spans(self) -> Floats:
         """Most bytes that are alive at once from place to place."""

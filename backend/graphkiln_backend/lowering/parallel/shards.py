@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from graphkiln_backend.engines.base import Placement, Session
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -119,5 +121,5 @@ def add_up(partials: Sequence[AnyArray]) -> AnyArray:
     """
     total = partials[0].copy()
     for partial in partials[1:]:
-        total += partial
+        np.add(total, partial, out=total)
     return total

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from graphkiln_backend.graph.closing import Closeable
@@ -33,7 +34,7 @@ class Worker(Closeable):
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Runs a function after all that was submitted before, in the caller's context (`contextvars`)."""
-        return self._pool.submit(copy_context().run, call, *args, **kwargs)
+        return self._pool.submit(copy_context().run, partial(call, *args, **kwargs))
 
     def close(self) -> None:
         """Waits for what runs, and ends the thread."""
