@@ -61,7 +61,7 @@ class TestSettings:
 
     def test_fits_a_narrow_terminal(self, model: Path) -> None:
         table = [line for line in explain(model, "--plan-only").stdout.splitlines() if line[:1] in "┏┃┡│└"]
-        assert len(table) == 3 + 8 + 1
+        assert len(table) == 3 + 9 + 1
         assert max(map(len, table)) <= 80
 
 
