@@ -22,7 +22,7 @@ def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
     if not is_weight(right):
         return _activation_product(node, facts)
     transposed = node.op_type == "Gemm" and node.attributes.get_int("transB") == 1
-    if is_weight(left) or len(dims(right)) != 2 or (node.op_type == "Gemm" and node.attributes.get_int("transA", 0)):
+    if is_weight(left) or len(dims(right)) != 2 or (node.op_type == "Gemm" and node.attributes.get_int("transA") == 1):
         raise CannotShard(f"{node.name} is no product of an activation and a matrix of weights")
     columns, rows = (0, 1) if transposed else (1, 0)
     fed, got = _fact(facts, left), _fact(facts, node.outputs[0])
