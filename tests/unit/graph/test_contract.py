@@ -32,6 +32,14 @@ def test_the_digest_is_the_same_everywhere() -> None:
     assert Contract().digest == "0896e9bf548656ca"
 
 
+def test_it_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients send it with every request, and the contract may hold a thousand labels."""
+    contract = Contract(labels=("a", "b"), output="y")
+    first = contract.digest
+    monkeypatch.setattr("graphkiln_backend.graph.contract.encode_json", lambda _: pytest.fail("computed again"))
+    assert contract.digest == first
+
+
 def test_what_older_clients_read_is_as_they_know_it() -> None:
     """They refuse unknown keys, and compute the digest of what they read."""
     assert "task" not in Contracts.of({"1": CONTRACT}).to_json()
