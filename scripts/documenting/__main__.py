@@ -1,0 +1,52 @@
+"""Writes the documentation's generated pages and builds the site.
+
+    scripts/docs              writes docs/reference and docs/journeys.md from the code and what was measured, builds the site in site/
+    scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build strictly
+    scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from documenting import pages, terminal
+from documenting.pages import REPOSITORY
+
+
+def main() -> None:
+    """Does what the command line says."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog="scripts/docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--picture", action="store_true")
+    given = parser.parse_args()
+    if given.picture:
+        terminal.record(REPOSITORY)
+    elif given.check:
+        _check()
+    else:
+        print(*pages.write(), sep="\n")
+        _build(REPOSITORY / "site")
+
+
+def _check() -> None:
+    if stale := pages.stale():
+        sys.exit(f"graphkiln: not what the code says (scripts/docs writes them): {', '.join(stale)}")
+    with tempfile.TemporaryDirectory() as folder:
+        _build(Path(folder))
+
+
+def _build(folder: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--clean", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=REPOSITORY, check=False)
+    if built.returncode:
+        sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong, as told above")
+
+
+main()

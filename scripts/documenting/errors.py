@@ -1,0 +1,65 @@
+"""docs/reference/errors.md: the tree of errors, with the codes that commands and the server make of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from documenting.text import attributes_of, code, summary_of, table
+from graphkiln_backend.graph import errors
+from graphkiln_backend.graph.errors import GraphkilnError
+
+_INTRODUCTION = """# Errors and exit codes
+
+Written by `scripts/docs` from `graphkiln_backend.graph.errors`. Every error says what happened, what was expected, and in
+parentheses what to do. `from graphkiln import GraphkilnError, ClientError` catches all of them, or all of a client's;
+`error.message` and `error.hint` are its two parts.
+
+| exit code | means |
+| --- | --- |
+| 0 | done; of `serve`: it was told to stop |
+| 1 | it could not be done, or something that was asked about is not so: a request failed, a proof, a target, a finding of `doctor` |
+| 2 | the command, a file or a configuration is wrong; one line says what to change |
+| 130, 143 | Ctrl-C, SIGTERM; `serve` ends with 0 |
+
+An instance reports an error to Triton with the code below; over HTTP that is the status beside it, over gRPC the status
+of the same name.
+
+"""
+_STATUS = {
+    "INVALID_ARG": "400, INVALID_ARGUMENT",
+    "NOT_FOUND": "404, NOT_FOUND",
+    "UNAVAILABLE": "503, UNAVAILABLE",
+    "CANCELLED": "499, CANCELLED",
+    "INTERNAL": "500, INTERNAL",
+}
+
+
+def render() -> str:
+    """The page."""
+    rows = [
+        (code(each.__name__), code(_parent(each)), str(each.exit_code), _triton(each), _text(each)) for each in tree()
+    ]
+    return _INTRODUCTION + table(["error", "is a", "exit code", "to Triton: HTTP, gRPC", "when"], rows)
+
+
+def tree(root: type[GraphkilnError] = GraphkilnError) -> Iterator[type[GraphkilnError]]:
+    """The base and all that derive from it in its module, each before those below it."""
+    yield root
+    for each in vars(errors).values():
+        if inspect.isclass(each) and root in each.__bases__:
+            yield from tree(each)
+
+
+def _parent(error: type[Any]) -> str:
+    return "" if error is GraphkilnError else str(error.__bases__[0].__name__)
+
+
+def _triton(error: type[GraphkilnError]) -> str:
+    return f"{error.triton_code}: {_STATUS[error.triton_code]}"
+
+
+def _text(error: type[GraphkilnError]) -> str:
+    more = [f"`{name}`: {text}" for name, text in attributes_of(error, "Args").items() if name not in ("message", "hint")]
+    return " ".join([summary_of(error), *more])

@@ -1,0 +1,36 @@
+"""The pages that are written from the code and from what was measured: each has one function that renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from documenting import commands, errors, journeys, manifest, policy, settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = REPOSITORY / "docs"
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/cli.md": commands.render,
+    "reference/settings.md": settings.render,
+    "reference/manifest.md": manifest.render,
+    "reference/manifest.schema.json": manifest.render_schema,
+    "reference/errors.md": errors.render,
+    "reference/policy.md": policy.render,
+    "journeys.md": lambda: journeys.render(DOCS / "journeys.json"),
+}
+"""Path below `docs` -> what renders it."""
+
+
+def write(docs: Path = DOCS) -> list[str]:
+    """Writes what is not as the code says; returns its paths below `docs`."""
+    found = stale(docs)
+    for name in found:
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        (docs / name).write_text(PAGES[name]())
+    return found
+
+
+def stale(docs: Path = DOCS) -> list[str]:
+    """Paths below `docs` of pages that are missing or not as the code says."""
+    return [name for name, render in PAGES.items() if not (docs / name).is_file() or (docs / name).read_text() != render()]

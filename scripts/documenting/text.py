@@ -1,0 +1,38 @@
+"""Markdown from values: tables, and what docstrings say of attributes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+
+_SECTION = re.compile(r"^[A-Z]\w+:", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; bars within cells are escaped."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(_cell(each) for each in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """Text as code; empty stays empty."""
+    return f"`{text}`" if text else ""
+
+
+def summary_of(documented: object) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(documented) or "").partition("\n\n")[0].split())
+
+
+def attributes_of(documented: object, section: str = "Attributes") -> dict[str, str]:
+    """What a Google docstring says of each attribute (or argument): name -> text on one line."""
+    _, _, after = (inspect.getdoc(documented) or "").partition(f"\n{section}:\n")
+    end = _SECTION.search(after)
+    listed = after[: end.start()] if end else after
+    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(listed)}
