@@ -27,7 +27,7 @@
     scripts/benchmark kills        graphkiln tune, killed ten times at random moments and gone on with, a seed a round
     scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
     scripts/benchmark compare OLD NEW   what became slower between two results, or two folders of them
-    scripts/benchmark report       writes docs/benchmarks.md and the README's tables again from what is kept
+    scripts/benchmark report       writes docs/benchmarks.md and the tables of other pages again from what is kept
 
 All set-ups take turns, round after round, and the median round counts. The load generator shares the machine's cores
 with the server.

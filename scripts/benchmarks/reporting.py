@@ -1,4 +1,4 @@
-"""Keeps results of benchmarks as JSON, and writes `docs/benchmarks.md` and the README's tables from them."""
+"""Keeps results of benchmarks as JSON, and writes `docs/benchmarks.md` and the tables of other pages from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from graphkiln.story.facts import machine_facts
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "benchmarks"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
-README = REPOSITORY / "README.md"
+MARKED = (REPOSITORY / "README.md", REPOSITORY / "docs" / "how-to" / "story.md")
+"""Pages with tables between marks, which name the result and its columns."""
 
 _MARKED = re.compile(r"(<!-- docs/benchmarks/(?P<name>\w+)\.json: (?P<columns>[^>]*) -->\n).*?(<!-- end -->)", re.S)
 _INTRODUCTION = """# Benchmarks
@@ -40,9 +41,10 @@ def save_result(name: str, title: str, command: str, rows: Sequence[dict[str, An
 
 
 def write_tables() -> None:
-    """Writes the page and the README's tables from all results."""
+    """Writes the page of benchmarks, and the tables of other pages, from all results."""
     PAGE.write_text(render_page())
-    README.write_text(fill_readme(README.read_text()))
+    for page in MARKED:
+        page.write_text(fill_tables(page.read_text()))
 
 
 def render_page() -> str:
@@ -62,8 +64,8 @@ def render_page() -> str:
     return "\n".join(sections)
 
 
-def fill_readme(text: str) -> str:
-    """The README with its tables as the results have them; all else stays."""
+def fill_tables(text: str) -> str:
+    """A page with its marked tables as the results have them; all else stays."""
 
     def fill(found: re.Match[str]) -> str:
         path = RESULTS / f"{found['name']}.json"

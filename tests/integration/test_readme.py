@@ -1,4 +1,4 @@
-"""Every command of the README is run here (or in tests/image, for docker); one that is not does not belong there."""
+"""The README's commands and figures, and the cheap ones of the guides; whole pages are run by tests/documentation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import manual
 import pytest
 from pyarrow import parquet
 from running import START_TIMEOUT_S, Server, free_ports
@@ -21,19 +23,23 @@ LABELS = ("three", "four", "seven", "eight", "nine")
 DETECTED = {1: "eight", 2: "one", 3: "one"}
 """The surest digit of each scene."""
 
+Shown = Callable[[str, str], list[str]]
+
 
 @pytest.fixture(scope="module")
 def readme(repository: Path) -> str:
     return (repository / "README.md").read_text()
 
 
-def blocks(readme: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+@pytest.fixture(scope="module")
+def shown(repository: Path) -> Shown:
+    """The commands of a page, relative to the checkout, that fit a pattern."""
 
+    def commands(page: str, pattern: str) -> list[str]:
+        blocks = [block for block in manual.blocks(repository / page) if block.language in ("bash", "text")]
+        return [line for block in blocks for line in block.commands if re.search(pattern, line)]
 
-def commands(readme: str) -> list[str]:
-    lines = (line for block in blocks(readme, "bash") for line in block.splitlines())
-    return [line.partition("  #")[0].strip() for line in lines]
+    return commands
 
 
 def on_ports_of(server: Server, text: str) -> str:
@@ -44,117 +50,107 @@ def on_ports_of(server: Server, text: str) -> str:
 
 
 def run(command: str, cwd: Path, server: Server, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    command = on_ports_of(server, command).replace(".venv/bin/graphkiln", f"'{sys.executable}' -m graphkiln.cli")
-    environment = {**os.environ, "GRAPHKILN_URL": server.url}
+    words = on_ports_of(server, command)
     return subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-c", re.sub(r"(?:\.venv/bin/)?graphkiln (?=[a-z])", f"'{sys.executable}' -m graphkiln.cli ", words, count=1)],
         cwd=cwd,
-        env=environment,
+        env={**os.environ, "GRAPHKILN_URL": server.url},
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
-    )
+    )  # fmt: skip
 
 
-def test_every_command_is_one_that_a_test_runs(readme: str) -> None:
-    here = ("./scripts/quickstart", "./scripts/test", ".venv/bin/graphkiln serve", ".venv/bin/graphkiln classify")
-    here += (".venv/bin/graphkiln detect",)
-    here += (".venv/bin/graphkiln convert", ".venv/bin/graphkiln verify", ".venv/bin/graphkiln inspect")
-    here += (
-        ".venv/bin/graphkiln explain",
-        ".venv/bin/graphkiln lower",
-        ".venv/bin/graphkiln cache",
-        ".venv/bin/graphkiln bench",
-        ".venv/bin/graphkiln score",
-        ".venv/bin/graphkiln story",
-        ".venv/bin/graphkiln tune",
-        "./scripts/train-story",
-        ".venv/bin/python -m zipfile",
-    )
-    elsewhere = ("curl -v ", "docker build --target cpu ", "docker run --rm ")
-    assert [c for c in commands(readme) if not c.startswith((*here, *elsewhere))] == []
-    assert len(commands(readme)) == 25
+def test_every_command_of_the_readme_is_one_that_a_test_runs(shown: Shown) -> None:
+    quickstart, classify = shown("README.md", "")[-2:]
+    assert quickstart == "./scripts/quickstart --keep"
+    assert classify == ".venv/bin/graphkiln classify docs/digits --model digits --top-k 3"
+    assert [line for line in shown("README.md", r"^(\./|\.venv|graphkiln )")] == [quickstart, classify]
 
 
-def test_the_docker_commands_are_those_of_the_image_test(readme: str, repository: Path) -> None:
+def test_it_takes_two_minutes(readme: str) -> None:
+    """Two commands, one table of figures, a picture: 200 words a minute, beside figures and links."""
+    prose = re.sub(r"^[|`!].*$|\]\([^)]*\)", "", readme, flags=re.MULTILINE)
+    assert len(re.findall(r"\w{2,}", prose)) < 450
+    assert readme.count("<!-- docs/benchmarks/") == 1
+
+
+def test_the_docker_commands_are_those_of_the_image_test(shown: Shown, repository: Path) -> None:
     tested = (repository / "tests" / "image" / "test_image.py").read_text()
-    build, start = (command for command in commands(readme) if command.startswith("docker"))
+    build, start = shown("docs/how-to/serve.md", "^docker ")
     assert "--target cpu" in build
     assert "--target cpu" in (repository / "scripts" / "test-image").read_text()
     assert ":/models:ro" in start
     assert ":/models:ro" in tested
 
 
-def test_the_curl_command(readme: str, server: Server, repository: Path) -> None:
-    (command,) = (c for c in commands(readme) if c.startswith("curl"))
+def test_the_curl_command(shown: Shown, server: Server, repository: Path) -> None:
+    (command,) = shown("docs/how-to/serve.md", "^curl")
     finished = run(command, repository, server)
     assert "200 OK" in finished.stderr, finished.stderr
 
 
-def test_the_classify_commands(readme: str, server: Server, repository: Path) -> None:
-    for command in (c for c in commands(readme) if "graphkiln classify" in c):
+@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/how-to/requests.md", 2)])
+def test_the_classify_commands(page: str, count: int, shown: Shown, server: Server, repository: Path) -> None:
+    commands = shown(page, "graphkiln classify")
+    assert len(commands) == count
+    for command in commands:
         finished = run(command, repository, server)
         assert finished.returncode == 0, finished.stderr
         assert "seven" in finished.stdout
 
 
-@pytest.mark.slow
-def test_the_bench_commands(readme: str, server: Server, repository: Path) -> None:
-    shown = [run(command, repository, server) for command in commands(readme) if "graphkiln bench" in command]
-    assert [finished.returncode for finished in shown] == [0, 0, 0], [finished.stderr for finished in shown]
-    assert all("answered/s" in finished.stdout for finished in shown)
-
-
-def test_the_conversion_commands(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
+def test_the_conversion_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "model_repository").symlink_to(repository / "model_repository")
-    shown = [run(c, tmp_path, server) for c in commands(readme) if re.search("graphkiln (convert|verify|inspect) m", c)]
-    assert [finished.returncode for finished in shown] == [0, 0, 0], [finished.stderr for finished in shown]
-    assert "softmax" in shown[0].stdout
-    assert shown[1].stdout.count("- PASS") == 2
-    assert "4 Conv" in shown[2].stdout
+    commands = shown("docs/how-to/convert.md", "model_repository|models/fast")
+    ran = [run(command, tmp_path, server) for command in commands]
+    assert [finished.returncode for finished in ran] == [0, 0, 0], [finished.stderr for finished in ran]
+    assert "softmax" in ran[0].stdout
+    assert ran[1].stdout.count("- PASS") == 2
+    assert "4 Conv" in ran[2].stdout
 
 
-def test_the_commands_for_oneflow(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
+def test_the_commands_for_oneflow(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(repository / "tests")
-    unpack, convert = (c for c in commands(readme) if re.search("-m zipfile|oneflow:", c))
-    assert run(unpack.replace(".venv/bin/python", f"'{sys.executable}'"), tmp_path, server).returncode == 0
+    unpack, convert = shown("docs/how-to/oneflow.md", "-m zipfile|oneflow:")
+    assert run(unpack.replace("python", f"'{sys.executable}'", 1), tmp_path, server).returncode == 0
     finished = run(convert, tmp_path, server)
     assert finished.returncode == 0, finished.stderr
     assert "batch sizes 1, 3 - PASS" in " ".join(finished.stdout.replace("\u2502", " ").split())
     assert (tmp_path / "models" / "tokens" / "1" / "model.onnx").is_file()
 
 
-def test_the_lowering_commands(readme: str, server: Server, repository: Path) -> None:
-    shown = [run(c, repository, server) for c in commands(readme) if re.search("graphkiln (explain|lower|cache)", c)]
-    assert [finished.returncode for finished in shown] == [0, 0, 0], [finished.stderr for finished in shown]
-    assert "serves: " in shown[0].stdout
-    assert "products: 5 in fp32" in shown[1].stdout
-    assert "digits/1" in shown[2].stdout
+def test_the_lowering_commands(shown: Shown, server: Server, repository: Path) -> None:
+    commands = shown("docs/how-to/engines.md", "^graphkiln (explain|lower|cache)")[:3]
+    ran = [run(command, repository, server) for command in commands]
+    assert [finished.returncode for finished in ran] == [0, 0, 0], [finished.stderr for finished in ran]
+    assert "serves: " in ran[0].stdout
+    assert "products: 5 in fp32" in ran[1].stdout
+    assert "digits/1" in ran[2].stdout
 
 
 @pytest.mark.slow
-def test_the_score_command(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
-    (command,) = (c for c in commands(readme) if "graphkiln score" in c)
+def test_the_score_command(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
+    (command,) = shown("docs/scoring.md", "^graphkiln score docs/digits")
     for name in ("docs", "model_repository"):
         (tmp_path / name).symlink_to(repository / name)
     finished = run(command, tmp_path, server)
     assert finished.returncode == 0, finished.stderr
-    table = parquet.read_table(tmp_path / "answers")
+    table = parquet.read_table(tmp_path / "sample")
     best = {row["id"]: row["labels"][0] for row in table.to_pylist()}
     assert best == {f"{label}.png": label for label in LABELS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/tuning.md"])
-def test_the_tune_commands(page: str, server: Server, repository: Path, tmp_path: Path) -> None:
+def test_the_tune_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
     """With a target that any machine meets, and less time."""
     (tmp_path / "model_repository").symlink_to(repository / "model_repository")
-    dry, real = (c for c in commands((repository / page).read_text()) if "graphkiln tune" in c)
+    dry, real = shown("docs/tuning.md", "graphkiln tune model_repository")
     private = f"XDG_CACHE_HOME={tmp_path / 'cache'} "
-    shown = run(private + dry, tmp_path, server)
-    assert shown.returncode == 0, shown.stderr
-    assert "candidates of" in shown.stderr
+    planned = run(private + dry, tmp_path, server)
+    assert planned.returncode == 0, planned.stderr
+    assert "candidates of" in planned.stderr
     smaller = private + real.replace("50ms", "2s").replace("1m", "15s").replace("max_batch_size", "spin")
     finished = run(smaller, tmp_path, server)
     assert finished.returncode in (0, 1), finished.stderr  # on a busy machine no p99 may be proven
@@ -162,9 +158,9 @@ def test_the_tune_commands(page: str, server: Server, repository: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_the_story_command(readme: str, server: Server, repository: Path, tmp_path: Path) -> None:
+def test_the_story_command(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
     """With a smaller model and less time, or it would take a quarter of an hour."""
-    (command,) = (c for c in commands(readme) if "graphkiln story" in c)
+    (command,) = shown("docs/how-to/story.md", "graphkiln story")
     smaller = command.replace("resnet101", "squeezenet1_1") + " --image-size 64 --seconds 1 --only static,parallel"
     finished = run(smaller.replace("story.html", str(tmp_path / "story.html")), repository, server)
     assert finished.returncode == 0, finished.stderr
@@ -211,7 +207,7 @@ def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.Monkey
     monkeypatch.setattr(benchmark, "BENCHMARKS", stubs)
     monkeypatch.setattr(reporting, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(reporting, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(reporting, "README", tmp_path / "README.md")
+    monkeypatch.setattr(reporting, "MARKED", (tmp_path / "README.md",))
     (tmp_path / "README.md").write_text("a\n<!-- docs/benchmarks/first.json: ratio, set-up -->\nold\n<!-- end -->\nb\n")
     monkeypatch.setattr(sys, "argv", ["benchmark", "all", "--rounds", "2"])
     benchmark.main()
@@ -225,23 +221,25 @@ def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("_benchmarks")
-def test_figures_are_those_of_the_results(readme: str, repository: Path) -> None:
-    """Tables of the README and the page of benchmarks are written from JSON; by hand they would drift."""
+def test_figures_are_those_of_the_results(repository: Path) -> None:
+    """Tables of pages are written from JSON; by hand they would drift."""
     import reporting
 
-    assert reporting.fill_readme(readme) == readme
+    for page in reporting.MARKED:
+        text = page.read_text()
+        assert reporting.fill_tables(text) == text
+    assert sum(page.read_text().count("<!-- docs/benchmarks/") for page in reporting.MARKED) == 3
     assert reporting.render_page() == (repository / "docs" / "benchmarks.md").read_text()
-    assert readme.count("<!-- docs/benchmarks/") == 3
 
 
-def test_the_serve_command_is_the_one_that_the_tests_start(readme: str) -> None:
+def test_the_serve_command_is_the_one_that_the_tests_start(shown: Shown) -> None:
     """`running.Serving` starts exactly this, with free ports added."""
-    (command,) = (c for c in commands(readme) if "graphkiln serve" in c)
-    assert command == ".venv/bin/graphkiln serve --model-store model_repository"
+    first, *_ = shown("docs/how-to/serve.md", "^graphkiln serve")
+    assert first == "graphkiln serve --model-store model_repository"
 
 
-def test_the_python_example(readme: str, server: Server, repository: Path) -> None:
-    (program,) = blocks(readme, "python")
+def test_the_python_example(server: Server, repository: Path) -> None:
+    program = next(block.text for block in manual.blocks(repository / "docs/how-to/requests.md") if block.language == "python")
     assert len(program.strip().splitlines()) <= 12
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", on_ports_of(server, program)],
@@ -256,10 +254,16 @@ def test_the_python_example(readme: str, server: Server, repository: Path) -> No
         assert re.search(rf"{label}\.png: {label} 0\.\d", finished.stdout)
 
 
-def test_every_named_path_exists(readme: str, repository: Path) -> None:
-    named = re.findall(r"`((?:scripts|model_repository|docs|backend|client|converters|tests)/[\w/-]*)`", readme)
+def test_every_named_path_exists(repository: Path) -> None:
+    named = {
+        path
+        for page in ("README.md", "CONTRIBUTING.md")
+        for path in re.findall(
+            r"`((?:scripts|model_repository|docs|backend|client|converters|tests)/[\w/-]*)`", (repository / page).read_text()
+        )
+    }
     assert len(named) > 5
-    assert [path for path in named if not (repository / path).exists()] == []
+    assert [path for path in sorted(named) if not (repository / path).exists()] == []
 
 
 @pytest.mark.slow

@@ -108,8 +108,9 @@ def _boxes(found: Any) -> Any:
     return [(each.box.x1, each.box.y1, each.box.x2, each.box.y2) for each in found]
 
 
-def test_the_command_of_the_readme(server: Server, repository: Path, tmp_path: Path) -> None:
-    (line,) = re.findall(r"^\.venv/bin/graphkiln (detect [^#]*)", (repository / "README.md").read_text(), re.MULTILINE)
+def test_the_command_of_the_guide(server: Server, repository: Path, tmp_path: Path) -> None:
+    guide = (repository / "docs" / "how-to" / "requests.md").read_text()
+    (line,) = re.findall(r"^graphkiln (detect .*)", guide, re.MULTILINE)
     verb, images, *options = shlex.split(line.replace("--draw found", f"--draw {tmp_path / 'found'}"))
     finished = run_command(verb, repository / images, *options, "--url", server.url)
     assert finished.returncode == 0, finished.stderr

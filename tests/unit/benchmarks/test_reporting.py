@@ -17,7 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is written into the checkout."""
     monkeypatch.setattr(reporting, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(reporting, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(reporting, "README", tmp_path / "README.md")
+    monkeypatch.setattr(reporting, "MARKED", (tmp_path / "README.md",))
     return tmp_path
 
 
@@ -63,28 +63,28 @@ class TestTables:
             reporting._table(ROWS, ["speed"])
 
 
-class TestReadme:
+class TestMarkedTables:
     def test_marked_tables_are_filled_and_all_else_stays(self) -> None:
         reporting.save_result("first", "t", "c", ROWS)
         begin = "a\n<!-- docs/benchmarks/first.json: ratio, set-up -->\n"
         text = f"{begin}old\n\nolder\n<!-- end -->\nb <!-- end -->\n"
         table = "| ratio | set-up |\n| ---: | --- |\n| 1.5 | one |\n| 20 | two |\n"
-        assert reporting.fill_readme(text) == f"{begin}{table}<!-- end -->\nb <!-- end -->\n"
+        assert reporting.fill_tables(text) == f"{begin}{table}<!-- end -->\nb <!-- end -->\n"
 
     def test_filling_twice_changes_nothing(self) -> None:
         reporting.save_result("first", "t", "c", ROWS)
-        once = reporting.fill_readme("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
-        assert reporting.fill_readme(once) == once
+        once = reporting.fill_tables("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
+        assert reporting.fill_tables(once) == once
 
     def test_what_was_not_measured_stays(self) -> None:
         text = "<!-- docs/benchmarks/none.json: a -->\nby hand\n<!-- end -->\n"
-        assert reporting.fill_readme(text) == text
+        assert reporting.fill_tables(text) == text
 
     def test_several_tables_do_not_run_into_each_other(self) -> None:
         for name in ("first", "second"):
             reporting.save_result(name, "t", "c", [{"n": name}])
         marked = "".join(f"<!-- docs/benchmarks/{name}.json: n -->\n<!-- end -->\n" for name in ("first", "second"))
-        filled = reporting.fill_readme(marked)
+        filled = reporting.fill_tables(marked)
         assert filled.index("| first |") < filled.index("second.json") < filled.index("| second |")
 
 
