@@ -14,7 +14,6 @@ from pathlib import Path
 
 import manual
 import pytest
-from pyarrow import parquet
 from running import START_TIMEOUT_S, Server, free_ports
 
 pytestmark = pytest.mark.server
@@ -128,18 +127,6 @@ def test_the_lowering_commands(shown: Shown, server: Server, repository: Path) -
     assert "serves: " in ran[0].stdout
     assert "products: 5 in fp32" in ran[1].stdout
     assert "digits/1" in ran[2].stdout
-
-
-@pytest.mark.slow
-def test_the_score_command(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
-    (command,) = shown("docs/scoring.md", "^graphkiln score docs/digits")
-    for name in ("docs", "model_repository"):
-        (tmp_path / name).symlink_to(repository / name)
-    finished = run(command, tmp_path, server)
-    assert finished.returncode == 0, finished.stderr
-    table = parquet.read_table(tmp_path / "sample")
-    best = {row["id"]: row["labels"][0] for row in table.to_pylist()}
-    assert best == {f"{label}.png": label for label in LABELS}
 
 
 @pytest.mark.slow

@@ -1,0 +1,160 @@
+"""Every page: commands and options that exist, Python that imports what there is, links and anchors that lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import manual
+import pytest
+import yaml
+from documenting import commands
+from typer.main import get_command
+
+import graphkiln
+from graphkiln.cli.main import app
+from graphkiln_backend.server.installation import find_installation
+
+RUN = {"bash", "python"}
+SHOWN = {"text"}
+
+
+@pytest.fixture(scope="module")
+def pages(repository: Path) -> list[Path]:
+    return manual.pages(repository)
+
+
+@pytest.fixture(scope="module")
+def verbs() -> dict[str, Any]:
+    """Name -> command of click's."""
+    return dict(commands.commands())
+
+
+@pytest.fixture(scope="module")
+def tritons() -> set[str]:
+    """The flags of tritonserver, which `serve` and `doctor` take, too."""
+    return {f"--{name}" for name in find_installation().flags}
+
+
+def find_verb(words: list[str], verbs: dict[str, Any]) -> tuple[str, list[str]]:
+    """Name of the command that begins with these words, empty for none, and what follows it."""
+    for count in (2, 1):
+        if (name := " ".join(("graphkiln", *words[:count]))) in verbs:
+            return name, words[count:]
+    return "", words
+
+
+def options_of(name: str, verbs: dict[str, Any], tritons: set[str]) -> set[str]:
+    own = {spelled for param in commands.parameters(verbs[name]) for spelled in (*param.opts, *param.secondary_opts)}
+    return {*own, "--help"} | (tritons if name in ("graphkiln serve", "graphkiln doctor") else set())
+
+
+def unknown(words: list[str], verbs: dict[str, Any], tritons: set[str]) -> Iterator[str]:
+    """What of a command does not exist."""
+    if words[0].startswith("--"):
+        known = {name for param in get_command(app).params for name in param.opts}
+        yield from {words[0]} - known - {"--help"}
+        return
+    name, rest = find_verb(words, verbs)
+    if not name and words[0] not in get_command(app).commands:  # type: ignore[attr-defined]
+        yield words[0]
+    named = {option for word in rest if word.startswith("--") for option in re.findall(r"^--[a-z][a-z0-9-]*", word)}
+    yield from named - (options_of(name, verbs, tritons) if name else {"--help"})
+
+
+def test_every_command_in_a_block_is_parsed(pages: list[Path], verbs: dict[str, Any], tritons: set[str]) -> None:
+    found = [each for page in pages for each in manual.graphkiln_commands(page)]
+    assert len(found) > 80
+    assert [fault for place, words in found for fault in faults(place, words, verbs, tritons)] == []
+
+
+def faults(place: str, words: list[str], verbs: dict[str, Any], tritons: set[str]) -> Iterator[str]:
+    """Options that do not exist, or what the parser itself says."""
+    missing = list(unknown(words, verbs, tritons))
+    yield from (f"{place}: {each}" for each in missing)
+    name, rest = find_verb(words, verbs)
+    if name and not missing and not {"...", "[OPTIONS]"} & set(rest):
+        try:
+            verbs[name].make_context(name, list(rest), resilient_parsing=False).close()
+        except Exception as error:
+            yield f"{place}: graphkiln {' '.join(words)}: {error}"
+
+
+def test_every_option_that_the_text_names_exists(pages: list[Path], verbs: dict[str, Any], tritons: set[str]) -> None:
+    found = [(page.name, words) for page in pages for words in manual.mentioned_commands(page)]
+    assert len(found) > 60
+    assert [f"{name}: {each}" for name, words in found for each in unknown(words, verbs, tritons)] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [("serve --modelstore x", "--modelstore"), ("sreve x", "sreve"), ("cache lits", "lits"), ("tune m --p99 x", "")],
+)
+def test_what_does_not_exist_is_found(command: str, fault: str, verbs: dict[str, Any], tritons: set[str]) -> None:
+    told = list(faults("here", command.split(), verbs, tritons))
+    assert bool(told) == bool(fault) or command.startswith("cache")
+    assert all(fault in each for each in told)
+
+
+def test_every_program_compiles_and_imports_what_there_is(pages: list[Path]) -> None:
+    programs = [block for page in pages for block in manual.blocks(page) if block.language == "python"]
+    assert len(programs) > 15
+    assert [fault for block in programs for fault in missing_imports(block)] == []
+
+
+def missing_imports(block: manual.Block) -> Iterator[str]:
+    """What a program imports of graphkiln, and is not there."""
+    for node in ast.walk(compile(block.text, block.place, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("graphkiln"):
+            module = import_module(node.module or "")
+            yield from (f"{block.place}: {alias.name}" for alias in node.names if not hasattr(module, alias.name))
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("graphkiln"):
+                    import_module(alias.name)
+
+
+def test_every_link_and_anchor_leads_somewhere(pages: list[Path]) -> None:
+    found = [(page, target) for page in pages for target in manual.links(page)]
+    assert len(found) > 150
+    assert [f"{page.name}: {target}" for page, target in found if not leads_somewhere(page, target)] == []
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    if re.match(r"[a-z][a-z0-9+.-]*:", target):
+        return not target.startswith(("http://localhost", "file:"))
+    path, _, anchor = target.partition("#")
+    file = (page.parent / path).resolve() if path else page
+    if not file.exists():
+        return False
+    return not anchor or (file.suffix == ".md" and anchor in manual.anchors(file))
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `b` c\n\n[x](#a-b-c) [y](#a) ![z](none.png)\n\n```text\n[n](nowhere.md)\n```\n")
+    assert [leads_somewhere(page, target) for target in manual.links(page)] == [True, False, False]
+
+
+def test_guides_have_blocks_that_are_run_or_shown(repository: Path) -> None:
+    guides = [repository / "docs" / "tutorial.md", *(repository / "docs" / "how-to").glob("*.md")]
+    kinds = {(block.language, block.place) for page in guides for block in manual.blocks(page)}
+    assert [place for language, place in kinds if language not in RUN | SHOWN] == []
+
+
+def test_every_public_name_is_in_the_reference(repository: Path) -> None:
+    page = (repository / "docs" / "reference" / "python.md").read_text()
+    described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
+    assert {*graphkiln.__all__} - {"scoring"} - described == set()
+    assert {*graphkiln.scoring.__all__} - described == set()
+
+
+def test_every_page_is_in_the_navigation(repository: Path) -> None:
+    site = yaml.safe_load((repository / "mkdocs.yml").read_text())
+    listed = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
+    docs = repository / "docs"
+    assert listed == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}

@@ -1,0 +1,185 @@
+"""Follows a page of the documentation as a reader would: its programs in order, in a folder, with real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import manual
+from running import Server, Serving, free_ports
+
+_TIMEOUT_S = 400
+_READY_WITHIN_S = 120
+_MAY_SAY_NO = {"tune": (0, 1), "doctor": (0, 1)}
+"""Commands whose answer depends on the machine: on a busy one no p99 may be proven."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A command that was run.
+
+    Attributes:
+        command: As it stands on the page.
+        printed: What it said, on both streams.
+        seconds: How long it took; of a server, until it was ready.
+    """
+
+    command: str
+    printed: str
+    seconds: float
+
+
+@dataclass
+class Walkthrough:
+    """A reader in a folder.
+
+    Attributes:
+        folder: Where the commands are run.
+        edits: Text of a page -> what is done instead, for what would take long.
+        steps: What was done so far.
+    """
+
+    folder: Path
+    edits: Mapping[str, str] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    server: Server | None = None
+
+    def __enter__(self) -> Walkthrough:
+        self._stack = ExitStack()
+        self._background: list[tuple[str, float, subprocess.Popen[str]]] = []
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for _, _, process in self._background:
+            process.kill()
+            process.wait()
+        self._stack.close()
+
+    def bring(self, repository: Path, *names: str) -> Walkthrough:
+        """Copies folders of the checkout here, as somebody has them who works in one."""
+        for name in names:
+            shutil.copytree(repository / name, self.folder / name)
+        return self
+
+    def follow(self, page: Path) -> None:
+        """Does what the blocks of a page say, in order."""
+        for block in manual.blocks(page):
+            self.do(block)
+        self.wait()
+
+    def do(self, block: manual.Block) -> None:
+        """Does what a block says: writes its file, or runs its program or its commands; shows nothing else."""
+        if block.title:
+            (self.folder / block.title).write_text(block.text)
+        elif block.language == "python":
+            self._execute(block.place, [sys.executable, "-c", self._moved(block.text)], (0,))
+        elif block.language == "bash":
+            for command in block.commands:
+                self.run(command)
+
+    def run(self, command: str) -> None:
+        """Runs a command; one that serves goes on in the background until the next one does, as does one with `&`."""
+        done = self._edited(command)
+        if done.startswith("graphkiln serve "):
+            self._serve(command, shlex.split(done)[2:])
+        elif done.endswith(" &"):
+            shell = self._shell(done.removesuffix(" &"))
+            started = subprocess.Popen(
+                shell, cwd=self.folder, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            self._background.append((command, time.monotonic(), started))
+        elif done == "graphkiln models":
+            self._until_newest_are_ready()
+            self._execute(command, self._shell(done), (0, 1))  # 1 where an older version is unloaded
+        else:
+            verb = done.split()[1] if done.startswith("graphkiln ") else ""
+            self._execute(command, self._shell(done), _MAY_SAY_NO.get(verb, (0,)))
+
+    def wait(self) -> None:
+        """Waits for what runs in the background; it must end well."""
+        while self._background:
+            command, begun, process = self._background.pop()
+            printed, _ = process.communicate(timeout=_TIMEOUT_S)
+            assert process.returncode == 0, f"{command}\n{printed}"
+            self.steps.append(Step(command=command, printed=printed, seconds=time.monotonic() - begun))
+
+    def said(self, pattern: str) -> bool:
+        """Whether anything that was printed fits."""
+        return any(re.search(pattern, step.printed) for step in self.steps)
+
+    def _serve(self, command: str, arguments: list[str]) -> None:
+        self._stack.close()
+        self._store = self.folder / arguments[arguments.index("--model-store") + 1]
+        self._store_is_loaded = "--model-control-mode=explicit" not in arguments
+        begun, (page_port,) = time.monotonic(), free_ports(1)
+        given = [f"--page-address=127.0.0.1:{page_port}" if word == "--page" else word for word in arguments]
+        self.server = self._stack.enter_context(Serving(self.folder, *given, cwd=self.folder))
+        self.server.wait_ready()
+        self.steps.append(Step(command=command, printed=self.server.log, seconds=time.monotonic() - begun))
+
+    def _until_newest_are_ready(self) -> None:
+        """A new version needs a while; the reader asks again."""
+        deadline, missing = time.monotonic() + _READY_WITHIN_S, self._newest()
+        while missing:
+            assert time.monotonic() < deadline, f"not ready: {missing}\n{self.server and self.server.log}"
+            listed = self._executed(self._shell("graphkiln models --json 2>/dev/null")).stdout
+            states = json.loads(listed) if listed.startswith("[") else []
+            missing -= {(each["name"], each["version"]) for each in states if each["state"] == "READY"}
+
+    def _newest(self) -> set[tuple[str, str]]:
+        """Name and newest version of each model in the store that is served; none where they are loaded by hand."""
+        versions = [path for path in self._store.glob("*/[1-9]*") if path.is_dir() and not path.parent.name.startswith(".")]
+        newest: dict[str, int] = {}
+        for path in versions:
+            newest[path.parent.name] = max(int(path.name), newest.get(path.parent.name, 0))
+        return {(name, str(number)) for name, number in newest.items()} if self._store_is_loaded else set()
+
+    def _execute(self, command: str, words: list[str], codes: tuple[int, ...]) -> None:
+        begun = time.monotonic()
+        finished = self._executed(words)
+        log = self.server.log[-2000:] if self.server else ""
+        assert finished.returncode in codes, f"{command}\nended with {finished.returncode}:\n{finished.stdout}\n{log}"
+        self.steps.append(Step(command=command, printed=finished.stdout, seconds=time.monotonic() - begun))
+
+    def _executed(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.folder, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
+
+    def _shell(self, command: str) -> list[str]:
+        return ["bash", "-euo", "pipefail", "-c", self._moved(command)]
+
+    def _edited(self, command: str) -> str:
+        for shown, done in self.edits.items():
+            command = command.replace(shown, done)
+        return command.replace(".venv/bin/graphkiln ", "graphkiln ")
+
+    def _moved(self, text: str) -> str:
+        """The same for a server on other ports."""
+        if not self.server:
+            return text
+        ports = {"8000": self.server.http_port, "8001": self.server.grpc_port, "8002": self.server.metrics_port}
+        return re.sub(r"(localhost|127\.0\.0\.1):(800[012])", lambda found: f"127.0.0.1:{ports[found[2]]}", text)
+
+    def _environment(self) -> dict[str, str]:
+        """Commands of this environment, a cache of their own, no downloads of models."""
+        return {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "XDG_CACHE_HOME": str(self.folder / ".cache"),
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "120",
+            **({"GRAPHKILN_URL": self.server.url} if self.server else {}),
+        }
