@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from graphkiln.reporting.axes import Axis, linear_axis, log_axis
 
 WIDTH, HEIGHT = 440, 264
 """Small, so that letters are legible where a phone shows it in 335 pixels."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
-_TICKS = (1, 2, 5)
-_MARGIN = 0.06
-"""Of an axis, on either side of the outermost marks."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
-    """From a value to a place in the picture.
-
-    Attributes:
-        place: Value -> units.
-        ticks: Place and label of each.
-    """
-
-    place: Callable[[float], float]
-    ticks: tuple[tuple[float, str], ...]
 
 
 def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -61,7 +45,7 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
     Args:
         document: As `document_of` makes it.
     """
-    points = [point for point in document["curve"] if _is_shown(point) and point["rate"]]
+    points = curve_points(document)
     if len(points) < 2:
         return None
     target, knee = document["target"]["p99_ms"], document["knee"]
@@ -86,43 +70,13 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return picture
 
 
-def linear_axis(values: Sequence[float], begin: float, end: float) -> Axis:
-    """An axis from 0 to the largest value, with ticks at round numbers.
+def curve_points(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The measurements of the curve.
 
     Args:
-        values: At least one, none below 0.
-        begin: Place of 0.
-        end: Place a little beyond the largest value.
+        document: As `document_of` makes it.
     """
-    most = (max(values) or 1.0) * (1 + _MARGIN)
-
-    def place(value: float) -> float:
-        return round(begin + value / most * (end - begin), 1)
-
-    step = _round_step(most / 4)
-    ticks = [number * step for number in range(int(most / step) + 1)]
-    return Axis(place=place, ticks=tuple((place(tick), f"{tick:g}") for tick in ticks))
-
-
-def log_axis(values: Iterable[float], begin: float, end: float) -> Axis:
-    """A logarithmic axis around values, with ticks at 1, 2, 5, 10, ...
-
-    Args:
-        values: At least one, all above 0.
-        begin: Place a little below the smallest value.
-        end: Place a little above the largest one.
-    """
-    logs = [math.log10(value) for value in values]
-    low, high = min(logs), max(logs)
-    margin = max((high - low) * _MARGIN, 0.15)
-    low, high = low - margin, high + margin
-
-    def place(value: float) -> float:
-        return round(begin + (math.log10(value) - low) / (high - low) * (end - begin), 1)
-
-    powers = range(math.floor(low), math.ceil(high) + 1)
-    numbers = [digit * 10.0**power for power in powers for digit in _TICKS]
-    return Axis(place=place, ticks=tuple((place(n), f"{n:g}") for n in numbers if low <= math.log10(n) <= high))
+    return [point for point in document["curve"] if _is_shown(point) and point["rate"]]
 
 
 def _picture(across: Axis, up: Axis, target: float, **more: Any) -> dict[str, Any]:
@@ -145,7 +99,3 @@ def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
     low, high = point["p99_range_ms"]
     return low or point["p99_ms"], high or point["p99_ms"]
 
-
-def _round_step(step: float) -> float:
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= step)

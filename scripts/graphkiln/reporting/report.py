@@ -1,0 +1,72 @@
+"""A report of sections, each with a table, and a chart beside it where one helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkiln.reporting.templates import environment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Figures as text.
+
+    Attributes:
+        columns: Their titles.
+        rows: As many cells each as there are columns.
+        texts: How many of the first columns hold text; the others are numbers, aligned to the right.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """What is told of one thing. There is no chart without its table.
+
+    Attributes:
+        name: For the ids of its parts.
+        title: Its heading.
+        text: What the figures mean.
+        table: The figures.
+        chart: As `charts.bar_chart` or `charts.span_chart` makes it; None for a table alone.
+    """
+
+    name: str
+    title: str
+    text: str
+    table: Table
+    chart: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """One page.
+
+    Attributes:
+        title: Of the page.
+        about: Below it: of what, where, when.
+        sections: In order.
+        facts: Name -> value, at the end.
+        command: What repeats it; empty for nothing.
+    """
+
+    title: str
+    about: str
+    sections: Sequence[Section]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+
+
+def render(report: Report) -> str:
+    """A report as one self-contained HTML file."""
+    return environment().get_template("report.html.j2").render(report=report)
