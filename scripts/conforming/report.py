@@ -86,6 +86,11 @@ def find_violations(document: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def name_of(way: str) -> str:
+    """What a way is, in words, without marks."""
+    return _NAMES[way].replace("`", "")
+
+
 def to_page(document: Mapping[str, Any]) -> str:
     """The page."""
     total = sum(document["cases"].values())
@@ -157,7 +162,7 @@ def _tables(ways: Mapping[str, Any]) -> Iterator[str]:
     for way, each in ways.items():
         kinds: dict[str, list[str]] = {}
         for name, (verdict, reason) in others_of(each).items():
-            kinds.setdefault(_heading(verdict, reason), []).append(name)
+            kinds.setdefault(heading(verdict, reason), []).append(name)
         yield f"## {_NAMES[way][0].upper()}{_NAMES[way][1:]}"
         yield ""
         yield "| what, and why | cases |"
@@ -174,7 +179,8 @@ def _tables(ways: Mapping[str, Any]) -> Iterator[str]:
             yield ""
 
 
-def _heading(verdict: str, reason: str) -> str:
+def heading(verdict: str, reason: str) -> str:
+    """What came of a case, in words: the verdict, and of refusals the kind of reason."""
     if verdict == Verdict.REFUSED:
         return f"refused: {reason}"
     return {Verdict.DIFFERS: "differs", Verdict.FAILS: "fails"}[Verdict(verdict)]

@@ -24,6 +24,7 @@ def main() -> None:
         prog="scripts/docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--picture", action="store_true")
     given = parser.parse_args()
     if given.picture:
@@ -32,7 +33,8 @@ def main() -> None:
         _check()
     else:
         print(*pages.write(), sep="\n")
-        _build(REPOSITORY / "site")
+        if not given.write:
+            _build(REPOSITORY / "site")
 
 
 def _check() -> None:

@@ -14,6 +14,7 @@ import typer
 
 from graphkiln.cli.bench_loads import Arrivals, LoadOptions
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.report_file import Html, check_html, command_line, facts, write_html
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def bench(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of random inputs, and of samples.", min=1)] = 1,
     shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Pass tensors through shared memory.")] = False,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure a served model under load.
@@ -110,6 +112,7 @@ def bench(
     from graphkiln_client import load_processes
     from graphkiln_client.load_job import Target
 
+    check_html(html)
     if samples and input_:
         raise InvalidInput("--samples and --input both say what requests hold", hint="give one of them")
     options = LoadOptions(
@@ -128,11 +131,21 @@ def bench(
         for name, load in loads:
             watch = _ServerWatch(plain, client, name, load.warmup_s + load.seconds)
             rows.append(watch.row(load_processes.measure_load(target, feeds, load, watch.start)))
+    if html:
+        _write_report(html, rows, model, client.url)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         _print_tables(rows, "callers" if loads[0][1].arrivals is None else "load")
     raise typer.Exit(1 if any(row.client.errors for row in rows) else 0)
+
+
+def _write_report(html: Path, rows: list[_Row], model: str, url: str) -> None:
+    from graphkiln.cli.bench_report import bench_report
+    from graphkiln.reporting.report import render
+
+    measured = [asdict(row) for row in rows]
+    write_html(html, render(bench_report(measured, model, url, facts(), command_line())))
 
 
 class _ServerWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from graphkiln.cli.console import say
 from graphkiln.cli.deployed import Set
 from graphkiln.cli.options import Cache
+from graphkiln.cli.report_file import Html, check_html, command_line, facts, write_html
 from graphkiln.cli.score_display import ProgressMode, open_display
 from graphkiln_backend.graph.errors import InvalidInput
 
@@ -89,6 +91,7 @@ def score(
     progress: Annotated[
         ProgressMode, typer.Option(help="A live table or lines on stderr, JSON lines on stdout, or nothing.")
     ] = ProgressMode.AUTO,
+    html: Html = None,
     verify: Annotated[
         str, typer.Option(help="Instead of a run: is this destination whole?", metavar="DEST", show_default=False)
     ] = "",
@@ -102,6 +105,9 @@ def score(
     from graphkiln.scoring.extra import check_extra
 
     check_extra()
+    check_html(html)
+    if html and (verify or dry_run):
+        raise InvalidInput("--html is the report of a run", hint="leave out --html, --verify or --dry-run")
     if verify:
         _verify(verify, source, format_, ledger)
         return
@@ -134,10 +140,10 @@ def score(
     if dry_run:
         _estimate(request, within, price, as_json=progress is ProgressMode.JSON)
     else:
-        _run(request, progress)
+        _run(request, progress, html)
 
 
-def _run(request: ScoreRequest, mode: ProgressMode) -> None:
+def _run(request: ScoreRequest, mode: ProgressMode, html: Path | None) -> None:
     from graphkiln.cli.score_summary import print_summary
     from graphkiln.scoring.running import run_request
 
@@ -145,6 +151,11 @@ def _run(request: ScoreRequest, mode: ProgressMode) -> None:
         record = run_request(request, display.show)
     if mode is not ProgressMode.JSON:
         print_summary(record)
+    if html:
+        from graphkiln.cli.score_report import score_report
+        from graphkiln.reporting.report import render
+
+        write_html(html, render(score_report(record, facts(), command_line())))
 
 
 def _verify(destination: str, source: str, format_: str, ledger: str) -> None:

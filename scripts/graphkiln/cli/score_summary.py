@@ -21,7 +21,7 @@ _COLUMNS = 80
 _MOST_WORKERS = 20
 _MOST_ROWS = 10
 _MOST_FINDINGS = 20
-_STAGES = {
+STAGES = {
     "read_s": "read: the store answers",
     "decode_s": "decode: images become samples",
     "wait_s": "wait: batches lack rows",
@@ -29,6 +29,7 @@ _STAGES = {
     "encode_s": "encode: outputs become columns",
     "commit_s": "commit: the destination takes them",
 }
+"""Field of `StageTimes` -> what it is, in words."""
 
 
 def print_summary(record: RunRecord) -> None:
@@ -133,9 +134,9 @@ def _stages_table(times: StageTimes) -> Table:
     table = Table("where time went")
     for column in ("seconds", "share"):
         table.add_column(column, justify="right")
-    seconds = {name: getattr(times, name) for name in _STAGES}
+    seconds = {name: getattr(times, name) for name in STAGES}
     total = sum(seconds.values()) or 1.0
-    for name, text in _STAGES.items():
+    for name, text in STAGES.items():
         table.add_row(text, f"{seconds[name]:,.1f}", f"{seconds[name] / total:.0%}")
     return table
 

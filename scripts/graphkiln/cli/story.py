@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import say
+from graphkiln.cli.report_file import Html, check_html, write_html
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def story(
         typer.Option(help="Measure these steps only, by the keys of --json.", metavar="KEY,...", show_default="all"),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")] = None,
+    html: Html = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a story that was interrupted.")] = False,
 ) -> None:
     """Measure the steps from eager PyTorch to a served graph.
@@ -65,8 +66,7 @@ def story(
     except ImportError as error:
         raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
     request = _build_request(model, image_size, weights, gradient=gradient, samples=samples, preprocess=preprocess)
-    if html and not html.parent.is_dir():
-        raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+    check_html(html)
     keys = [key for key in only.split(",") if key]
     interrupted = False
     hint = "make room, or set XDG_CACHE_HOME to another folder"
@@ -168,9 +168,7 @@ def _print_story(runner: StoryRunner, *, as_json: bool, html: Path | None) -> No
     if html:
         from graphkiln.story.page import render_page
 
-        with _write_errors(f"write {html}", "choose another file for --html"):
-            html.write_text(render_page(document))
-        say(f"wrote {html}")
+        write_html(html, render_page(document))
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:

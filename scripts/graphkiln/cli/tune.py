@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,9 @@ import typer
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import say
 from graphkiln.cli.options import AsJson
+from graphkiln.cli.report_file import Html, check_html, command_line, write_html
 from graphkiln.cli.tune_together import INTERRUPTED, apply_choice, refuse_options, tune_models
-from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
+from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln.tuning.result import Result
@@ -92,7 +92,7 @@ def tune(
         float | None, typer.Option(help="Of an hour of this machine: what 1,000 requests cost is told.", min=0)
     ] = None,
     connection: ConnectionOptions = DEFAULT_CONNECTION,
-    html: Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")] = None,
+    html: Html = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be tried, and measure nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -107,8 +107,7 @@ def tune(
     Exit code 1 when nothing meets the target; what comes closest is told.
     """
     _check_libraries()
-    if html and not html.parent.is_dir():
-        raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+    check_html(html)
     target = _target(p99, rate, objective, accuracy_floor)
     if share:
         given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
@@ -269,21 +268,14 @@ def _progress_report(tuning: Tuning) -> Iterator[Report]:
 def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, Any]:
     from graphkiln.tuning.document import Costs, document_of
 
-    command = shlex.join(["graphkiln", *sys.argv[1:]])
-    return document_of(result, tuning, command, Costs(price_per_hour=price))
+    return document_of(result, tuning, command_line(), Costs(price_per_hour=price))
 
 
 def _show(document: dict[str, Any], *, as_json: bool, html: Path | None) -> None:
     if html:
         from graphkiln.tuning.page import render_page
 
-        try:
-            html.write_text(render_page(document))
-        except OSError as error:
-            raise MeasurementError(
-                f"cannot write {html}: {error.strerror or error}", hint="choose another file for --html"
-            ) from error
-        say(f"wrote {html}")
+        write_html(html, render_page(document))
     if as_json:
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return

@@ -9,7 +9,7 @@ import pytest
 from digits_subject import digits_subject
 from tuned import document
 
-from graphkiln.tuning.page import render_page
+from graphkiln.tuning.page import rate_table, render_page
 from graphkiln.tuning.subject import Subject
 
 
@@ -71,3 +71,12 @@ def test_where_nothing_meets_the_target_it_says_what_comes_closest(subject: Subj
     assert "the cores: busy" in page
     assert "price of 1,000" not in page
     assert Tags(page).names.count("svg") == 1
+
+
+def test_the_curve_has_its_figures_in_a_table(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    table = rate_table(found)
+    assert [row[0] for row in table.rows] == [f"{point['rate']:.4g}" for point in found["curve"]]
+    page = render_page(found)
+    assert page.index('id="curve"') < page.index('id="rates"') < page.index('id="rows"')
+    assert all(f'<td class="n">{cell}</td>' in page for row in table.rows for cell in row)

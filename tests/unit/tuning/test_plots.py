@@ -9,27 +9,12 @@ import pytest
 from digits_subject import digits_subject
 from tuned import document
 
-from graphkiln.tuning.plots import HEIGHT, WIDTH, curve, linear_axis, log_axis, scatter
+from graphkiln.tuning.plots import HEIGHT, WIDTH, curve, scatter
 
 
 @pytest.fixture
 def found(repository: Path, tmp_path: Path) -> dict[str, Any]:
     return document(digits_subject(repository), tmp_path)
-
-
-def test_a_linear_axis_begins_at_0() -> None:
-    axis = linear_axis([100.0, 380.0], 50, 450)
-    assert axis.place(0) == 50
-    assert 400 < axis.place(380) < 450
-    assert [label for _, label in axis.ticks] == ["0", "200", "400"]
-    assert linear_axis([0.0], 0, 1).place(0) == 0
-
-
-def test_a_logarithmic_axis_has_round_ticks() -> None:
-    axis = log_axis([3.0, 40.0], 300, 0)
-    assert [label for _, label in axis.ticks] == ["5", "10", "20", "50"]
-    assert 300 > axis.place(3) > axis.place(40) > 0
-    assert log_axis([7.0], 0, 1).place(7) == 0.5
 
 
 def test_every_candidate_is_a_mark_inside_the_picture(found: dict[str, Any]) -> None:

@@ -1,0 +1,64 @@
+"""`--html REPORT.html`: the option that several verbs share, and the file that it names."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphkiln.cli.console import say
+from graphkiln_backend.graph.cores import usable_cores
+from graphkiln_backend.graph.distributions import version_of
+from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
+
+Html = Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")]
+
+
+def check_html(html: Path | None) -> None:
+    """Refuses a report that could not be written, before anything is measured.
+
+    Raises:
+        InvalidInput: There is no such folder.
+        EngineUnavailable: What writes reports is not installed.
+    """
+    if html is None:
+        return
+    if not html.parent.is_dir():
+        raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+    try:
+        import jinja2  # noqa: F401
+    except ImportError as error:
+        raise EngineUnavailable(f"a report needs a library that is not installed: {error}", extra="report") from error
+
+
+def write_html(html: Path, page: str) -> None:
+    """Writes a report, and says so.
+
+    Raises:
+        MeasurementError: The file cannot be written.
+    """
+    try:
+        html.write_text(page)
+    except OSError as error:
+        reason = error.strerror or error
+        raise MeasurementError(f"cannot write {html}: {reason}", hint="choose another file for --html") from error
+    say(f"wrote {html}")
+
+
+def command_line() -> str:
+    """The command that is running, as a shell takes it."""
+    return shlex.join(["graphkiln", *sys.argv[1:]])
+
+
+def facts() -> dict[str, str]:
+    """Where and when, for the end of a report."""
+    return {
+        "this machine": f"{platform.machine()}, {usable_cores()} usable cores, {platform.system()} {platform.release()}",
+        "graphkiln": version_of("graphkiln"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }

@@ -1,0 +1,20 @@
+"""The page of journeys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from documenting import journeys
+
+
+def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
+    commands = [{"command": "graphkiln serve x | y", "seconds": 3.21}, {"command": "graphkiln models", "seconds": 0.5}]
+    journey = {"name": "a", "title": "A way", "page": "tutorial.md", "given": "Nothing.", "seconds": 4.6, "commands": commands}
+    recorded = tmp_path / "journeys.json"
+    recorded.write_text(json.dumps({"facts": {"machine": "two cores", "date": "today"}, "journeys": [journey]}))
+    page = journeys.render(recorded)
+    assert "| A way | [tutorial.md](tutorial.md) | 2 | 5 |" in page
+    assert "## A way\n\nNothing.\n" in page
+    assert "| `graphkiln serve x \\| y` | 3.2 |" in page
+    assert "two cores; today." in page

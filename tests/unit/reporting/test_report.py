@@ -1,0 +1,63 @@
+"""A report: a chart has its table, text is text, nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
+from graphkiln.reporting.report import Report, Section, Table, render
+
+TABLE = Table(columns=("what", "per s"), rows=[("<b>one</b>", "10"), ("two", "20")])
+BARS = bar_chart([Bar(title="<i>", begin=0, end=10, label="10")], linear_across([10.0]))
+SPANS = span_chart([Span(title="two", low=1, high=2, label="1 / 2")], log_across([1.0, 2.0]))
+
+
+def report(**changes: object) -> Report:
+    sections = [
+        Section(name="rates", title="Rates", text="How many.", table=TABLE, chart=BARS),
+        Section(name="times", title="Times", text="How long.", table=TABLE, chart=SPANS),
+        Section(name="plain", title="Plain", text="", table=TABLE),
+    ]
+    usual = {"title": "A & B", "about": "here", "sections": sections, "facts": {"machine": "one"}, "command": "do it"}
+    return Report(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+def test_every_chart_has_its_table() -> None:
+    page = render(report())
+    for name in ("rates", "times"):
+        assert page.index(f'id="{name}-chart"') < page.index(f'<table id="{name}"')
+    assert page.count("<svg") == 2
+    assert page.count("<table") == 3
+    assert page.count("<rect") == 1
+    assert page.count("<circle") == 2
+
+
+def test_what_comes_from_outside_is_text() -> None:
+    page = render(report())
+    assert "<h1>A &amp; B</h1>" in page
+    assert "<td>&lt;b&gt;one&lt;/b&gt;</td>" in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+
+
+def test_it_needs_nothing_from_elsewhere() -> None:
+    assert not re.search(r"(?:src|href|url)\s*[=(]|@import|https?://|<script", render(report()))
+
+
+def test_numbers_are_aligned_to_the_right() -> None:
+    page = render(report())
+    assert '<th class="n">per s</th>' in page
+    assert '<td class="n">20</td>' in page
+
+
+def test_without_facts_and_command_their_headings_are_left_out() -> None:
+    page = render(report(facts={}, command=""))
+    assert "Machine and versions" not in page
+    assert "To repeat it" not in page
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row of 1 cells"):
+        Table(columns=("a", "b"), rows=[("x",)])
