@@ -45,7 +45,7 @@ def _check() -> None:
 
 
 def _build(folder: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--clean", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=REPOSITORY, check=False)
     if built.returncode:
         sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong, as told above")

@@ -15,7 +15,8 @@ _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((\.\.?/[^()\s]+)\)")
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """MkDocs' event: a page before it becomes HTML."""
-    return without_outside_links(markdown, page.file.src_uri)
+    # what lies in <details> is Markdown on GitHub as it stands; here it must be told
+    return without_outside_links(markdown, page.file.src_uri).replace("<details>", '<details markdown="1">')
 
 
 def without_outside_links(markdown: str, source: str) -> str:

@@ -31,10 +31,11 @@ TESTED_BY_RUNNING = (
     "scripts/architecture",
     "scripts/benchmarks",
     "scripts/conforming",
+    "scripts/documenting",
     "scripts/releasing",
     "scripts/soaking",
 )
-"""Programs, not modules: `scripts/check`, `scripts/benchmark`, `scripts/conformance` and `scripts/soak` run them. What
+"""Programs, not modules: `scripts/check`, `scripts/benchmark`, `scripts/conformance`, `scripts/docs` and `scripts/soak` run them. What
 they share, and what judges, has tests all the same."""
 
 
