@@ -96,7 +96,12 @@ class Walkthrough:
         elif done.endswith(" &"):
             shell = self._shell(done.removesuffix(" &"))
             started = subprocess.Popen(
-                shell, cwd=self.folder, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                shell,
+                cwd=self.folder,
+                env=self._environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
             self._background.append((command, time.monotonic(), started))
         elif done == "graphkiln models":
@@ -139,7 +144,9 @@ class Walkthrough:
 
     def _newest(self) -> set[tuple[str, str]]:
         """Name and newest version of each model in the store that is served; none where they are loaded by hand."""
-        versions = [path for path in self._store.glob("*/[1-9]*") if path.is_dir() and not path.parent.name.startswith(".")]
+        versions = [
+            path for path in self._store.glob("*/[1-9]*") if path.is_dir() and not path.parent.name.startswith(".")
+        ]
         newest: dict[str, int] = {}
         for path in versions:
             newest[path.parent.name] = max(int(path.name), newest.get(path.parent.name, 0))

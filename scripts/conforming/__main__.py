@@ -63,7 +63,9 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS[1:], action="append", help="default: each")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="keep what came of each case here")
     parser.add_argument("--page", action="store_true", help="ask nothing, write the page from the run that was kept")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="ask nothing, write the kept run as a page for a browser")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="ask nothing, write the kept run as a page for a browser"
+    )
     options = parser.parse_args()
     if options.page:
         write_page()

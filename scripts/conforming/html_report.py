@@ -44,7 +44,10 @@ def _outcomes(ways: Mapping[str, Any]) -> Section:
 
 def _reasons(way: str, found: Mapping[str, Any]) -> Section:
     kinds = Counter(heading(verdict, reason) for verdict, reason in others_of(found).values())
-    bars = [Bar(title=f"{number}", begin=0, end=count, label=f"{count}") for number, (_, count) in enumerate(kinds.most_common(), 1)]
+    bars = [
+        Bar(title=f"{number}", begin=0, end=count, label=f"{count}")
+        for number, (_, count) in enumerate(kinds.most_common(), 1)
+    ]
     rows = [(f"{number}", kind, f"{count}") for number, (kind, count) in enumerate(kinds.most_common(), 1)]
     return Section(
         name=way, title=f"What does not pass: {way}", text="By reason, the most frequent first.",

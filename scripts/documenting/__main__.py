@@ -1,8 +1,8 @@
 """Writes the documentation's generated pages and builds the site.
 
-    scripts/docs              writes docs/reference and docs/journeys.md from the code and what was measured, builds the site in site/
-    scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build strictly
-    scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
+scripts/docs              writes docs/reference and docs/journeys.md from the code and what was measured, builds the site in site/
+scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build strictly
+scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
 """
 
 from __future__ import annotations

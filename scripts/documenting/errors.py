@@ -61,5 +61,7 @@ def _triton(error: type[GraphkilnError]) -> str:
 
 
 def _text(error: type[GraphkilnError]) -> str:
-    more = [f"`{name}`: {text}" for name, text in attributes_of(error, "Args").items() if name not in ("message", "hint")]
+    more = [
+        f"`{name}`: {text}" for name, text in attributes_of(error, "Args").items() if name not in ("message", "hint")
+    ]
     return " ".join([summary_of(error), *more])

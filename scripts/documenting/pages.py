@@ -33,4 +33,6 @@ def write(docs: Path = DOCS) -> list[str]:
 
 def stale(docs: Path = DOCS) -> list[str]:
     """Paths below `docs` of pages that are missing or not as the code says."""
-    return [name for name, render in PAGES.items() if not (docs / name).is_file() or (docs / name).read_text() != render()]
+    return [
+        name for name, render in PAGES.items() if not (docs / name).is_file() or (docs / name).read_text() != render()
+    ]

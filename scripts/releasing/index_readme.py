@@ -1,6 +1,6 @@
 """The README as a package index shows it, where relative links lead nowhere: absolute ones in their place.
 
-    .venv/bin/python -m releasing.index_readme https://HOST/OWNER/graphkiln v0.2.0 > README.index.md
+.venv/bin/python -m releasing.index_readme https://HOST/OWNER/graphkiln v0.2.0 > README.index.md
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def with_absolute_links(text: str, address: str, tag: str) -> str:
 def main() -> None:
     """Prints the README with absolute links."""
     if len(sys.argv) != 3:
-        sys.exit("graphkiln: python -m releasing.index_readme ADDRESS TAG, such as https://github.com/OWNER/graphkiln v0.2.0")
+        sys.exit(
+            "graphkiln: python -m releasing.index_readme ADDRESS TAG, such as https://github.com/OWNER/graphkiln v0.2.0"
+        )
     print(with_absolute_links((REPOSITORY / "README.md").read_text(), *sys.argv[1:]), end="")
 
 

@@ -226,7 +226,9 @@ def test_the_serve_command_is_the_one_that_the_tests_start(shown: Shown) -> None
 
 
 def test_the_python_example(server: Server, repository: Path) -> None:
-    program = next(block.text for block in manual.blocks(repository / "docs/how-to/requests.md") if block.language == "python")
+    program = next(
+        block.text for block in manual.blocks(repository / "docs/how-to/requests.md") if block.language == "python"
+    )
     assert len(program.strip().splitlines()) <= 12
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", on_ports_of(server, program)],
@@ -246,7 +248,8 @@ def test_every_named_path_exists(repository: Path) -> None:
         path
         for page in ("README.md", "CONTRIBUTING.md")
         for path in re.findall(
-            r"`((?:scripts|model_repository|docs|backend|client|converters|tests)/[\w/-]*)`", (repository / page).read_text()
+            r"`((?:scripts|model_repository|docs|backend|client|converters|tests)/[\w/-]*)`",
+            (repository / page).read_text(),
         )
     }
     assert len(named) > 5

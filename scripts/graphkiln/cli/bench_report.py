@@ -103,4 +103,6 @@ def _errors(client: Mapping[str, Any]) -> str:
 
 def _generator(rows: Sequence[Mapping[str, Any]]) -> str:
     most = max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))
-    return f"{most['name']}, {most['processes']} processes, up to {most['share_of_machine']:.0%} of this machine's cores"
+    return (
+        f"{most['name']}, {most['processes']} processes, up to {most['share_of_machine']:.0%} of this machine's cores"
+    )

@@ -39,7 +39,9 @@ def _rows(record: RunRecord) -> Section:
         "of these, quarantined": figures.quarantined,
     }
     bars = [Bar(title=name, begin=0, end=count, label=f"{count:,}") for name, count in counts.items()]
-    about = f"{figures.units:,} units, {figures.units_done:,} of them by this run, {figures.retries:,} attempts made again."
+    about = (
+        f"{figures.units:,} units, {figures.units_done:,} of them by this run, {figures.retries:,} attempts made again."
+    )
     return Section(
         name="rows", title="What became of the rows", text=about,
         table=Table(columns=("rows", "count"), rows=[(bar.title, bar.label) for bar in bars]),

@@ -98,4 +98,3 @@ def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
     """Those of p99; where there is none, p99 itself."""
     low, high = point["p99_range_ms"]
     return low or point["p99_ms"], high or point["p99_ms"]
-

@@ -45,6 +45,8 @@ def test_rows_that_ended_their_worker_are_named_as_text(record: RunRecord) -> No
 
 
 def test_nothing_to_do_is_a_page_too(record: RunRecord) -> None:
-    figures = replace(record.figures, units_done=0, scored=0, errors=0, rows_before=0, quarantined=0, times=StageTimes())
+    figures = replace(
+        record.figures, units_done=0, scored=0, errors=0, rows_before=0, quarantined=0, times=StageTimes()
+    )
     page = render(score_report(replace(record, figures=figures, workers=()), {"date": "today"}, "graphkiln score"))
     assert page.count("<svg") == 3

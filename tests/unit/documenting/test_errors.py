@@ -8,7 +8,9 @@ from graphkiln_backend.graph import errors as tree
 
 def test_every_error_is_there_below_its_base() -> None:
     found = list(errors.tree())
-    assert set(found) == {each for each in vars(tree).values() if isinstance(each, type) and issubclass(each, Exception)}
+    assert set(found) == {
+        each for each in vars(tree).values() if isinstance(each, type) and issubclass(each, Exception)
+    }
     assert all(found.index(each.__bases__[0]) < found.index(each) for each in found[1:])  # type: ignore[arg-type]
 
 

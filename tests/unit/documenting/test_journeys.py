@@ -10,7 +10,14 @@ from documenting import journeys
 
 def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
     commands = [{"command": "graphkiln serve x | y", "seconds": 3.21}, {"command": "graphkiln models", "seconds": 0.5}]
-    journey = {"name": "a", "title": "A way", "page": "tutorial.md", "given": "Nothing.", "seconds": 4.6, "commands": commands}
+    journey = {
+        "name": "a",
+        "title": "A way",
+        "page": "tutorial.md",
+        "given": "Nothing.",
+        "seconds": 4.6,
+        "commands": commands,
+    }
     recorded = tmp_path / "journeys.json"
     recorded.write_text(json.dumps({"facts": {"machine": "two cores", "date": "today"}, "journeys": [journey]}))
     page = journeys.render(recorded)

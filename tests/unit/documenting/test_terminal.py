@@ -6,7 +6,9 @@ from xml.etree import ElementTree
 
 from documenting.terminal import draw, shown_lines
 
-PRINTED = "$ ./quickstart\nE0101 CudaDriverHelper has not been initialized.\n\x1b[1mseven\x1b[0m  \x1b[32m0.99\x1b[0m\n\n"
+PRINTED = (
+    "$ ./quickstart\nE0101 CudaDriverHelper has not been initialized.\n\x1b[1mseven\x1b[0m  \x1b[32m0.99\x1b[0m\n\n"
+)
 
 
 def test_the_picture_needs_nothing_from_elsewhere() -> None:

@@ -98,7 +98,6 @@ class TestCharts:
         assert _reported_factor(text) == pytest.approx(factor)
 
 
-
 class TestPageText:
     whole = story_document(eager=make_observation(1.0), static=make_observation(1.25), int8=Observation(refused="no"))
 
