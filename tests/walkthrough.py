@@ -161,8 +161,8 @@ class Walkthrough:
 
     def _executed(self, words: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            words, cwd=self.folder, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=_TIMEOUT_S, check=False,
+            words, cwd=self.folder, env=self._environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
 
     def _shell(self, command: str) -> list[str]:

@@ -38,7 +38,8 @@ def _outcomes(ways: Mapping[str, Any]) -> Section:
     columns = ("way", "how", "asked", "pass", "refused", "differ", "fail")
     return Section(
         name="outcomes", title="How many pass", text="Answers are compared at the suite's own tolerance.",
-        table=Table(columns=columns, rows=rows, texts=2), chart=bar_chart(bars, linear_across([bar.end for bar in bars])),
+        table=Table(columns=columns, rows=rows, texts=2),
+        chart=bar_chart(bars, linear_across([bar.end for bar in bars])),
     )  # fmt: skip
 
 

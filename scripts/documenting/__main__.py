@@ -1,13 +1,17 @@
 """Writes the documentation's generated pages and builds the site.
 
-scripts/docs              writes docs/reference and docs/journeys.md from the code and what was measured, builds the site in site/
-scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build strictly
+scripts/docs              writes docs/reference and docs/journeys.md from the code and what was measured, builds
+                          the site in site/
+scripts/docs --write      writes the pages alone
+scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build
+                          strictly
 scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,7 +50,9 @@ def _check() -> None:
 
 def _build(folder: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=REPOSITORY, check=False)
+    # of the theme: an advertisement
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
     if built.returncode:
         sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong, as told above")
 

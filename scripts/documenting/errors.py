@@ -12,14 +12,15 @@ from graphkiln_backend.graph.errors import GraphkilnError
 
 _INTRODUCTION = """# Errors and exit codes
 
-Written by `scripts/docs` from `graphkiln_backend.graph.errors`. Every error says what happened, what was expected, and in
+Written by `scripts/docs` from `graphkiln_backend.graph.errors`. Every error says what happened, what was expected,
+and in
 parentheses what to do. `from graphkiln import GraphkilnError, ClientError` catches all of them, or all of a client's;
 `error.message` and `error.hint` are its two parts.
 
 | exit code | means |
 | --- | --- |
 | 0 | done; of `serve`: it was told to stop |
-| 1 | it could not be done, or something that was asked about is not so: a request failed, a proof, a target, a finding of `doctor` |
+| 1 | it could not be done, or what was asked about is not so: a request, a proof, a target, a finding of `doctor` |
 | 2 | the command, a file or a configuration is wrong; one line says what to change |
 | 130, 143 | Ctrl-C, SIGTERM; `serve` ends with 0 |
 
@@ -48,7 +49,7 @@ def tree(root: type[GraphkilnError] = GraphkilnError) -> Iterator[type[Graphkiln
     """The base and all that derive from it in its module, each before those below it."""
     yield root
     for each in vars(errors).values():
-        if inspect.isclass(each) and root in each.__bases__:
+        if inspect.isclass(each) and issubclass(each, GraphkilnError) and root in each.__bases__:
             yield from tree(each)
 
 

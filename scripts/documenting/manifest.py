@@ -14,8 +14,10 @@ from graphkiln_backend.graph.manifest import FORMAT_VERSION, Manifest
 
 _INTRODUCTION = f"""# The manifest
 
-Written by `scripts/docs` from the types that read and write it (`graphkiln_backend.graph.manifest`). `manifest.json` lies beside
-the graph of each version, in format {FORMAT_VERSION}; unknown keys are refused, and the error names the path of the bad one. The
+Written by `scripts/docs` from the types that read and write it (`graphkiln_backend.graph.manifest`).
+`manifest.json` lies beside
+the graph of each version, in format {FORMAT_VERSION}; unknown keys are refused, and the error names the path of
+the bad one. The
 same as JSON Schema: [manifest.schema.json](manifest.schema.json).
 
 """
@@ -73,12 +75,16 @@ def _is_part(kind: Any) -> bool:
 
 
 def _section(part: type[Any]) -> str:
-    said = attributes_of(part)
+    said, hints = attributes_of(part), _hints(part)
     rows = [
-        (code(field.name), _in_words(_hints(part)[field.name]), "" if _is_required(field) else "may be left out", said.get(field.name, ""))
+        (code(field.name), _in_words(hints[field.name]), _left_out(field), said.get(field.name, ""))
         for field in dataclasses.fields(part)
-    ]  # fmt: skip
+    ]
     return f"## {part.__name__}\n\n{summary_of(part)}\n\n{table(['key', 'value', '', 'says'], rows)}"
+
+
+def _left_out(field: dataclasses.Field[Any]) -> str:
+    return "" if _is_required(field) else "may be left out"
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -10,10 +10,16 @@ from graphkiln_backend.proof.policy import Limits, TaskLimits
 
 _INTRODUCTION = """# Numeric policy
 
-Written by `scripts/docs` from `graphkiln_backend.proof.policy`. A saved or lowered graph answers users only within these limits;
-`--relative-l2` loosens the first of them for one conversion, which the manifest records. Why there are limits, and what else is
+Written by `scripts/docs` from `graphkiln_backend.proof.policy`. A saved or lowered graph answers users only within
+these limits;
+`--relative-l2` loosens the first of them for one conversion, which the manifest records. Why there are limits, and
+what else is
 compared: [numeric policy, explained](../explanation/numerics.md).
 
+"""
+_BESIDE = """
+Gradients may be off by {gradient:g} times the row of their precision. Two computations of one value, each rounded
+once, may be {roundings:g} unit roundoffs of the output's type apart, whatever the row.
 """
 _ROWS = {
     "a saved graph beside its source, fp32": policy.EXPORT,
@@ -33,8 +39,7 @@ def render() -> str:
             _INTRODUCTION, table(["what changed", *map(code, shown)], _limits()), "\n", _meanings(shown),
             "\n## What is read from the outputs of a task\n\n",
             table(["precision", *map(code, _task_columns())], _tasks()), "\n", _meanings(attributes_of(TaskLimits)),
-            f"\nGradients may be off by {policy.GRADIENT_FACTOR:g} times the row of their precision. Two computations of one value,\n"
-            f"each rounded once, may be {policy.ROUNDINGS:g} unit roundoffs of the output's type apart, whatever the row.\n",
+            _BESIDE.format(gradient=policy.GRADIENT_FACTOR, roundings=policy.ROUNDINGS),
         )
     )  # fmt: skip
 

@@ -19,8 +19,10 @@ parameters { key: "precision" value { string_value: "bf16" } }
 ```
 
 or after `serve --set`, as `--set MODEL.KEY=VALUE`. Where one is given more than once, this order decides: `--set`,
-`--enable-openvino` and `--enable-tensorrt`, `parameters`, its `xrt` parameter, its execution accelerator. Every key is honored
-or refused with a reason; an unknown one is an error that names the nearest known one. `graphkiln explain STORE/NAME` tells
+`--enable-openvino` and `--enable-tensorrt`, `parameters`, its `xrt` parameter, its execution accelerator. Every
+key is honored
+or refused with a reason; an unknown one is an error that names the nearest known one. `graphkiln explain
+STORE/NAME` tells
 where each setting comes from. What they do: [engines](../how-to/engines.md), [precisions](../how-to/precision.md).
 
 ## graphkiln's own
@@ -29,7 +31,8 @@ where each setting comes from. What they do: [engines](../how-to/engines.md), [p
 _SESSION = """
 ## Of Triton's `onnxruntime` backend
 
-In `parameters`, with the meaning that they have there. Keys that begin with `session.` are ONNX Runtime's own session entries,
+In `parameters`, with the meaning that they have there. Keys that begin with `session.` are ONNX Runtime's own
+session entries,
 handed on as they are.
 
 """
@@ -40,7 +43,8 @@ _LEVELS = """
 _ACCELERATORS = """
 ## Execution accelerators
 
-`optimization { execution_accelerators { ... } }`, with the `parameters` of each that are known. Some mean a setting of ours:
+`optimization { execution_accelerators { ... } }`, with the `parameters` of each that are known. Some mean a
+setting of ours:
 
 """
 _XRT = """
@@ -68,7 +72,8 @@ def render() -> str:
             *(_known(name, known) for name, known in {**keys.GPU_ACCELERATORS, **keys.CPU_ACCELERATORS}.items()),
             _XRT, table(["value", "engine"], ((code(one), code(other)) for one, other in keys.ENGINE_FOR_XRT.items())),
             _READ_BY_TRITON.format(
-                triton=_listed(keys.TRITON_KEYS), published=_listed(keys.PUBLISHED_KEYS), unread=_listed(keys.UNREAD_KEYS)
+                triton=_listed(keys.TRITON_KEYS), published=_listed(keys.PUBLISHED_KEYS),
+                unread=_listed(keys.UNREAD_KEYS),
             ),
         )
     )  # fmt: skip

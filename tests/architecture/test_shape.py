@@ -35,8 +35,8 @@ TESTED_BY_RUNNING = (
     "scripts/releasing",
     "scripts/soaking",
 )
-"""Programs, not modules: `scripts/check`, `scripts/benchmark`, `scripts/conformance`, `scripts/docs` and `scripts/soak` run
-them. What they share, and what judges, has tests all the same."""
+"""Programs, not modules: `scripts/check`, `scripts/benchmark`, `scripts/conformance`, `scripts/docs` and
+`scripts/soak` run them. What they share, and what judges, has tests all the same."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every page: commands and options that exist, Python that imports what there is, links and anchors that lead somewhere."""
+"""Every page: options that exist, programs that import what there is, links and anchors that lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import manual
 import pytest
 import yaml
-from documenting import commands
 from typer.main import get_command
 
 import graphkiln
+from documenting import commands
 from graphkiln.cli.main import app
 from graphkiln_backend.server.installation import find_installation
 

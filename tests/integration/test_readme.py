@@ -49,9 +49,10 @@ def on_ports_of(server: Server, text: str) -> str:
 
 
 def run(command: str, cwd: Path, server: Server, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    words = on_ports_of(server, command)
+    called = f"'{sys.executable}' -m graphkiln.cli "
+    words = re.sub(r"(?:\.venv/bin/)?graphkiln (?=[a-z])", called, on_ports_of(server, command), count=1)
     return subprocess.run(
-        ["bash", "-c", re.sub(r"(?:\.venv/bin/)?graphkiln (?=[a-z])", f"'{sys.executable}' -m graphkiln.cli ", words, count=1)],
+        ["bash", "-c", words],
         cwd=cwd,
         env={**os.environ, "GRAPHKILN_URL": server.url},
         capture_output=True,
@@ -65,7 +66,7 @@ def test_every_command_of_the_readme_is_one_that_a_test_runs(shown: Shown) -> No
     quickstart, classify = shown("README.md", "")[-2:]
     assert quickstart == "./scripts/quickstart --keep"
     assert classify == ".venv/bin/graphkiln classify docs/digits --model digits --top-k 3"
-    assert [line for line in shown("README.md", r"^(\./|\.venv|graphkiln )")] == [quickstart, classify]
+    assert shown("README.md", r"^(\./|\.venv|graphkiln )") == [quickstart, classify]
 
 
 def test_it_takes_two_minutes(readme: str) -> None:

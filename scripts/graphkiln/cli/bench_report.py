@@ -64,8 +64,8 @@ def _latencies(rows: Sequence[Mapping[str, Any]]) -> Section:
     cells = [(load, *(f"{each[name]:.2f}" if each else "-" for name in _PERCENTILES)) for load, each in found]
     return Section(
         name="latencies", title="How long it takes",
-        text="Milliseconds: the median (full dot) and the 99th percentile (ring). With a rate or a trace they count from when "
-        "a request was due.",
+        text="Milliseconds: the median (full dot) and the 99th percentile (ring). With a rate or a trace they count "
+        "from when a request was due.",
         table=Table(columns=("load", *_PERCENTILES), rows=cells),
         chart=span_chart(spans, log_across(value for span in spans for value in (span.low, span.high))),
     )  # fmt: skip
@@ -82,7 +82,7 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> Section:
     ]  # fmt: skip
     return Section(
         name="stages", title="Where the server spends it",
-        text="Mean microseconds of a request, stage after stage: " + ", ".join(f"{n}: {t}" for n, t in _STAGES.items()) + ".",
+        text=f"Mean microseconds of a request: {', '.join(f'{name}: {text}' for name, text in _STAGES.items())}.",
         table=Table(columns=("load", *_STAGES, "batch", "server cores"), rows=cells),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars]), " us"),
     )  # fmt: skip

@@ -57,8 +57,9 @@ def command_line() -> str:
 
 def facts() -> dict[str, str]:
     """Where and when, for the end of a report."""
+    system = f"{platform.system()} {platform.release()}"
     return {
-        "this machine": f"{platform.machine()}, {usable_cores()} usable cores, {platform.system()} {platform.release()}",
+        "this machine": f"{platform.machine()}, {usable_cores()} usable cores, {system}",
         "graphkiln": version_of("graphkiln"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }

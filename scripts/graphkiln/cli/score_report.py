@@ -56,9 +56,10 @@ def _stages(record: RunRecord) -> Section:
         Bar(title=text.partition(":")[0], begin=0, end=each, label=f"{each:,.1f} s") for text, each in seconds.items()
     ]
     rows = [(text, f"{each:,.1f}", f"{each / total:.0%}") for text, each in seconds.items()]
+    speed = f"{record.figures.rows_per_s:,.0f} rows per second while they computed."
     return Section(
         name="stages", title="Where time went",
-        text=f"Seconds of all workers together; stages overlap. {record.figures.rows_per_s:,.0f} rows per second while they computed.",
+        text=f"Seconds of all workers together; stages overlap. {speed}",
         table=Table(columns=("stage", "seconds", "share"), rows=rows),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars]), " s"),
     )  # fmt: skip

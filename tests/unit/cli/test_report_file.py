@@ -27,7 +27,7 @@ def test_a_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
 def test_it_is_written_or_said_why_not(tmp_path: Path) -> None:
     write_html(tmp_path / "a.html", "<p>")
     assert (tmp_path / "a.html").read_text() == "<p>"
-    with pytest.raises(MeasurementError, match="Is a directory.*another file"):
+    with pytest.raises(MeasurementError, match=r"Is a directory.*another file"):
         write_html(tmp_path, "<p>")
 
 

@@ -18,7 +18,7 @@ class Documented:
 
     Raises:
         three: Not an attribute.
-    """
+    """  # noqa: D205 - a summary on two lines
 
 
 def test_a_table_escapes_what_would_end_a_cell() -> None:
