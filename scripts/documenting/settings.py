@@ -97,6 +97,7 @@ def _values() -> Mapping[str, str]:
         "streams": count,
         "self_test": _listed(("on", "off")),
         "fallback": "engines in order, each with a precision or without: `openvino:fp32, onnxruntime`",
+        "parallel": "`data=2, pipeline=2, tensor=1`, or `auto, memory=2GiB` ([parallel](../parallel.md))",
     }
 
 
