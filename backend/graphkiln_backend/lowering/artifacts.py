@@ -24,8 +24,6 @@ from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.source_digest import source_digest
 from graphkiln_backend.lowering.acceptance import promised_signature
-from graphkiln_backend.lowering.parallel.building import build_split
-from graphkiln_backend.lowering.parallel.parts import write_parts
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
 from graphkiln_backend.repository.onnx_reading import graph_sha256
@@ -96,6 +94,8 @@ class Artifacts:
             CacheError: They are not in the cache and cannot be written.
             LoweringError: The graph cannot be split.
         """
+        from graphkiln_backend.lowering.parallel.parts import write_parts  # few models are split
+
         graph = self.prepare_graph(config)
         libraries = {name: version_of(name) for name in ("onnx", "onnx-ir")}
         cuts = {"cuts": f"{list(config.cuts)}", "shards": str(config.parallel.tensor if config.parallel else 1)}
@@ -140,6 +140,8 @@ class Artifacts:
         """
         phases = phases or Phases()
         if config.splits:
+            from graphkiln_backend.lowering.parallel.building import build_split
+
             with phases.measure("artifacts"):
                 parts = self.prepare_parts(config)
             with phases.measure("session"):

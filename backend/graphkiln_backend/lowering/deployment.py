@@ -20,7 +20,6 @@ from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Override, Settings
-from graphkiln_backend.lowering.spreading import spread_model
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
 
@@ -68,7 +67,11 @@ class Deployment:
         saved = saved_precision(version)
         sizes = config.warmup_batch_sizes
         resources = replace(resources, instances=config.instances)
-        spread = spread_model(settings, version, resources, saved=saved, largest_batch=max(sizes))
+        spread = None
+        if settings.parallel:
+            from graphkiln_backend.lowering.spreading import spread_model  # which few models need
+
+            spread = spread_model(settings, version, resources, saved=saved, largest_batch=max(sizes))
         if spread:
             settings, resources = spread.apply(settings, resources)
         planned = plan(settings, resources, saved=saved, largest_batch=max(sizes))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -216,3 +218,11 @@ class TestFilledCache:
         assert opened["model.onnx"] == 1
         assert opened["optimised.onnx"] == 1
         assert set(opened.values()) == {1}
+
+
+def test_what_few_models_need_is_not_imported_for_all() -> None:
+    """Every instance is a process, and pays for its imports at each start."""
+    program = "import sys, graphkiln_backend.lowering.deployment; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    rare = ("onnx", "onnx_ir", "grpc", "openvino", "graphkiln_backend.lowering.parallel")
+    assert not [name for name in loaded if name in rare]
