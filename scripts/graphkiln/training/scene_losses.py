@@ -81,11 +81,19 @@ def generalized_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return shared / union.clamp(min=_TINY) - (hull - union) / hull.clamp(min=_TINY)
 
 
-def segmenter_loss(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the pixels `[batch, classes, height, width]`, in which strokes count more than background."""
-    weights = torch.ones(scores.shape[1])
-    weights[0] = 0.3
-    return nn.functional.cross_entropy(scores, classes, weight=weights)
+def stroke_loss(ink: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of ink and background, and one minus their overlap, which thin strokes need.
+
+    Args:
+        ink: Logits, `[batch, 1, height, width]`.
+        classes: Of each pixel, int64 `[batch, height, width]`; 0 is the background.
+
+    Source: Milletari, Navab, Ahmadi, "V-Net", 2016 (the Dice loss).
+    """
+    wanted = (classes > 0).float().unsqueeze(1)
+    share = ink.sigmoid()
+    overlap = 2 * (share * wanted).sum() / (share + wanted).sum().clamp(min=1)
+    return nn.functional.binary_cross_entropy_with_logits(ink, wanted) + 1 - overlap
 
 
 def embedding_loss(vectors: torch.Tensor, directions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

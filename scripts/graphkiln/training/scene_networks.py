@@ -11,6 +11,8 @@ DETECTIONS = 16
 """Rows that leave the graph for each image; those beyond the count are zero."""
 KEPT_SCORE = 0.05
 """Detections below this score are not counted."""
+_FAINTEST = 1e-4
+"""Score of a digit where none was detected."""
 _TIE_STEP = 1e-6
 """Between the scores of neighbouring cells: of equal ones, as integers make them, only one is a peak."""
 
@@ -83,21 +85,54 @@ class SceneDetector(nn.Module):
         )
 
 
-class SceneSegmenter(nn.Module):
-    """Scores `[batch, classes, height, width]`: what the pyramid recognises, drawn along the edges of the input."""
+class Strokes(nn.Module):
+    """How likely a pixel is ink, as logits `[batch, 1, height, width]`: by its brightness beside that around it."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.pyramid = Pyramid()
-        self.spread = nn.Sequential(_block(32, 32), nn.Conv2d(32, 12 * STRIDE, 1), nn.PixelShuffle(2))
-        self.edges = _block(1, 8)
-        self.draw = nn.Sequential(_block(12 + 8, 16), nn.Conv2d(16, classes, 1))
+        self.fine = nn.Sequential(nn.PixelUnshuffle(2), _block(4, 16))
+        self.coarse = nn.Sequential(_block(16, 24, 2), _block(24, 24))
+        self.draw = nn.Sequential(_block(16 + 24, 16), nn.Conv2d(16, 4, 1), nn.PixelShuffle(2))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 4."""
+        fine = self.fine(pixels)
+        return torch.as_tensor(self.draw(torch.cat((fine, _double(self.coarse(fine))), dim=1)))
+
+
+class SceneSegmenter(nn.Module):
+    """Scores `[batch, 1 + classes, height, width]`: ink within the box of a digit belongs to that digit.
+
+    Source: Bolya et al., "YOLACT", 2019 (masks of the whole image, cut by what was detected).
+    """
+
+    def __init__(self, detector: SceneDetector) -> None:
+        super().__init__()
+        self.detector = detector.requires_grad_(requires_grad=False).eval()
+        self.strokes = Strokes()
+
+    def train(self, mode: bool = True) -> SceneSegmenter:
+        """The detector is trained already: its batch norms stay as they are."""
+        super().train(mode)
+        self.detector.eval()
+        return self
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
-        spread = _double(self.spread(self.pyramid(pixels)))
-        scores: torch.Tensor = self.draw(torch.cat((spread, self.edges(pixels)), dim=1))
-        return scores
+        boxes, scores, classes, _ = self.detector(pixels)
+        named = (classes.unsqueeze(-1) == torch.arange(self.detector.classes)).float() * scores.unsqueeze(-1)
+        height, width = pixels.shape[-2:]
+        digits = (named.transpose(1, 2) @ _inside(boxes, height, width)).unflatten(2, (height, width))
+        ink = self.strokes(pixels)
+        return torch.cat((-ink, ink + digits.clamp(_FAINTEST, 1).log()), dim=1)
+
+
+def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """1 for the pixels in each box and one around it, else 0: `[batch, detections, height * width]`."""
+    x1, y1, x2, y2 = boxes.unsqueeze(-1).unbind(dim=2)
+    x, y = (torch.arange(size, dtype=torch.float32) + 0.5 for size in (width, height))
+    across, down = (x > x1 - 1) & (x < x2 + 1), (y > y1 - 1) & (y < y2 + 1)
+    return (down.unsqueeze(-1) & across.unsqueeze(-2)).flatten(2).float()
 
 
 class DigitEmbedding(nn.Module):

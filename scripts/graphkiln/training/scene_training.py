@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import torch
 from torch import nn
 
 from graphkiln.story.digits import CLASSES, digit_image
 from graphkiln.training.augmentation import random_affine
-from graphkiln.training.scene_losses import DetectorTargets, detector_loss, embedding_loss, segmenter_loss
+from graphkiln.training.scene_losses import DetectorTargets, detector_loss, embedding_loss, stroke_loss
 from graphkiln.training.scene_networks import DigitEmbedding, SceneDetector, SceneSegmenter
 from graphkiln.training.scenes import Scene, compose_scenes, digit_rows
 
@@ -21,6 +23,7 @@ SEED = 20260101
 BATCH = 32
 EMBEDDING_SIDE = 32
 SEGMENTS = ("background", *CLASSES)
+DETECTOR_GRAPH = Path(__file__).parents[3] / "model_repository" / "scenes-detector" / "1" / "model.onnx"
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 """Of the samples with these row numbers."""
@@ -45,19 +48,34 @@ def train_detector(scenes: int = 3000, steps: int = 1500) -> SceneDetector:
     return network.eval()
 
 
-def train_segmenter(scenes: int = 1500, steps: int = 450) -> SceneSegmenter:
-    """A segmenter of ten digits and the background."""
+def train_segmenter(scenes: int = 1200, steps: int = 250, detector: SceneDetector | None = None) -> SceneSegmenter:
+    """A segmenter of ten digits and the background, around a trained detector; None for the committed one."""
+    network = SceneSegmenter(detector or committed_detector())
     _begin()
     training = compose_scenes(scenes, seed=SEED)
     samples = scene_samples(training)
     classes = torch.from_numpy(np.stack([scene.segmentation for scene in training])).long()
-    network = SceneSegmenter(len(SEGMENTS))
 
     def loss(rows: torch.Tensor) -> torch.Tensor:
-        return segmenter_loss(network(samples[rows]), classes[rows])
+        return stroke_loss(network.strokes(samples[rows]), classes[rows])
 
-    _fit(network.parameters(), loss, len(samples), steps)
+    _fit(network.strokes.parameters(), loss, len(samples), steps)
     return network.eval()
+
+
+def committed_detector() -> SceneDetector:
+    """The detector of the checkout's model repository, with the weights of its graph.
+
+    Raises:
+        FileNotFoundError: This is no checkout.
+    """
+    detector = SceneDetector(len(CLASSES)).eval()
+    graph = onnx.load(DETECTOR_GRAPH).graph
+    trained = {each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy()) for each in graph.initializer}
+    state = detector.state_dict()
+    named = [name for name in state if not name.endswith("num_batches_tracked")]
+    detector.load_state_dict({**state, **{name: trained[name] for name in named}})
+    return detector
 
 
 def train_embedding(steps: int = 400) -> DigitEmbedding:

@@ -9,7 +9,7 @@ from graphkiln.training.scene_losses import (
     detector_loss,
     embedding_loss,
     generalized_iou,
-    segmenter_loss,
+    stroke_loss,
 )
 from graphkiln.training.scenes import compose_scenes
 
@@ -34,9 +34,9 @@ def test_overlaps_by_hand() -> None:
 
 
 def test_right_pixels_and_right_directions_cost_less() -> None:
-    classes = torch.randint(0, 3, (1, 4, 4))
-    scores = torch.nn.functional.one_hot(classes, 3).permute(0, 3, 1, 2).float()
-    assert segmenter_loss(scores, classes) < segmenter_loss(-scores, classes)
+    classes = torch.tensor([[[0, 2, 1, 0]]])
+    ink = 2.0 * (classes > 0).unsqueeze(1) - 1
+    assert stroke_loss(ink, classes) < stroke_loss(-ink, classes)
     directions = torch.eye(3)
     values = torch.tensor([0, 2])
     assert embedding_loss(directions[values], directions, values) < embedding_loss(

@@ -34,6 +34,37 @@ def test_of_equal_scores_one_is_a_peak() -> None:
 
 def test_a_class_for_each_pixel_and_vectors_of_length_one() -> None:
     with torch.inference_mode():
-        assert SceneSegmenter(11).eval()(torch.zeros(1, 1, 96, 96)).shape == (1, 11, 96, 96)
+        assert SceneSegmenter(SceneDetector(10)).eval()(torch.zeros(1, 1, 96, 96)).shape == (1, 11, 96, 96)
         vectors = DigitEmbedding().eval()(torch.randn(3, 1, 32, 32))
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+
+
+class _OneDigit(SceneDetector):
+    """Sees a four in one box, whatever the image."""
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        boxes, scores = torch.zeros(len(pixels), DETECTIONS, 4), torch.zeros(len(pixels), DETECTIONS)
+        boxes[:, 0], scores[:, 0] = torch.tensor([16.0, 8, 32, 40]), 0.9
+        classes = torch.zeros(len(pixels), DETECTIONS, dtype=torch.int64)
+        classes[:, 0] = 4
+        return boxes, scores, classes, torch.ones(len(pixels), dtype=torch.int32)
+
+
+def test_ink_in_the_box_of_a_digit_belongs_to_it() -> None:
+    network = SceneSegmenter(_OneDigit(10)).eval()
+    network.strokes.forward = lambda pixels: pixels  # type: ignore[method-assign]
+    ink = torch.full((1, 1, 96, 96), -5.0)
+    ink[:, :, 20:24] = 2.0  # a line across the image
+    with torch.inference_mode():
+        found = network(ink).argmax(dim=1)[0]
+    found = found.clone()  # what inference mode makes cannot be changed
+    assert found[20:24, 15:33].eq(5).all()  # the box and a pixel around it; class 0 is the background
+    found[20:24, 15:33] = 0
+    assert not found.any()
+
+
+def test_a_trained_detector_stays_as_it_is_in_a_segmenter() -> None:
+    network = SceneSegmenter(SceneDetector(10)).train()
+    assert not network.detector.training
+    assert network.strokes.training
+    assert not any(parameter.requires_grad for parameter in network.detector.parameters())
