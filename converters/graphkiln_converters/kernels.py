@@ -11,6 +11,7 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.passes.emulation import compute_in_fp32, forget_types, infer_types
 from graphkiln_backend.passes.graph_file import save
+from graphkiln_converters.export_notes import remove_export_notes
 
 _MISSING = re.compile(r"Could not find an implementation for (?P<operator>\w+)\(")
 _HALVES = {onnx_ir.DataType.BFLOAT16: "bf16", onnx_ir.DataType.FLOAT16: "fp16"}
@@ -27,6 +28,7 @@ def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
     Returns:
         What a person should know of it: which nodes compute in another type than they were saved in.
     """
+    remove_export_notes(model)
     save(model, target)
     types = _types(model)
     if not types & {*_HALVES, onnx_ir.DataType.DOUBLE} or not _problem(target):

@@ -57,3 +57,12 @@ def test_a_server_start_does_not_pay_for_what_most_starts_do_not_need() -> None:
     program = f"import sys, {', '.join(f'graphkiln_backend.{each}' for each in modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(loaded)
+
+
+def test_committed_graphs_say_nothing_of_the_machine_that_exported_them(repository: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.onnx"], cwd=repository, capture_output=True, text=True, check=True)
+    graphs = tracked.stdout.split()
+    assert "model_repository/digits/1/model.onnx" in graphs
+    traces = (b"stack_trace", b'File "/', b"site-packages")
+    told = {name for name in graphs if any(trace in (repository / name).read_bytes() for trace in traces)}
+    assert not told

@@ -21,6 +21,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.detection import regions, suppression
+from graphkiln_converters.export_notes import remove_export_notes
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
 from graphkiln_converters.sources.tensors import to_array, to_tensor
 
@@ -230,8 +231,7 @@ def export_module(
     if program is None:
         raise ConversionError(f"PyTorch exported nothing for {description}")
     model: onnx_ir.Model = program.model
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()  # stack traces: a third of a small file, with paths of the machine that exported it
+    remove_export_notes(model)  # a third of a small file, with paths of the machine that exported it
     return model
 
 

@@ -49,3 +49,10 @@ def test_what_cannot_be_helped_is_left_to_its_session(tmp_path: Path) -> None:
     model = graph("(float16[n,4] x) => (float16[n,4] y) { y = Relu(x) }")
     model.graph[0].op_type = "Warp"
     assert save_runnable(model, tmp_path / "m.onnx") == ()
+
+
+def test_notes_of_an_exporter_are_not_written(tmp_path: Path) -> None:
+    model = graph("(float[n,4] x) => (float[n,4] y) { y = Relu(x) }")
+    model.graph[0].metadata_props["pkg.torch.onnx.stack_trace"] = 'File "/home/ada/net.py", line 59'
+    save_runnable(model, tmp_path / "m.onnx")
+    assert b"ada" not in (tmp_path / "m.onnx").read_bytes()
