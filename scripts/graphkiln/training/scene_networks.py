@@ -11,8 +11,14 @@ DETECTIONS = 16
 """Rows that leave the graph for each image; those beyond the count are zero."""
 KEPT_SCORE = 0.05
 """Detections below this score are not counted."""
-_FAINTEST = 1e-4
+_FAINTEST = 1e-9
 """Score of a digit where none was detected."""
+_SURE = 0.3
+"""Boxes of at least this score say how bright their ink is."""
+_MARGIN = 2.0
+"""Pixels around a box that may hold ink of its digit, too."""
+_FLATTEST = 0.1
+"""Least difference of the brightest and the darkest pixel of a box."""
 _TIE_STEP = 1e-6
 """Between the scores of neighbouring cells: of equal ones, as integers make them, only one is a peak."""
 
@@ -86,22 +92,24 @@ class SceneDetector(nn.Module):
 
 
 class Strokes(nn.Module):
-    """How likely a pixel is ink, as logits `[batch, 1, height, width]`: by its brightness beside that around it."""
+    """How likely a pixel is ink, as logits `[batch, 1, height, width]`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fine = nn.Sequential(nn.PixelUnshuffle(2), _block(4, 16))
-        self.coarse = nn.Sequential(_block(16, 24, 2), _block(24, 24))
-        self.draw = nn.Sequential(_block(16 + 24, 16), nn.Conv2d(16, 4, 1), nn.PixelShuffle(2))
+        self.fine = nn.Sequential(nn.PixelUnshuffle(2), _block(8, 24))
+        self.coarse = nn.Sequential(_block(24, 32, 2), _block(32, 32))
+        self.draw = nn.Sequential(_block(24 + 32, 24), nn.Conv2d(24, 4, 1), nn.PixelShuffle(2))
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 4."""
-        fine = self.fine(pixels)
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        """From pixels and their relief, `[batch, 2, height, width]` in -1..1; sides are multiples of 4."""
+        fine = self.fine(levels)
         return torch.as_tensor(self.draw(torch.cat((fine, _double(self.coarse(fine))), dim=1)))
 
 
 class SceneSegmenter(nn.Module):
-    """Scores `[batch, 1 + classes, height, width]`: ink within the box of a digit belongs to that digit.
+    """Scores `[batch, 1 + classes, height, width]`: ink in the box of a digit belongs to that digit.
+
+    Where ink ends depends on how bright it is elsewhere in its digit, which the box tells and no small window does.
 
     Source: Bolya et al., "YOLACT", 2019 (masks of the whole image, cut by what was detected).
     """
@@ -117,22 +125,50 @@ class SceneSegmenter(nn.Module):
         self.detector.eval()
         return self
 
+    def levels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the strokes are told from: see `Strokes`."""
+        boxes, scores, _, _ = self.detector(pixels)
+        return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
+
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
         boxes, scores, classes, _ = self.detector(pixels)
+        ink = self.strokes(torch.cat((pixels, relief(pixels, boxes, scores)), dim=1))
         named = (classes.unsqueeze(-1) == torch.arange(self.detector.classes)).float() * scores.unsqueeze(-1)
         height, width = pixels.shape[-2:]
-        digits = (named.transpose(1, 2) @ _inside(boxes, height, width)).unflatten(2, (height, width))
-        ink = self.strokes(pixels)
-        return torch.cat((-ink, ink + digits.clamp(_FAINTEST, 1).log()), dim=1)
+        within = (_inside(boxes, height, width, 0).float() + _inside(boxes, height, width, _MARGIN).float()) / 2
+        digits = (named.transpose(1, 2) @ within).unflatten(2, (height, width))
+        shares = digits / digits.amax(dim=1, keepdim=True).clamp(min=_SURE)
+        return torch.cat((-ink, ink + shares.clamp(min=_FAINTEST).log()), dim=1)
 
 
-def _inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """1 for the pixels in each box and one around it, else 0: `[batch, detections, height * width]`."""
+def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Where a pixel lies between the darkest and the brightest one of its box, `[batch, 1, height, width]`.
+
+    Args:
+        pixels: In -1..1, `[batch, 1, height, width]`.
+        boxes: In pixels, `[batch, detections, 4]`.
+        scores: `[batch, detections]`.
+
+    Returns:
+        -1 for the darkest, 1 for the brightest; -1 outside of all boxes. In several boxes the highest counts.
+    """
+    height, width = pixels.shape[-2:]
+    inside, flat = _inside(boxes, height, width, _MARGIN), pixels.flatten(2)
+    low = torch.where(inside, flat, torch.ones_like(flat)).amin(dim=2, keepdim=True)
+    high = torch.where(inside, flat, -torch.ones_like(flat)).amax(dim=2, keepdim=True)
+    place = (2 * flat - high - low) / (high - low).clamp(min=_FLATTEST)
+    sure = inside & (scores >= _SURE).unsqueeze(-1)
+    found = torch.where(sure, place, -torch.ones_like(place)).amax(dim=1, keepdim=True)
+    return found.unflatten(2, (height, width))
+
+
+def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:
+    """Whether a pixel is in each box, or that near to it: bool `[batch, detections, height * width]`."""
     x1, y1, x2, y2 = boxes.unsqueeze(-1).unbind(dim=2)
     x, y = (torch.arange(size, dtype=torch.float32) + 0.5 for size in (width, height))
-    across, down = (x > x1 - 1) & (x < x2 + 1), (y > y1 - 1) & (y < y2 + 1)
-    return (down.unsqueeze(-1) & across.unsqueeze(-2)).flatten(2).float()
+    across, down = (x > x1 - margin) & (x < x2 + margin), (y > y1 - margin) & (y < y2 + margin)
+    return (down.unsqueeze(-1) & across.unsqueeze(-2)).flatten(2)
 
 
 class DigitEmbedding(nn.Module):

@@ -48,18 +48,20 @@ def train_detector(scenes: int = 3000, steps: int = 1500) -> SceneDetector:
     return network.eval()
 
 
-def train_segmenter(scenes: int = 1200, steps: int = 250, detector: SceneDetector | None = None) -> SceneSegmenter:
+def train_segmenter(scenes: int = 1500, steps: int = 400, detector: SceneDetector | None = None) -> SceneSegmenter:
     """A segmenter of ten digits and the background, around a trained detector; None for the committed one."""
-    network = SceneSegmenter(detector or committed_detector())
     _begin()
+    network = SceneSegmenter(detector or committed_detector())
     training = compose_scenes(scenes, seed=SEED)
-    samples = scene_samples(training)
+    with torch.no_grad():
+        parts = scene_samples(training).split(BATCH)  # type: ignore[no-untyped-call]
+        levels = torch.cat([network.levels(part) for part in parts])
     classes = torch.from_numpy(np.stack([scene.segmentation for scene in training])).long()
 
     def loss(rows: torch.Tensor) -> torch.Tensor:
-        return stroke_loss(network.strokes(samples[rows]), classes[rows])
+        return stroke_loss(network.strokes(levels[rows]), classes[rows])
 
-    _fit(network.strokes.parameters(), loss, len(samples), steps)
+    _fit(network.strokes.parameters(), loss, len(levels), steps)
     return network.eval()
 
 

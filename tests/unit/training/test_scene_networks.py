@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from graphkiln.training.scene_networks import DETECTIONS, DigitEmbedding, SceneDetector, SceneSegmenter
+from graphkiln.training.scene_networks import DETECTIONS, DigitEmbedding, SceneDetector, SceneSegmenter, relief
 
 
 def test_detections_are_sorted_and_padded_with_zeros() -> None:
@@ -39,28 +39,41 @@ def test_a_class_for_each_pixel_and_vectors_of_length_one() -> None:
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
 
 
-class _OneDigit(SceneDetector):
-    """Sees a four in one box, whatever the image."""
+class _Sees(SceneDetector):
+    """Sees a four in one box and a surer seven in another, whatever the image."""
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         boxes, scores = torch.zeros(len(pixels), DETECTIONS, 4), torch.zeros(len(pixels), DETECTIONS)
-        boxes[:, 0], scores[:, 0] = torch.tensor([16.0, 8, 32, 40]), 0.9
+        boxes[:, :2] = torch.tensor([[33.0, 8, 50, 40], [16, 8, 32, 40]])
+        scores[:, :2] = torch.tensor([0.9, 0.6])
         classes = torch.zeros(len(pixels), DETECTIONS, dtype=torch.int64)
-        classes[:, 0] = 4
-        return boxes, scores, classes, torch.ones(len(pixels), dtype=torch.int32)
+        classes[:, :2] = torch.tensor([7, 4])
+        return boxes, scores, classes, torch.full((len(pixels),), 2, dtype=torch.int32)
 
 
 def test_ink_in_the_box_of_a_digit_belongs_to_it() -> None:
-    network = SceneSegmenter(_OneDigit(10)).eval()
-    network.strokes.forward = lambda pixels: pixels  # type: ignore[method-assign]
+    network = SceneSegmenter(_Sees(10)).eval()
+    network.strokes.forward = lambda levels: levels[:, :1]  # type: ignore[method-assign]
     ink = torch.full((1, 1, 96, 96), -5.0)
     ink[:, :, 20:24] = 2.0  # a line across the image
     with torch.inference_mode():
-        found = network(ink).argmax(dim=1)[0]
-    found = found.clone()  # what inference mode makes cannot be changed
-    assert found[20:24, 15:33].eq(5).all()  # the box and a pixel around it; class 0 is the background
-    found[20:24, 15:33] = 0
-    assert not found.any()
+        line = network(ink).argmax(dim=1)[0]
+    row = line[20].tolist()  # class 0 is the background; two pixels around a box belong to it, too
+    assert row == [0] * 14 + [5] * 18 + [8] * 20 + [0] * 44
+    assert line[20:24].tolist() == [row] * 4
+    assert not line[:20].any()
+    assert not line[24:].any()
+
+
+def test_the_relief_tells_how_bright_a_pixel_is_in_its_box() -> None:
+    pixels = torch.full((1, 1, 16, 16), 0.9)
+    pixels[:, :, 4:10, 4:10] = -0.4
+    pixels[:, :, 6, 6], pixels[:, :, 7, 7] = 0.6, 0.1
+    boxes = torch.tensor([[[6.0, 6, 8, 8], [0, 0, 16, 16]]])
+    found = relief(pixels, boxes, torch.tensor([[0.5, 0.1]]))[0, 0]  # the second one is not sure enough
+    torch.testing.assert_close(found[6, 6], torch.tensor(1.0))
+    torch.testing.assert_close(found[7, 7], torch.tensor(0.0))
+    assert (found < -0.999).sum() == 16 * 16 - 2
 
 
 def test_a_trained_detector_stays_as_it_is_in_a_segmenter() -> None:

@@ -52,8 +52,3 @@ def test_the_committed_detector_is_small_and_finds_what_is_on_them(repository: P
         for scene in compose_scenes(3, seed=7, held_out=True)
     ]
     assert detection_map(DETECTION, outputs, objects, iou=0.5) == pytest.approx(1)
-
-
-def test_no_path_of_a_machine_is_in_a_graph(repository: Path) -> None:
-    graph = (repository / "model_repository" / "scenes-detector" / "1" / "model.onnx").read_bytes()
-    assert b"site-packages" not in graph
