@@ -17,10 +17,10 @@ from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.graph_file import load, save
-from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
+from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, name_nodes
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
-from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_converters.keep_search import smallest_kept
+from graphkiln_converters.kept_nodes import kept_by_recipe
 from graphkiln_converters.nncf_quantization import quantize_by_nncf
 from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
@@ -85,12 +85,8 @@ def lower_and_prove(
     """
     target = fp32.graph.parent / recipe.precision / fp32.graph.name
     target.parent.mkdir()
-    if recipe.precision is Precision.INT8:
-        lowered = quantize_graph(fp32.graph, recipe, calibration, target, whole=samples[0].whole)
-    elif recipe.search_keep:
-        lowered = _lower_with_search(fp32, recipe, samples, target)
-    else:
-        lowered = lower_graph(fp32.graph, recipe, target)
+    lower = _Lower(fp32.graph, recipe, calibration, whole=samples[0].whole)
+    lowered = _lower_with_search(fp32, lower, samples, target) if recipe.search_keep else lower(target)
     _log.info("proving the lowered graph")
     proof = _prove(lowered, recipe, samples, fp32.proof.noise)
     return ProvenGraph(
@@ -101,6 +97,30 @@ def lower_and_prove(
         notes=(*fp32.notes, *lowered.notes),
         precision=recipe.precision,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lower:
+    """Writes a graph of the recipe's precision, with more of its nodes in fp32."""
+
+    fp32: Path
+    recipe: Recipe
+    calibration: Arrays
+    whole: bool
+
+    def __call__(self, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
+        if self.recipe.precision is Precision.INT8:
+            return quantize_graph(self.fp32, self.recipe, self.calibration, target, keep, whole=self.whole)
+        return lower_graph(self.fp32, self.recipe, target, keep)
+
+    def candidates(self) -> list[str]:
+        """Names of the nodes that may have to stay fp32."""
+        model = onnx_ir.load(self.fp32)
+        if self.recipe.precision is Precision.INT8:
+            name_nodes(model)
+            kept = {*kept_by_recipe(model, self.recipe)}
+            return [str(node.name) for node in model.graph if node.name not in kept]
+        return LowerPrecision(self.recipe.precision, self.recipe.amp, self.recipe.keep_fp32).candidates(model)
 
 
 def _prove(lowered: LoweredGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], noise: float) -> Proof:
@@ -140,17 +160,16 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
 
 
 def _lower_with_search(
-    fp32: ProvenGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], target: Path
+    fp32: ProvenGraph, lower: _Lower, samples: Sequence[ReferenceSamples], target: Path
 ) -> LoweredGraph:
     """Lowers all but the fewest nodes that must stay fp32 for the policy to pass."""
-    lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32)
-    names = lower.candidates(onnx_ir.load(fp32.graph))
+    names = lower.candidates()
     trial = target.parent / "trial" / target.name
     trial.parent.mkdir()
 
     def passes(keep: Sequence[str]) -> bool:
         try:
-            _prove(lower_graph(fp32.graph, recipe, trial, keep), recipe, samples, fp32.proof.noise)
+            _prove(lower(trial, keep), lower.recipe, samples, fp32.proof.noise)
         except VerificationError:
             return False
         except ConversionError:
@@ -160,12 +179,12 @@ def _lower_with_search(
     keep = smallest_kept(names, passes)
     shutil.rmtree(trial.parent)
     _log.info("%d of %d nodes stay fp32: %s", len(keep), len(names), ", ".join(keep[:5]) or "none")
-    lowered = lower_graph(fp32.graph, recipe, target, keep)
+    lowered = lower(target, keep)
     return replace(lowered, notes=(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}", *lowered.notes))
 
 
 def quantize_graph(
-    fp32: Path, recipe: Recipe, calibration: Arrays, target: Path, *, whole: bool = False
+    fp32: Path, recipe: Recipe, calibration: Arrays, target: Path, keep: Sequence[str] = (), *, whole: bool = False
 ) -> LoweredGraph:
     """Writes an int8 graph.
 
@@ -174,6 +193,7 @@ def quantize_graph(
         recipe: How to calibrate, and what stays fp32.
         calibration: Feeds, `[samples, ...]` by name.
         target: Where to write.
+        keep: Names of further nodes that stay fp32.
         whole: Whether the graph has no batch: each of the feeds is a whole input.
 
     Raises:
@@ -185,11 +205,8 @@ def quantize_graph(
     named = target.parent / "named" / target.name
     named.parent.mkdir(exist_ok=True)
     save(model, named)
-    products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
-    keep = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
-    if not recipe.quantize_ends:
-        keep += [products[0], products[-1]]
-    coverage = _quantize(named, recipe, calibration, target, keep, whole=whole)
+    kept = [*kept_by_recipe(model, recipe), *keep]
+    coverage = _quantize(named, recipe, calibration, target, kept, whole=whole)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
     unchanged = Rewritten(reports=(), edge=Edge())
