@@ -10,12 +10,11 @@ import torch
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
-from graphkiln_backend.graph.preprocess import Interpolation, Preprocess
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
+from graphkiln_converters.sources.huggingface_fitting import RESAMPLING, fitted_preprocess, fitted_size
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
-    fitted_preprocess,
-    fitted_size,
     image_task,
     takes_images_of_any_size,
 )
@@ -29,15 +28,16 @@ from transformers.image_processing_backends import PilBackend  # noqa: E402
 
 _TOKENS = 32
 _LEAST_TOKENS, _MOST_TOKENS = 8, 512
-_RESAMPLING: dict[int, Interpolation] = {
-    0: "nearest",
-    1: "lanczos",
-    2: "bilinear",
-    3: "bicubic",
-    4: "box",
-    5: "hamming",
-}
-"""Source: `PIL.Image.Resampling`."""
+_SERVED = (
+    "logits",
+    "last_hidden_state",
+    "pooler_output",
+    "image_embeds",
+    "text_embeds",
+    "predicted_depth",
+    "field_of_view",
+)
+"""Outputs of transformers' models that are served as they are."""
 
 
 class _ImageEncoder(torch.nn.Module):
@@ -65,8 +65,14 @@ class _TextEncoder(torch.nn.Module):
 
 
 def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
-    names = ("logits", "last_hidden_state", "pooler_output", "image_embeds", "text_embeds")
-    return {name: outputs[name] for name in names if outputs.get(name) is not None}
+    served = {name: outputs[name] for name in _SERVED if outputs.get(name) is not None}
+    if not served:
+        returned = ", ".join(outputs.keys())
+        raise ConversionError(
+            f"the model returns {returned}: what is served of transformers' models is {', '.join(_SERVED)}",
+            hint="wrap it in a module that returns the tensors you want: python:FILE:FACTORY",
+        )
+    return served
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
@@ -216,7 +222,7 @@ def preprocess_from_processor(processor: Any) -> Preprocess | None:
     inherited = all(getattr(kind, method) is getattr(PilBackend, method) for method in _METHODS)
     usual = inherited or kind.__name__ in _SAME_FOR_IMAGES
     convnext = kind.__name__ == "ConvNextImageProcessorPil"
-    interpolation = _RESAMPLING.get(int(processor.resample or 0))
+    interpolation = RESAMPLING.get(int(processor.resample or 0))
     scales = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
     if not (usual or convnext) or not scales or processor.do_pad or interpolation is None:
         return None

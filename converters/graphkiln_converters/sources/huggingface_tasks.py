@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Embedding, Segmentation, Task
 from graphkiln_converters.detection.candidates import DETECTION
 from graphkiln_converters.detection.queries import (
@@ -25,8 +25,18 @@ from graphkiln_converters.torch_libraries import import_torchvision
 import_torchvision()
 import transformers  # noqa: E402 - transformers imports torchvision
 
-_TEXT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
-"""Model types that find what a text names."""
+_FIND_BY_TEXT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
+_SEGMENT_BY_TEXT = ("clipseg", "oneformer", "sam3", "sam3_video")
+_SEGMENT_BY_POINT = ("sam", "sam_hq", "sam2", "sam2_video", "sam3_tracker", "edgetam", "edgetam_video")
+_PROMPTED = {
+    **dict.fromkeys(_FIND_BY_TEXT, "finds what a text names"),
+    **dict.fromkeys(_SEGMENT_BY_TEXT, "segments what a text names"),
+    **dict.fromkeys(_SEGMENT_BY_POINT, "segments what a point or a box names"),
+}
+"""Model types that need more than an image, and what they do with it."""
+_OF_OTHER_TASKS = re.compile("For(?!ImageClassification)[A-Z]")
+"""In the names of models whose output is not that of a backbone."""
+_OF_ANY_SIZE = ("ForObjectDetection", "Segmentation", "ForDepthEstimation")
 _SOFTMAX = {"detr": "Detr", "table-transformer": "Detr", "yolos": "Yolos"}
 _FOCAL = {
     "conditional_detr": "ConditionalDetr",
@@ -40,7 +50,6 @@ _UNLIMITED = "RTDetr"
 """The processor whose detections are as many as there are queries."""
 _MASKS: dict[str, tuple[int, int] | None] = {"maskformer": None, "mask2former": (384, 384)}
 """Model type -> the size that its processor interpolates masks to. Source: `Mask2FormerImageProcessor`."""
-_STRIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +80,7 @@ def image_task(model: Any, size: tuple[int, int], requested: str) -> ImageTask |
     """
     kind = type(model).__name__
     if requested == "embedding":
+        _check_has_vectors(kind)
         return ImageTask(module=Pooled(model), task=Embedding(vectors="vectors"))
     if kind.endswith("ForObjectDetection"):
         return _detector(model, size)
@@ -78,25 +88,40 @@ def image_task(model: Any, size: tuple[int, int], requested: str) -> ImageTask |
         return ImageTask(module=PixelSegmenter(model), task=Segmentation(scores="scores"))
     if model.config.model_type in _MASKS and kind.endswith("Segmentation"):
         return _query_segmenter(model)
+    if kind.endswith("Segmentation"):
+        raise ConversionError(
+            f"how segments of transformers' {kind} are read is not known",
+            hint="known are ...ForSemanticSegmentation, MaskFormer and Mask2Former; or return class scores from a module "
+            "of your own: python:FILE:FACTORY --task segmentation",
+        )
     return None
 
 
+def _check_has_vectors(kind: str) -> None:
+    if _OF_OTHER_TASKS.search(kind):
+        raise ConversionError(
+            f"--task embedding: {kind} is made for something else, and what it returns is no vector of the image",
+            hint="save its backbone (AutoModel.from_pretrained(...).save_pretrained(FOLDER)), and convert that",
+        )
+
+
 def takes_images_of_any_size(model: Any) -> bool:
-    """Whether it is a detector or a segmenter: the processors of most fit images in, the aspect ratio kept."""
-    return type(model).__name__.endswith(("ForObjectDetection", "Segmentation"))
+    """Whether it reads a whole image: the processors of most such models fit it in, the aspect ratio kept."""
+    return type(model).__name__.endswith(_OF_ANY_SIZE)
 
 
 def check_takes_images_alone(config: Any, location: str) -> None:
-    """Refuses models that need a text with each image.
+    """Refuses models that need a text, a point or a box with each image.
 
     Raises:
         ConversionError: It is one.
     """
-    if config.model_type in _TEXT:
+    if does := _PROMPTED.get(config.model_type):
+        task = "detection" if config.model_type in _FIND_BY_TEXT else "segmentation"
         raise ConversionError(
-            f"'{location}' finds what a text names ({config.model_type}): detection takes images alone",
-            hint="fix the texts in a module of your own, which returns boxes, scores, classes and counts: "
-            "python:FILE:FACTORY --task detection",
+            f"'{location}' {does} ({config.model_type}), and an image brings none: {task} takes images alone",
+            hint="fix it in a module of your own, which returns the outputs of the task (docs/tasks.md): "
+            f"python:FILE:FACTORY --task {task}",
         )
 
 
@@ -173,35 +198,3 @@ def _leave_out_head(model: Any) -> None:
             f"--task embedding: where {type(model).__name__} has its last layer is not known",
             hint="save the backbone without its head (AutoModel), or wrap it: python:FILE:FACTORY --task embedding",
         )
-
-
-def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
-    """`(height, width)` that a detector takes where nobody says: its own, its processor's, or a square of that."""
-    own = getattr(config, "image_size", None)
-    if isinstance(own, (list, tuple)):
-        return int(own[0]), int(own[1])
-    size = getattr(processor, "size", None)
-    if size is not None and size.height and size.width:
-        return int(size.height), int(size.width)
-    side = int(own or getattr(size, "shortest_edge", None) or 800)
-    side = -(-side // _STRIDE) * _STRIDE
-    return side, side
-
-
-def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | None:
-    """How images are fitted into the one size of a detector or segmenter.
-
-    A processor that keeps the aspect ratio gives every image a size of its own, and pads the smaller ones of a batch;
-    here each is padded to the size of the input.
-
-    Args:
-        processor: Of transformers, or None where the model has none.
-        size: `(height, width)` of the input in pixels.
-    """
-    if processor is None or not processor.do_rescale:
-        return None
-    mean, std = (tuple(processor.image_mean), tuple(processor.image_std)) if processor.do_normalize else ((), ())
-    if processor.size is not None and processor.size.height and processor.size.width:
-        return Preprocess(resize=size, mean=mean, std=std)
-    fitted = Letterbox(size=size, padding=None, position="top-left", rounding="down")
-    return Preprocess(letterbox=fitted, mean=mean, std=std)

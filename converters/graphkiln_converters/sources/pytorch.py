@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.graph_file import OPSET
@@ -102,6 +102,8 @@ class TorchModel:
         try:
             with torch.inference_mode():
                 outputs = self.module(**tensors) if self.keywords else self.module(*tensors.values())
+        except GraphkilnError:
+            raise
         except Exception as error:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             raise ConversionError(

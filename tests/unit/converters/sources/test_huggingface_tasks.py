@@ -10,12 +10,10 @@ import torch
 from tiny_transformers import SIZE, images, tiny_model
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation
+from graphkiln_converters.sources import huggingface_tasks
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
-    fitted_preprocess,
-    fitted_size,
     image_task,
     takes_images_of_any_size,
 )
@@ -34,19 +32,6 @@ TINY_VIT = {
 }
 
 
-def processor(**changes: Any) -> Any:
-    size = SimpleNamespace(height=None, width=None, shortest_edge=None, longest_edge=None)
-    told: dict[str, Any] = {
-        "size": size, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
-        "resample": 2,
-    }  # fmt: skip
-    return SimpleNamespace(**{**told, **changes})
-
-
-def sized(**sizes: int) -> Any:
-    return SimpleNamespace(**{"height": None, "width": None, "shortest_edge": None, "longest_edge": None, **sizes})
-
-
 def test_tasks_follow_from_the_kind_of_model() -> None:
     kinds = {"yolos": Detection, "segformer": Segmentation}
     for kind, task in kinds.items():
@@ -57,10 +42,39 @@ def test_tasks_follow_from_the_kind_of_model() -> None:
     assert image_task(hf.ViTModel(hf.ViTConfig(**TINY_VIT)), (32, 32), "auto") is None
 
 
-@pytest.mark.parametrize("kind", ["owlvit", "owlv2", "grounding-dino"])
-def test_models_of_text_and_image_are_refused(kind: str) -> None:
-    with pytest.raises(ConversionError, match="finds what a text names"):
+@pytest.mark.parametrize(
+    ("kind", "does"),
+    [
+        ("owlvit", "finds what a text names"),
+        ("owlv2", "finds what a text names"),
+        ("grounding-dino", "finds what a text names"),
+        ("clipseg", "segments what a text names"),
+        ("oneformer", "segments what a text names"),
+        ("sam", "segments what a point or a box names"),
+    ],
+)
+def test_models_that_need_more_than_an_image_are_refused(kind: str, does: str) -> None:
+    with pytest.raises(ConversionError, match=does) as caught:
         check_takes_images_alone(SimpleNamespace(model_type=kind), "google/it")
+    assert "--task" in caught.value.hint
+
+
+def test_the_types_that_are_refused_exist() -> None:
+    assert not {*huggingface_tasks._PROMPTED} - {*hf.CONFIG_MAPPING}
+
+
+@pytest.mark.parametrize("kind", ["DetrForSegmentation", "EomtForUniversalSegmentation", "RfDetrForInstanceSegmentation"])
+def test_segmenters_that_are_read_otherwise_are_refused(kind: str) -> None:
+    model = type(kind, (), {"config": SimpleNamespace(model_type="odd")})()
+    with pytest.raises(ConversionError, match=f"segments of transformers' {kind} are read is not known"):
+        image_task(model, SIZE, "auto")
+
+
+@pytest.mark.parametrize("kind", ["detr", "segformer"])
+def test_what_is_no_backbone_gives_no_vectors(kind: str) -> None:
+    with pytest.raises(ConversionError, match="is no vector of the image") as caught:
+        image_task(tiny_model(kind), SIZE, "embedding")
+    assert "AutoModel" in caught.value.hint
 
 
 def test_a_detector_of_another_kind_is_refused() -> None:
@@ -70,31 +84,6 @@ def test_a_detector_of_another_kind_is_refused() -> None:
     with pytest.raises(ConversionError, match="is not known") as caught:
         image_task(OddForObjectDetection(), SIZE, "auto")
     assert "rt_detr" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("config", "size", "expected"),
-    [
-        ({"image_size": [64, 96]}, {}, (64, 96)),
-        ({"image_size": None}, {"height": 640, "width": 600}, (640, 600)),
-        ({}, {"shortest_edge": 790}, (800, 800)),
-        ({"image_size": 224}, {}, (224, 224)),
-        ({}, {}, (800, 800)),
-    ],
-)
-def test_the_usual_size(config: dict[str, Any], size: dict[str, int], expected: tuple[int, int]) -> None:
-    assert fitted_size(SimpleNamespace(**config), processor(size=sized(**size))) == expected
-
-
-def test_images_are_fitted_as_the_processor_does() -> None:
-    exact = fitted_preprocess(processor(size=sized(height=64, width=96)), (64, 96))
-    assert exact is not None
-    assert (exact.resize, exact.letterbox, exact.mean) == ((64, 96), None, (0.5,) * 3)
-    padded = fitted_preprocess(processor(size=sized(shortest_edge=64), do_normalize=False), (64, 64))
-    assert padded is not None
-    assert padded.letterbox == Letterbox(size=(64, 64), padding=None, position="top-left", rounding="down")
-    assert padded.mean == ()
-    assert fitted_preprocess(None, (64, 64)) is None
 
 
 def test_a_backbone_returns_its_pooled_features() -> None:
