@@ -11,6 +11,7 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import say
+from graphkiln.cli.image_arguments import FORMS, Encoded
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.vector_origin import Origin, identify
 from graphkiln.scoring.extra import check_extra
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from graphkiln.cli.vector_search import Neighbor
+    from graphkiln_client.encoded_images import Form
 
 
 @with_connection()
@@ -36,6 +38,7 @@ def similar(
     allow_other: Annotated[
         bool, typer.Option("--allow-other", help="Compare although another model, version or contract made the file.")
     ] = False,
+    encoded: Encoded = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the images that are most similar to one.
@@ -50,7 +53,7 @@ def similar(
         name = model or file.origin.model
         of_file = file.origin.version if name == file.origin.model else ""
         asked = (name, version or of_file)
-        query = _embed(image, connection, asked, None if allow_other else file.origin)
+        query = _embed(image, connection, asked, None if allow_other else file.origin, FORMS[encoded])
         if len(query) != file.features:
             raise InvalidInput(f"{vectors} holds vectors of {file.features} features, '{name}' gives {len(query)}")
         found = search(file.chunks(), query, top)
@@ -63,7 +66,7 @@ def similar(
 
 
 def _embed(
-    image: Path, connection: ConnectionOptions, asked: tuple[str, str], origin: Origin | None
+    image: Path, connection: ConnectionOptions, asked: tuple[str, str], origin: Origin | None, form: Form
 ) -> npt.NDArray[np.float32]:
     """The vector of an image.
 
@@ -72,6 +75,7 @@ def _embed(
         connection: To the server.
         asked: Name and version of the model.
         origin: What must make the vector; None for any model.
+        form: How the image travels.
 
     Raises:
         InvalidInput: Something else would.
@@ -79,7 +83,7 @@ def _embed(
     """
     try:
         with connection.connect() as client:
-            pinned, found = identify(client, *asked)
+            pinned, found = identify(client, *asked, form)
             if origin:
                 origin.check(found)
             return pinned.embed(image)

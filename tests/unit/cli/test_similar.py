@@ -125,3 +125,9 @@ def test_without_what_reads_parquet(similar: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(extra, "find_spec", lambda _: None)
     finished = similar()
     assert (finished.code, "similar needs pyarrow (pip install 'graphkiln[score]')" in finished.err) == (1, True)
+
+
+@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
+def test_how_the_image_travels(similar: Any, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
+    assert similar(*flags).code == 0
+    assert client.image_form == form
