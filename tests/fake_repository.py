@@ -102,7 +102,7 @@ class StoreOfFakes:
 
 def _write(override: LoadOverride, folder: Path) -> Path:
     for path, text in override.files.items():
-        (folder / path).parent.mkdir()
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     write_config(json_format.Parse(override.config, ModelConfigProto()), folder / "config.pbtxt")
     return folder

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln_backend.server.explicit_images import ExplicitImages
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.recovery import (
@@ -76,8 +77,17 @@ class ExplicitKeeper:
     loaded: LoadedModels
     load_timeout_s: float
     _failed_at_start: set[str] = field(default_factory=set)
+    _images: ExplicitImages = field(init=False)
 
     ticks = True
+
+    def __post_init__(self) -> None:
+        self._images = ExplicitImages(
+            stores=self.stores.stores,
+            mirror=image_mirror(self.mirror),
+            control=self.control,
+            load_timeout_s=self.load_timeout_s,
+        )
 
     def is_settled(self) -> bool:
         """Whether everything that was to be loaded at the start is.
@@ -110,7 +120,10 @@ class ExplicitKeeper:
         idle = {name: rows for name, rows in states.items() if not any(row.state == "LOADING" for row in rows)}
         for name, rows in idle.items():
             self._forget(name, rows)
-        self.loaded.versions = {name: versions for name, rows in states.items() if (versions := _serving(rows))}
+        serving = {name: versions for name, rows in states.items() if (versions := _serving(rows))}
+        self._images.follow(serving)
+        own = {name: versions for name, versions in serving.items() if not self._images.takes_images(name)}
+        self.loaded.versions = own
         return _EVERY_S
 
     def _take_stock(self) -> None:
@@ -137,6 +150,11 @@ class ExplicitKeeper:
             forget_versions(name, failed, list(serving), self.mirror, self.control)
         else:
             forget_model(name, failed, self.mirror, self.control)
+
+
+def image_mirror(mirror: Mirror) -> Mirror:
+    """Where the models stand that take images, beside what is shown of the stores."""
+    return Mirror(mirror.path.parent / "images")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import GraphkilnError
@@ -34,7 +35,7 @@ def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]
             stored, tensor_model=name, problem=_problem(stored, found.get(image_model_name(name)))
         )
         for name, stored in found.items()
-        if _accepts(stored)
+        if asks_for_images(stored.folder)
     }
     return {**found, **takers}
 
@@ -64,10 +65,10 @@ def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
     return image_config(tensor_model, instances=wanted)
 
 
-def _accepts(stored: StoredModel) -> bool:
+def asks_for_images(folder: Path) -> bool:
     """Whether a model's configuration asks for a model that takes its images; one that cannot be read does not."""
     try:
-        parameters = read_config(stored.folder / CONFIG_FILE).parameters
+        parameters = read_config(folder / CONFIG_FILE).parameters
         return PARAMETER in parameters and accepts_images(parameters[PARAMETER].string_value)
     except GraphkilnError:  # it is refused for that itself
         return False

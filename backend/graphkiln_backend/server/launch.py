@@ -17,7 +17,7 @@ from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.attested_stores import AttestedStores
 from graphkiln_backend.server.control_mode import ControlMode
-from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels
+from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, image_mirror
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.hidden_arguments import start_hidden
@@ -198,7 +198,7 @@ class Launch:
             view.show_mirrored(())
         except OSError as error:
             raise _unreadable(error) from error
-        return view.paths
+        return [*view.paths, image_mirror(mirror).path]
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""

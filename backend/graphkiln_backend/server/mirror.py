@@ -115,6 +115,22 @@ class Mirror:
                 (self._next / labels).symlink_to((model / labels).absolute())
         self._swap_in(name)
 
+    def images(self, model: Path, versions: Collection[int], config: ModelConfigProto) -> LoadOverride:
+        """What to load as a model that takes images for versions of another one, where it is shown nowhere.
+
+        Args:
+            model: The folder of the other one, whose labels are its own.
+            versions: The versions.
+            config: Its configuration.
+
+        Raises:
+            OSError: The labels cannot be read.
+        """
+        labels = {output.label_filename for output in config.output if output.label_filename}
+        files = {name: (model / name).read_text(encoding="utf-8") for name in labels}
+        files |= {f"{version}/model.py": _IMAGES for version in versions}
+        return LoadOverride(config=json_format.MessageToJson(config), files=files)
+
     def refuse(self, name: str, reasons: dict[int, str]) -> None:
         """Shows versions of a model whose loading fails with a reason."""
         self._show_placeholder(name, {version: _refusing(text) for version, text in reasons.items()})
