@@ -195,7 +195,7 @@ class ImageRequests:
             InvalidInput: The model takes no encoded images, and they were requested to be sent so.
             StaleVersion: Another version answers.
         """
-        takes = bool(published_image_model(served.config)) and self._spec is None
+        takes = bool(published_image_model(served.config, expected=self._form == "encoded")) and self._spec is None
         if self._form == "encoded" and not takes:
             raise InvalidInput(
                 f"'{self._info.name}' takes no encoded images",
@@ -255,7 +255,7 @@ class ImageRequests:
     def _encoded_inference(self, served: ServedVersion) -> Inference:
         """The way to the model that takes the images of a version; kept, because shared memory needs its metadata."""
         if self._images is None:
-            name = published_image_model(served.config)
+            name = published_image_model(served.config, expected=self._form == "encoded")
             self._images = self._inference.of(ModelInfo(self._connection, name, self._info.version))
         return self._images
 

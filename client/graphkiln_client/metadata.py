@@ -9,7 +9,9 @@ from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import Contracts
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
+from graphkiln_backend.graph.image_model import PARAMETER as ACCEPTS
 from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
+from graphkiln_backend.graph.image_model import image_model_name
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
@@ -82,9 +84,17 @@ def published_spec(model: str, config: Mapping[str, Any]) -> Preprocess:
     return _parsed(model, "preprocess spec", Preprocess.from_json, text)
 
 
-def published_image_model(config: Mapping[str, Any]) -> str:
-    """The name of the model that takes encoded images for a model, by its configuration; empty where there is none."""
-    return _parameter(config, IMAGE_MODEL) or ""
+def published_image_model(config: Mapping[str, Any], *, expected: bool = False) -> str:
+    """The name of the model that takes encoded images for a model, by its configuration; empty where there is none.
+
+    Args:
+        config: Of the model that takes tensors.
+        expected: Whether one that is asked for counts, too: a server in explicit mode has it, and names it nowhere.
+    """
+    published = _parameter(config, IMAGE_MODEL) or ""
+    if published or not expected or _parameter(config, ACCEPTS) != "true":
+        return published
+    return image_model_name(str(config.get("name", "")))
 
 
 def published_contracts(model: str, config: Mapping[str, Any]) -> Contracts | None:

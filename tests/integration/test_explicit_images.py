@@ -41,6 +41,7 @@ def test_it_comes_and_goes_with_its_model(start_server: StartServer, digits: Pat
     with Client(server.url) as client:
         model = client.model("digits")
         expected = model.classify(image, top_k=10).outputs["OUTPUT_0"]
+        assert client.model("digits", images="encoded").classify(image, top_k=10).outputs["OUTPUT_0"] == expected
         scores = client.model("digits.images").infer({"IMAGE": np.array([[image]], dtype=object)})["OUTPUT_0"][0]
         assert [float(scores[each.index]) for each in expected] == [each.score for each in expected]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,16 @@ def deep(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
 
 
+def png_of_48_bits(image: Image.Image) -> bytes:
+    """RGB of 16 bits each, which Pillow reads but does not write."""
+    rows = np.asarray(image).astype(">u2") * np.uint16(257)
+    raw = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
+    header = struct.pack(">IIBBBBB", image.width, image.height, 16, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
 def odd_files() -> dict[str, bytes]:
     """Name -> an image that can be read."""
     image, other = drawn(), Image.new("RGB", SIZE, "white")
@@ -82,6 +94,9 @@ def odd_files() -> dict[str, bytes]:
         "pages": saved(image, "TIFF", **several),
         "progressive": saved(image, "JPEG", progressive=True),
         "gray JPEG": saved(image.convert("L"), "JPEG"),
+        "48 bits PNG": png_of_48_bits(image),
+        "two pictures": saved(image, "MPO", **several),
+        "two pictures, turned": saved(image, "MPO", exif=turned(8), **several),
         "4:4:4": saved(image, "JPEG", subsampling=0),
         **{f"EXIF {number} JPEG": saved(image, "JPEG", exif=turned(number)) for number in range(1, 10)},
         **{f"EXIF {number} {kind}": saved(image, kind, exif=turned(number)) for kind in ("PNG", "WEBP", "TIFF")
@@ -96,7 +111,7 @@ def damaged_files() -> dict[str, bytes]:
     cut = {f"half a {kind}": content[: len(content) // 2] for kind, content in files.items()}
     bomb = bytearray(files["PNG"])
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # the header's width and height
-    return {**cut, "nothing": b"", "text": b"hello", "a header": files["PNG"][:20], "a bomb": bytes(bomb)}
+    return {**cut, "nothing": b"", "text": b"hello", "a header": files["PNG"][:20], "another format": saved(image, "PPM"), "a bomb": bytes(bomb)}
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from graphkiln_client.metadata import (
     check_metadata,
     has_labels,
     parse_labels,
+    published_image_model,
     published_ranking,
     published_spec,
 )
@@ -200,3 +201,14 @@ class TestParseLabels:
     def test_what_is_no_classification(self, element: bytes) -> None:
         with pytest.raises(ProtocolError, match=r"score:index\[:label\]"):
             parse_labels(np.array([element], object))
+
+
+@pytest.mark.parametrize(
+    ("told", "named", "expected"),
+    [({}, "", ""), ({"image_model": "m.images"}, "m.images", "m.images"), ({"accept_images": "true"}, "", "m.images"),
+     ({"accept_images": "false"}, "", "")],
+)  # fmt: skip
+def test_the_model_that_takes_the_images(told: dict[str, str], named: str, expected: str) -> None:
+    config = {"name": "m", "parameters": {key: {"string_value": value} for key, value in told.items()}}
+    assert published_image_model(config) == named
+    assert published_image_model(config, expected=True) == expected
