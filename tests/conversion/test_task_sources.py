@@ -10,6 +10,7 @@ from tiny_detectors import SIDE, tiny_detector
 from tiny_transformers import SIZE, tiny_model
 from tiny_yolo import NAMES, V8, Parts, write_yolo
 
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_converters.detection.two_stage import TwoStage
@@ -70,3 +71,36 @@ def test_a_classifier_of_timm_embeds(run: Convert) -> None:
     version = run("timm:resnet10t", task="embedding", shape=["3x64x64"])
     manifest = proven(version, Embedding, "cos")
     assert manifest.signature.outputs[0].shape == ("batch", 512)
+
+
+def test_a_depth_map_is_served_as_the_model_returns_it(tmp_path: Path, run: Convert) -> None:
+    import transformers
+
+    config = transformers.DPTConfig(
+        hidden_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=64,
+        patch_size=16,
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8] * 4,
+        fusion_hidden_size=8,
+    )
+    transformers.DPTForDepthEstimation(config).save_pretrained(tmp_path / "dpt")
+    transformers.DPTImageProcessorPil(size={"height": 64, "width": 64}).save_pretrained(tmp_path / "dpt")
+    manifest = Manifest.read(run(f"huggingface:{tmp_path / 'dpt'}") / MANIFEST_FILE)
+    assert manifest.task is None
+    (depth,) = manifest.signature.outputs
+    assert depth.shape == ("batch", 64, 64)
+    assert manifest.preprocess is not None
+    assert (manifest.preprocess.resize, manifest.preprocess.interpolation) == ((64, 64), "bicubic")
+
+
+def test_the_segmenter_of_detr_is_no_classifier(tmp_path: Path, run: Convert) -> None:
+    import transformers
+
+    config = tiny_model("detr").config
+    transformers.DetrForSegmentation(config).save_pretrained(tmp_path / "detr")
+    with pytest.raises(ConversionError, match="how segments of transformers' DetrForSegmentation are read"):
+        run(f"huggingface:{tmp_path / 'detr'}", shape=["3x64x96"])

@@ -148,6 +148,20 @@ class TestInt8:
         with pytest.raises(ConversionError, match="not one product became integer"):
             self.quantized(tmp_path, keep_fp32=["MatMul"])
 
+    def test_search_keeps_what_256_steps_cannot_tell_apart(self, tmp_path: Path) -> None:
+        """One channel is 10,000 times as large as the others, and weighs as much less in what reads it."""
+        scale = np.ones(16, np.float32)
+        scale[0] = 1e4
+        weights = {**USUAL, "first": USUAL["first"] * scale, "second": USUAL["second"] / scale[:, None]}
+        with pytest.raises(VerificationError):
+            lower(tmp_path, weights, precision="int8")
+        (tmp_path / "searched").mkdir()
+        lowered = lower(tmp_path / "searched", weights, precision="int8", search_keep=True)
+        kept = lowered.notes[0].removeprefix("kept in fp32 by search: ").split(", ")
+        assert 0 < len(kept) < 4
+        assert "1/3 products in int8" in lowered.notes[1]
+        assert lowered.verification[-1].verdict.endswith("PASS")
+
     def test_the_fp32_graph_is_not_changed(self, tmp_path: Path) -> None:
         fp32 = proven(tmp_path, USUAL)
         before = fp32.graph.read_bytes()

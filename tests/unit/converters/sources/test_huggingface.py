@@ -185,6 +185,11 @@ class TestOutputs:
         outputs = {"loss": one, "logits": one, "past_key_values": one, "pooler_output": None, "text_embeds": one}
         assert list(source._tensors(outputs)) == ["logits", "text_embeds"]
 
+    def test_none_of_them_is_refused(self) -> None:
+        with pytest.raises(ConversionError, match="the model returns heatmaps: what is served") as caught:
+            source._tensors({"heatmaps": torch.zeros(1)})
+        assert "python:FILE:FACTORY" in caught.value.hint
+
 
 class TestLabels:
     def labels(self, kind: str, names: dict[int, str]) -> tuple[str, ...]:
