@@ -1,4 +1,4 @@
-"""What exporters write beside a graph, and no runtime reads: where each node comes from, with paths of their machine."""
+"""What exporters write beside a graph, and no runtime reads: where each node comes from, with paths of a machine."""
 
 from __future__ import annotations
 

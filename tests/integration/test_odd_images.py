@@ -1,4 +1,4 @@
-"""Images as people really have them, on a real server: decoded there or here, every task answers the same bit for bit."""
+"""Images as people have them, on a real server: decoded there or here, every task answers the same bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,9 @@ def png_of_48_bits(image: Image.Image) -> bytes:
     raw = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", image.width, image.height, 16, 2, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
-    chunks = (struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
@@ -111,7 +112,14 @@ def damaged_files() -> dict[str, bytes]:
     cut = {f"half a {kind}": content[: len(content) // 2] for kind, content in files.items()}
     bomb = bytearray(files["PNG"])
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # the header's width and height
-    return {**cut, "nothing": b"", "text": b"hello", "a header": files["PNG"][:20], "another format": saved(image, "PPM"), "a bomb": bytes(bomb)}
+    return {
+        **cut,
+        "nothing": b"",
+        "text": b"hello",
+        "a header": files["PNG"][:20],
+        "another format": saved(image, "PPM"),
+        "a bomb": bytes(bomb),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -91,8 +91,8 @@ def image_task(model: Any, size: tuple[int, int], requested: str) -> ImageTask |
     if kind.endswith("Segmentation"):
         raise ConversionError(
             f"how segments of transformers' {kind} are read is not known",
-            hint="known are ...ForSemanticSegmentation, MaskFormer and Mask2Former; or return class scores from a module "
-            "of your own: python:FILE:FACTORY --task segmentation",
+            hint="known are ...ForSemanticSegmentation, MaskFormer and Mask2Former; or return class scores from a "
+            "module of your own: python:FILE:FACTORY --task segmentation",
         )
     return None
 

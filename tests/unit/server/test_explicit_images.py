@@ -28,9 +28,7 @@ class Setup:
         self.configure(f"{self.written}\n{CONFIG_LINE}\n")
         self.triton = FakeTriton(self.store)
         self.mirror = Mirror(folder / "images")
-        self.images = ExplicitImages(
-            stores=[self.store], mirror=self.mirror, control=self.triton, load_timeout_s=5
-        )
+        self.images = ExplicitImages(stores=[self.store], mirror=self.mirror, control=self.triton, load_timeout_s=5)
 
     def configure(self, text: str) -> None:
         before = self.config.stat().st_mtime_ns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -63,7 +62,9 @@ def test_the_types_that_are_refused_exist() -> None:
     assert not {*huggingface_tasks._PROMPTED} - {*hf.CONFIG_MAPPING}
 
 
-@pytest.mark.parametrize("kind", ["DetrForSegmentation", "EomtForUniversalSegmentation", "RfDetrForInstanceSegmentation"])
+@pytest.mark.parametrize(
+    "kind", ["DetrForSegmentation", "EomtForUniversalSegmentation", "RfDetrForInstanceSegmentation"]
+)
 def test_segmenters_that_are_read_otherwise_are_refused(kind: str) -> None:
     model = type(kind, (), {"config": SimpleNamespace(model_type="odd")})()
     with pytest.raises(ConversionError, match=f"segments of transformers' {kind} are read is not known"):
