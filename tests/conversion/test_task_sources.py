@@ -100,7 +100,7 @@ def test_a_depth_map_is_served_as_the_model_returns_it(tmp_path: Path, run: Conv
 def test_the_segmenter_of_detr_is_no_classifier(tmp_path: Path, run: Convert) -> None:
     import transformers
 
-    config = tiny_model("detr").config
+    config = tiny_model("detr", encoder_attention_heads=8, decoder_attention_heads=8).config
     transformers.DetrForSegmentation(config).save_pretrained(tmp_path / "detr")
     with pytest.raises(ConversionError, match="how segments of transformers' DetrForSegmentation are read"):
         run(f"huggingface:{tmp_path / 'detr'}", shape=["3x64x96"])

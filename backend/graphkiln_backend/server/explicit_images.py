@@ -102,8 +102,8 @@ class ExplicitImages:
             _log.error("%s is not served: %s", name, error)
             self.mirror.refuse(name, {1: str(error)})
             return
-        if error := self.control.load(name, self.load_timeout_s, self.mirror.images(folder, versions, config)):
-            _log.error("%s could not be loaded: %s", name, error)
+        if problem := self.control.load(name, self.load_timeout_s, self.mirror.images(folder, versions, config)):
+            _log.error("%s could not be loaded: %s", name, problem)
 
 
 def _as_it_is(version: Path) -> Path:

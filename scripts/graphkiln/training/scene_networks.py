@@ -160,7 +160,7 @@ def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> t
     place = (2 * flat - high - low) / (high - low).clamp(min=_FLATTEST)
     sure = inside & (scores >= _SURE).unsqueeze(-1)
     found = torch.where(sure, place, -torch.ones_like(place)).amax(dim=1, keepdim=True)
-    return found.unflatten(2, (height, width))
+    return found.reshape(-1, 1, height, width)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:
