@@ -10,7 +10,6 @@ from tiny_detectors import SIDE, tiny_detector
 from tiny_transformers import SIZE, tiny_model
 from tiny_yolo import NAMES, V8, Parts, write_yolo
 
-from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_converters.detection.two_stage import TwoStage
@@ -95,12 +94,3 @@ def test_a_depth_map_is_served_as_the_model_returns_it(tmp_path: Path, run: Conv
     assert depth.shape == ("batch", 64, 64)
     assert manifest.preprocess is not None
     assert (manifest.preprocess.resize, manifest.preprocess.interpolation) == ((64, 64), "bicubic")
-
-
-def test_the_segmenter_of_detr_is_no_classifier(tmp_path: Path, run: Convert) -> None:
-    import transformers
-
-    config = tiny_model("detr", encoder_attention_heads=8, decoder_attention_heads=8).config
-    transformers.DetrForSegmentation(config).save_pretrained(tmp_path / "detr")
-    with pytest.raises(ConversionError, match="how segments of transformers' DetrForSegmentation are read"):
-        run(f"huggingface:{tmp_path / 'detr'}", shape=["3x64x96"])
