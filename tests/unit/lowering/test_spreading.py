@@ -245,7 +245,7 @@ class TestPlantedFaults:
 
         monkeypatch.setattr(PipelineSession, "__init__", broken)
         with pytest.raises(LoweringError, match="the outputs changed"):
-            build(version_of(tmp_path, "convolutions"), Parallelism(pipeline=2), cache)
+            build(version_of(tmp_path, "convolutions"), Parallelism(pipeline=2, micro_batches=2), cache)
 
     @pytest.mark.parametrize("fault", [drop_last, count_twice])
     def test_in_shards(
