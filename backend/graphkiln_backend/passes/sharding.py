@@ -20,8 +20,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.passes.node_costs import ALL_REDUCE, load_for_splitting
-from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects, Value, check_divides, dims, is_weight
+from graphkiln_backend.passes.sharding_cuts import (
+    CannotShard,
+    Cut,
+    Effects,
+    Value,
+    add_weight,
+    check_divides,
+    dims,
+    is_weight,
+)
 from graphkiln_backend.passes.sharding_rules import RULES
+from graphkiln_backend.passes.sharding_tables import cut_tables
+from graphkiln_backend.passes.stated_shapes import state_shapes
 
 _DOMAIN = "graphkiln"
 _BLOCKS = (1, 3, 2)
@@ -70,6 +81,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
         LoweringError: It cannot be read, or none of its products can be cut into so many shards.
     """
     model = load_for_splitting(graph_path)
+    state_shapes(model)
     region, reasons = find_regions(model, shards)
     if not region.effects:
         raise LoweringError(
@@ -86,12 +98,14 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
     _cut_weights(model, region, shards, shard)
     for value, cut in region.cuts.items():
         value.shape = onnx_ir.Shape(
-            size // shards if axis == cut.axis and isinstance(size, int) else size
-            for axis, size in enumerate(value.shape or ())
+            _local(size, shards) if axis == cut.axis else size for axis, size in enumerate(value.shape or ())
         )
-    partial = [_add_up(model, node) for node, effects in region.effects.items() if effects.reduced]
+    partial = [_add_up(model, node.outputs[0]) for node, effects in region.effects.items() if effects.reduced]
+    tables = cut_tables(model, shards, shard)
+    columns = [str(padded.producer().inputs[0].name) for padded in tables]  # type: ignore[union-attr]
+    partial += [_add_up(model, padded) for padded in tables]
     model.opset_imports[_DOMAIN] = 1
-    local = frozenset(str(value.name) for value in region.cuts) | frozenset(partial)
+    local = frozenset((*(str(value.name) for value in region.cuts), *partial, *columns))
     RemoveUnusedNodesPass()(model)
     return Sharded(model=model, local=local, sums=len(partial), weight_bytes=cut_bytes)
 
@@ -120,14 +134,20 @@ def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, list[str]]:
 def _grow(model: onnx_ir.Model, node: onnx_ir.Node, shards: int) -> Region:
     """The region that begins with the columns of a product; raises `CannotShard` where there is none."""
     seed = node.outputs[0]
-    axis = len(dims(seed)) - 1
+    *_, size = dims(seed)
     reasons = []
     for blocks in _BLOCKS:
         try:
-            return _follow(model, seed, Cut(axis, blocks), shards)
+            return _follow(model, seed, Cut(len(dims(seed)) - 1, _block(size, blocks)), shards)
         except CannotShard as reason:
             reasons.append(reason)
     raise reasons[0]
+
+
+def _block(size: object, blocks: int) -> int:
+    if not isinstance(size, int) or size % blocks:
+        raise CannotShard(f"a dimension of {size} does not hold {blocks} equal blocks")
+    return size // blocks
 
 
 def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:
@@ -177,7 +197,7 @@ def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) 
         for number, array, key in _new_weights(node, effects, shards, shard):
             name = str(node.inputs[number].name)  # type: ignore[union-attr]
             if (name, key) not in made:
-                made[name, key] = _register(model, f"{name}_{key}", array)
+                made[name, key] = add_weight(model, f"{name}_{key}", array)
             node.replace_input_with(number, made[name, key])
 
 
@@ -186,7 +206,7 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
     for number, cut in effects.weights.items():
         array = _tensor(node, number).numpy()  # type: ignore[union-attr]
         part = np.take(array, cut.indices(array.shape[cut.axis], shards, shard), axis=cut.axis)
-        yield number, part, f"part{cut.axis}x{cut.outer}"
+        yield number, part, f"part{cut.axis}x{cut.block}"
     for number in effects.first_only if shard else ():
         yield number, np.zeros_like(_tensor(node, number).numpy()), "zero"  # type: ignore[union-attr]
     if effects.target:
@@ -196,30 +216,25 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
         yield 1, sizes, f"shape{axis}"
 
 
+def _local(size: object, shards: int) -> int | None:
+    """What a shard has of a dimension that is cut; of one that varies nobody knows."""
+    return size // shards if isinstance(size, int) else None
+
+
 def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:
     value = node.inputs[number]
     return value.const_value if value is not None else None
 
 
-def _register(model: onnx_ir.Model, name: str, array: Any) -> Value:
-    tensor = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
-    weight = onnx_ir.Value(
-        name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    model.graph.register_initializer(weight)
-    return weight
-
-
-def _add_up(model: onnx_ir.Model, node: onnx_ir.Node) -> str:
+def _add_up(model: onnx_ir.Model, value: Value) -> str:
     """Puts an `AllReduce` behind a partial sum, which gets another name; that name."""
-    value = node.outputs[0]
     name = str(value.name)
     users = list(value.uses())
     value.name = f"{name}_partial"
     total = onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN)
     result = total.outputs[0]
     result.name, result.shape, result.type = name, value.shape, value.type
-    model.graph.insert_after(node, total)
+    model.graph.insert_after(value.producer(), total)  # type: ignore[arg-type]
     for user, number in users:
         user.replace_input_with(number, result)
     for position, output in enumerate(model.graph.outputs):

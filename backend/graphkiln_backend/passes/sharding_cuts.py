@@ -1,7 +1,7 @@
 """Cuts through the tensors of a graph whose products are sharded.
 
-A tensor is cut along an axis into as many equal parts as there are shards; with `outer` blocks along that axis, each
-block is cut, so that queries, keys and values that lie behind each other in one weight are cut alike.
+A tensor is cut along an axis into as many equal parts as there are shards. Where that axis holds several blocks behind
+each other, each block is cut: queries, keys and values in one weight, or the heads of each sample of a batch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Cut:
 
     Attributes:
         axis: Along which it is cut.
-        outer: Blocks along that axis, each of which is cut.
+        block: Size of each block along that axis; the whole axis where there is one block.
     """
 
     axis: int
-    outer: int = 1
+    block: int
 
     def indices(self, size: int, shards: int, shard: int) -> Any:
         """What a shard holds along the axis, INT64 `[size / shards]`."""
-        blocks = np.arange(size).reshape(self.outer, shards, size // (self.outer * shards))
+        blocks = np.arange(size).reshape(-1, shards, self.block // shards)
         return blocks[:, shard].reshape(-1)
 
 
@@ -65,7 +65,7 @@ def is_weight(value: Value | None) -> bool:
 def check_divides(value: Value, cut: Cut, shards: int) -> None:
     """Raises `CannotShard` where a tensor cannot be cut into equal parts."""
     size = dims(value)[cut.axis]
-    if not isinstance(size, int) or size % (cut.outer * shards):
+    if cut.block % shards or (isinstance(size, int) and size % cut.block):
         raise CannotShard(f"'{value.name}' has {size} in dimension {cut.axis}, which {shards} shards do not divide")
 
 
@@ -74,3 +74,19 @@ def dims(value: Value | None) -> list[Any]:
     if value is None or value.shape is None:
         raise CannotShard(f"the shape of '{value.name if value else 'a tensor'}' is not known")
     return list(value.shape)
+
+
+def add_weight(model: onnx_ir.Model, name: str, array: Any) -> Value:
+    """Gives a graph one more weight.
+
+    Args:
+        model: The graph.
+        name: That no other has.
+        array: Its content.
+    """
+    tensor = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
+    weight = onnx_ir.Value(
+        name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    model.graph.register_initializer(weight)
+    return weight

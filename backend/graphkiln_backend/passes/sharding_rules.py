@@ -32,13 +32,13 @@ def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
         only = frozenset([2]) if bias and bias[0] is not None else frozenset[int]()
         if only and not is_weight(bias[0]):
             raise CannotShard(f"{node.name} adds something that is no weight")
-        return Effects(weights=_checked(node, {1: Cut(rows, fed.outer)}, shards), first_only=only, reduced=True)
+        return Effects(weights=_checked(node, {1: Cut(rows, fed.block)}, shards), first_only=only, reduced=True)
     if got and got.axis == len(dims(node.outputs[0])) - 1:
         if fed:
             raise CannotShard(f"{node.name} would be cut twice")
-        cuts = {1: Cut(columns, got.outer)}
+        cuts = {1: Cut(columns, got.block)}
         if bias and bias[0] is not None and dims(bias[0])[-1:] == [dims(right)[columns]]:
-            cuts[2] = Cut(len(dims(bias[0])) - 1, got.outer)
+            cuts[2] = Cut(len(dims(bias[0])) - 1, got.block)
         return Effects(weights=_checked(node, cuts, shards))
     cut = fed or got
     return Effects(values={left: cut, node.outputs[0]: cut} if left and cut else {})
@@ -69,7 +69,7 @@ def _activation_product(node: onnx_ir.Node, facts: Facts) -> Effects:
 def _elementwise(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
     out = node.outputs[0]
     rank = len(dims(out))
-    cuts = {Cut(cut.axis + rank - len(dims(value)), cut.outer) for value, cut in _cuts_of(node, facts)}
+    cuts = {Cut(cut.axis + rank - len(dims(value)), cut.block) for value, cut in _cuts_of(node, facts)}
     cut = _only(cuts, node)
     values, weights = {out: cut}, dict[int, Cut]()
     for number, value in enumerate(node.inputs):
@@ -81,9 +81,9 @@ def _elementwise(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
         if dims(value)[axis] != dims(out)[cut.axis]:
             raise CannotShard(f"{node.name} combines sizes that are not known to be equal")
         if is_weight(value):
-            weights[number] = Cut(axis, cut.outer)
+            weights[number] = Cut(axis, cut.block)
         else:
-            values[value] = Cut(axis, cut.outer)
+            values[value] = Cut(axis, cut.block)
     return Effects(values=values, weights=_checked(node, weights, shards))
 
 
@@ -113,10 +113,10 @@ def _moved_axis(move: Callable[[onnx_ir.Node, int], list[int]]) -> Rule:
             axis = origin[got.axis]
             if axis < 0:
                 raise CannotShard(f"{node.name} makes dimension {got.axis}")
-            return Effects(values={data: Cut(axis, got.outer), out: got})
+            return Effects(values={data: Cut(axis, got.block), out: got})
         if fed is None or fed.axis not in origin:
             raise CannotShard(f"{node.name} takes away what is cut")
-        return Effects(values={data: fed, out: Cut(origin.index(fed.axis), fed.outer)})
+        return Effects(values={data: fed, out: Cut(origin.index(fed.axis), fed.block)})
 
     return rule
 
@@ -140,16 +140,23 @@ def _carried(data: Value, cut: Cut | None, out: Value, shards: int) -> Cut:
     """
     if cut is None:
         raise CannotShard(f"nothing is known of '{data.name}'")
-    block = _elements(dims(data)[cut.axis :]) // cut.outer
-    shape = dims(out)
-    for axis in range(len(shape) - 1, -1, -1):
-        behind = _elements(shape[axis:])
-        if behind >= block:
-            outer = behind // block
-            if behind % block or shape[axis] % (outer * shards):
+    source, target = dims(data), dims(out)
+    block, behind = cut.block * _elements(source[cut.axis + 1 :]), 1
+    for axis in range(len(target) - 1, -1, -1):
+        size = target[axis]
+        if not isinstance(size, int) or size * behind >= block:
+            whole = isinstance(size, int) or _begins_alike(source, cut.axis, target[:axis])
+            own = block // behind
+            if block % behind or own % shards or not whole or (isinstance(size, int) and size % own):
                 break
-            return Cut(axis, outer)
+            return Cut(axis, own)
+        behind *= size
     raise CannotShard(f"'{out.name}' has no dimension that holds whole parts of '{data.name}'")
+
+
+def _begins_alike(source: list[Any], axis: int, before: list[Any]) -> bool:
+    """Whether dimensions before a cut are those before another one, so that as many blocks lie behind both."""
+    return len(before) <= axis and source[: len(before)] == before
 
 
 def _elements(shape: list[Any]) -> int:
@@ -232,7 +239,22 @@ def _checked(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Mappin
 _ELEMENTWISE = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "Equal", "Less", "Greater", "And", "Or"),
     *("Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Mish"),
-    *("Softplus", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Cast", "Identity", "Not", "Sin", "Cos", "Floor"),
+    *(
+        "Softplus",
+        "Sqrt",
+        "Exp",
+        "Log",
+        "Neg",
+        "Abs",
+        "IsNaN",
+        "Reciprocal",
+        "Cast",
+        "Identity",
+        "Not",
+        "Sin",
+        "Cos",
+        "Floor",
+    ),
 )
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),

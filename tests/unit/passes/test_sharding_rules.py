@@ -25,13 +25,13 @@ def follow(text: str, cuts: dict[str, Cut], **weights: Any) -> dict[str, Cut]:
 @pytest.mark.parametrize(
     ("text", "weights", "cuts", "found"),
     [
-        ("MatMul(x, w)", {"w": draw(8, 8)}, {"y": Cut(2)}, {"1": Cut(1)}),
-        ("MatMul(x, w)", {"w": draw(8, 8)}, {"x": Cut(2, 2)}, {"1": Cut(0, 2)}),
-        ("MatMul(x, w)", {"w": draw(8, 8)}, {"x": Cut(1)}, {"x": Cut(1), "y": Cut(1)}),
-        ("Add(x, w)", {"w": draw(8)}, {"y": Cut(2, 2)}, {"x": Cut(2, 2), "y": Cut(2, 2), "1": Cut(0, 2)}),
-        ("Mul(x, w)", {"w": draw(4, 1)}, {"x": Cut(2)}, {"x": Cut(2), "y": Cut(2)}),
-        ("Softmax<axis=-1>(x)", {}, {"x": Cut(1)}, {"x": Cut(1), "y": Cut(1)}),
-        ("LayerNormalization<axis=-1>(x, w)", {"w": draw(8)}, {"y": Cut(1)}, {"x": Cut(1), "y": Cut(1)}),
+        ("MatMul(x, w)", {"w": draw(8, 8)}, {"y": Cut(2, 8)}, {"1": Cut(1, 8)}),
+        ("MatMul(x, w)", {"w": draw(8, 8)}, {"x": Cut(2, 4)}, {"1": Cut(0, 4)}),
+        ("MatMul(x, w)", {"w": draw(8, 8)}, {"x": Cut(1, 4)}, {"x": Cut(1, 4), "y": Cut(1, 4)}),
+        ("Add(x, w)", {"w": draw(8)}, {"y": Cut(2, 4)}, {"x": Cut(2, 4), "y": Cut(2, 4), "1": Cut(0, 4)}),
+        ("Mul(x, w)", {"w": draw(4, 1)}, {"x": Cut(2, 8)}, {"x": Cut(2, 8), "y": Cut(2, 8)}),
+        ("Softmax<axis=-1>(x)", {}, {"x": Cut(1, 4)}, {"x": Cut(1, 4), "y": Cut(1, 4)}),
+        ("LayerNormalization<axis=-1>(x, w)", {"w": draw(8)}, {"y": Cut(1, 4)}, {"x": Cut(1, 4), "y": Cut(1, 4)}),
     ],
 )
 def test_nodes_that_keep_their_shape(text: str, weights: Any, cuts: dict[str, Cut], found: dict[str, Cut]) -> None:
@@ -41,14 +41,16 @@ def test_nodes_that_keep_their_shape(text: str, weights: Any, cuts: dict[str, Cu
 @pytest.mark.parametrize(
     ("text", "shapes", "weights", "pairs"),
     [
-        ("Transpose<perm=[0,2,1]>(x)", ("b,4,8", "b,8,4"), {}, [(Cut(1), Cut(2)), (Cut(2, 2), Cut(1, 2))]),
-        ("Reshape(x, w)", ("b,5,24", "b,5,4,6"), {"w": ints(0, 0, 4, 6)}, [(Cut(2), Cut(2))]),
-        ("Reshape(x, w)", ("b,5,24", "b,5,3,4,2"), {"w": ints(0, 0, 3, 4, 2)}, [(Cut(2, 3), Cut(3))]),
-        ("Reshape(x, w)", ("b,5,4,6", "b,5,24"), {"w": ints(0, 0, 24)}, [(Cut(2), Cut(2))]),
-        ("Unsqueeze(x, w)", ("b,8", "b,1,8"), {"w": ints(1)}, [(Cut(1), Cut(2))]),
-        ("Squeeze(x, w)", ("b,1,8", "b,8"), {"w": ints(1)}, [(Cut(2), Cut(1))]),
-        ("Gather<axis=1>(x, w)", ("b,3,8", "b,8"), {"w": ints(1).reshape(())}, [(Cut(2), Cut(1))]),
-        ("Slice(x, v, u, w)", ("b,6,8", "b,2,8"), {"v": ints(1), "u": ints(3), "w": ints(1)}, [(Cut(2), Cut(2))]),
+        ("Transpose<perm=[0,2,1]>(x)", ("b,4,8", "b,8,4"), {}, [(Cut(1, 4), Cut(2, 4)), (Cut(2, 4), Cut(1, 4))]),
+        ("Reshape(x, w)", ("b,5,24", "b,5,4,6"), {"w": ints(0, 0, 4, 6)}, [(Cut(2, 24), Cut(2, 4))]),
+        ("Reshape(x, w)", ("b,5,24", "b,5,3,4,2"), {"w": ints(0, 0, 3, 4, 2)}, [(Cut(2, 8), Cut(3, 4))]),
+        ("Reshape(x, w)", ("b,5,4,6", "b,5,24"), {"w": ints(0, 0, 24)}, [(Cut(2, 4), Cut(2, 24))]),
+        ("Reshape(x, w)", ("b,12,5,8", "n,5,8"), {"w": ints(-1, 5, 8)}, [(Cut(1, 12), Cut(0, 12))]),
+        ("Reshape(x, w)", ("7,b,24", "7,n,6"), {"w": ints(7, -1, 6)}, [(Cut(2, 24), Cut(1, 4))]),
+        ("Unsqueeze(x, w)", ("b,8", "b,1,8"), {"w": ints(1)}, [(Cut(1, 8), Cut(2, 8))]),
+        ("Squeeze(x, w)", ("b,1,8", "b,8"), {"w": ints(1)}, [(Cut(2, 8), Cut(1, 8))]),
+        ("Gather<axis=1>(x, w)", ("b,3,8", "b,8"), {"w": ints(1).reshape(())}, [(Cut(2, 8), Cut(1, 8))]),
+        ("Slice(x, v, u, w)", ("b,6,8", "b,2,8"), {"v": ints(1), "u": ints(3), "w": ints(1)}, [(Cut(2, 8), Cut(2, 8))]),
     ],
 )
 def test_forwards_and_backwards(text: str, shapes: Any, weights: Any, pairs: list[tuple[Cut, Cut]]) -> None:
@@ -62,10 +64,10 @@ def test_forwards_and_backwards(text: str, shapes: Any, weights: Any, pairs: lis
 @pytest.mark.parametrize(
     ("cuts", "found"),
     [
-        ({"q": Cut(1)}, {"q": Cut(1), "k": Cut(1), "y": Cut(1)}),
-        ({"y": Cut(1)}, {"q": Cut(1), "k": Cut(1), "y": Cut(1)}),
-        ({"q": Cut(2)}, {"q": Cut(2), "y": Cut(2)}),
-        ({"y": Cut(3)}, {"k": Cut(3), "y": Cut(3)}),
+        ({"q": Cut(1, 4)}, {"q": Cut(1, 4), "k": Cut(1, 4), "y": Cut(1, 4)}),
+        ({"y": Cut(1, 4)}, {"q": Cut(1, 4), "k": Cut(1, 4), "y": Cut(1, 4)}),
+        ({"q": Cut(2, 6)}, {"q": Cut(2, 6), "y": Cut(2, 6)}),
+        ({"y": Cut(3, 6)}, {"k": Cut(3, 6), "y": Cut(3, 6)}),
     ],
 )
 def test_a_product_of_activations(cuts: dict[str, Cut], found: dict[str, Cut]) -> None:
@@ -76,16 +78,17 @@ def test_a_product_of_activations(cuts: dict[str, Cut], found: dict[str, Cut]) -
 @pytest.mark.parametrize(
     ("text", "cuts", "weights", "words"),
     [
-        ("(float[b,4] x) => (float[b,4] y) { y = Softmax<axis=1>(x) }", {"x": Cut(1)}, {}, "the whole of dimension 1"),
-        ("(float[b,4] x) => (float[b,4] y) { y = MatMul(x, w) }", {"x": Cut(1), "y": Cut(1)},
+        ("(float[b,4] x) => (float[b,4] y) { y = Softmax<axis=1>(x) }", {"x": Cut(1, 4)}, {},
+         "the whole of dimension 1"),
+        ("(float[b,4] x) => (float[b,4] y) { y = MatMul(x, w) }", {"x": Cut(1, 4), "y": Cut(1, 4)},
          {"w": draw(4, 4)}, "twice"),
-        ("(float[2,4] x, float[4,2] z) => (float[2,2] y) { y = MatMul(x, z) }", {"x": Cut(1)}, {}, "sums over"),
-        ("(float[b,4] x, float[b,1] z) => (float[b,4] y) { y = Add(x, z) }", {"z": Cut(1)}, {}, "repeats"),
-        ("(float[b,6] x) => (float[b,3,2] y) { y = Reshape(x, w) }", {"x": Cut(1)}, {"w": ints(0, 3, 2)},
+        ("(float[2,4] x, float[4,2] z) => (float[2,2] y) { y = MatMul(x, z) }", {"x": Cut(1, 4)}, {}, "sums over"),
+        ("(float[b,4] x, float[b,1] z) => (float[b,4] y) { y = Add(x, z) }", {"z": Cut(1, 1)}, {}, "repeats"),
+        ("(float[b,6] x) => (float[b,3,2] y) { y = Reshape(x, w) }", {"x": Cut(1, 6)}, {"w": ints(0, 3, 2)},
          "whole parts"),
-        ("(float[b,3,8] x) => (float[b,8] y) { y = Gather<axis=1>(x, w) }", {"x": Cut(1)}, {"w": ints(1).reshape(())},
-         "takes away"),
-        ("(float[b,3] x) => (float[b,3] y) { y = MatMul(x, w) }", {"y": Cut(1)}, {"w": draw(3, 3)}, "do not divide"),
+        ("(float[b,3,8] x) => (float[b,8] y) { y = Gather<axis=1>(x, w) }", {"x": Cut(1, 3)},
+         {"w": ints(1).reshape(())}, "takes away"),
+        ("(float[b,3] x) => (float[b,3] y) { y = MatMul(x, w) }", {"y": Cut(1, 3)}, {"w": draw(3, 3)}, "do not divide"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed(text: str, cuts: dict[str, Cut], weights: Any, words: str) -> None:
@@ -97,7 +100,7 @@ def test_the_bias_of_a_partial_sum_is_the_first_shards() -> None:
     text = "(float[b,8] x) => (float[b,6] y) { y = Gemm<transB=1>(x, w, c) }"
     model = graph(text, w=draw(6, 8), c=draw(6))
     (node,) = model.graph
-    effects = RULES["Gemm"](node, {model.graph.inputs[0]: Cut(1)}, 2)
-    assert (effects.reduced, effects.first_only, effects.weights) == (True, {2}, {1: Cut(1)})
-    effects = RULES["Gemm"](node, {model.graph.outputs[0]: Cut(1)}, 2)
-    assert (effects.reduced, effects.weights) == (False, {1: Cut(0), 2: Cut(0)})
+    effects = RULES["Gemm"](node, {model.graph.inputs[0]: Cut(1, 8)}, 2)
+    assert (effects.reduced, effects.first_only, effects.weights) == (True, {2}, {1: Cut(1, 8)})
+    effects = RULES["Gemm"](node, {model.graph.outputs[0]: Cut(1, 6)}, 2)
+    assert (effects.reduced, effects.weights) == (False, {1: Cut(0, 6), 2: Cut(0, 6)})
