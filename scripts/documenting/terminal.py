@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-COLUMNS = 92
+COLUMNS = 100
 _COMMAND = "scripts/quickstart"
 _FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 """They would be fetched from another site; the reader's own monospaced font does."""

@@ -27,7 +27,7 @@ def report(**changes: object) -> Report:
 def test_every_chart_has_its_table() -> None:
     page = render(report())
     for name in ("rates", "times"):
-        assert page.index(f'id="{name}-chart"') < page.index(f'<table id="{name}"')
+        assert page.index(f'id="{name}-chart"') < page.index(f'<table id="{name}" class')
     assert page.count("<svg") == 2
     assert page.count("<table") == 3
     assert page.count("<rect") == 1
