@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from walkthrough import Walkthrough
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 QUICKER = {"--p99 50ms": "--p99 2s", "--budget 1m": "--budget 15s", "--duration 20": "--duration 12"}
 """A target that any machine meets, and less time."""

@@ -24,7 +24,7 @@ from graphkiln_client import Client
 
 NAMES = ("triton_store", "pytorch", "int8", "tune", "score", "upgrade")
 QUICKER = {"--p99 50ms": "--p99 2s", "--budget 1m": "--budget 15s"}
-SLOW = (pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600))
+SLOW = (pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="module")
