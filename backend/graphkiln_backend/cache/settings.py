@@ -15,7 +15,7 @@ from graphkiln_backend.graph.errors import CacheError
 _log = logging.getLogger("graphkiln.cache")
 
 _PROBE_BYTES = 1 << 16
-_WAY_OUT = "choose another folder (--cache DIR), or do without (--cache off)"
+_WAY_OUT = "choose another folder (--cache DIR), or do without (--cache off); in a pod, see docs/deploying.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,9 @@ Compiled artifacts are code. Checksums that lie beside them prove nothing agains
 folder is trusted only where nobody but this user and root could have put anything into it: as ssh treats its files
 (sshd_config(5), StrictModes). A folder with the sticky bit, such as /tmp, may lie above: in it, others cannot rename
 what is not theirs.
+
+The volumes of a pod are another matter: Kubernetes gives them to everybody (2777), and nobody outside of the pod reaches
+them. Which one may be trusted for that reason is said by name, in `GRAPHKILN_TRUSTED_VOLUME`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+TRUSTED_VOLUME = "GRAPHKILN_TRUSTED_VOLUME"
+"""The environment variable that names a volume of this container alone, whatever its mode says."""
 _ROOT = 0
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
@@ -79,10 +84,18 @@ def _distrust(place: Path, status: os.stat_result, *, is_above: bool) -> str | N
     if status.st_uid not in {_ROOT, os.geteuid()}:
         return f"{place} belongs to another user ({status.st_uid})"
     mode = status.st_mode
-    harmless = stat.S_ISLNK(mode) or (is_above and mode & stat.S_ISVTX)
+    harmless = stat.S_ISLNK(mode) or (is_above and mode & stat.S_ISVTX) or _is_own_volume(place)
     if mode & _WRITABLE_BY_OTHERS and not harmless:
         return f"{place} can be written by other users (mode {stat.S_IMODE(mode):o})"
     return None
+
+
+def _is_own_volume(place: Path) -> bool:
+    """Whether the user says that nobody else reaches a volume: Kubernetes mounts those of a pod with mode 2777.
+
+    Source: Kubernetes, "Configure a Security Context", fsGroup.
+    """
+    return str(place) == os.environ.get(TRUSTED_VOLUME)
 
 
 def _places(path: Path) -> Iterator[Path]:

@@ -184,3 +184,33 @@ def test_closing_to_others_follows_no_link(tmp_path: Path, folder: Path) -> None
     (folder / "link").symlink_to(outside)
     close_to_others(folder)
     assert outside.stat().st_mode & 0o777 == 0o666
+
+
+@pytest.fixture
+def volume(folder: Path) -> Path:
+    """A volume with the mode that Kubernetes gives to those of a pod."""
+    folder.chmod(0o2777)
+    return folder
+
+
+def test_a_volume_that_is_named_is_trusted_and_what_lies_in_it(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "can be written by other users (mode 2777)" in str(find_distrust(volume))
+    monkeypatch.setenv("GRAPHKILN_TRUSTED_VOLUME", str(volume))
+    assert find_distrust(volume) is None
+    make_private(volume / "entries")
+    assert find_distrust(volume / "entries") is None
+
+
+def test_naming_a_volume_opens_nothing_else(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHKILN_TRUSTED_VOLUME", str(volume))
+    make_private(volume / "entries")
+    (volume / "entries").chmod(0o777)
+    assert str(find_distrust(volume / "entries")).startswith(f"{volume / 'entries'} can be written")
+    volume.parent.chmod(0o777)
+    assert str(find_distrust(volume)).startswith(f"{volume.parent} can be written")
+
+
+def test_a_volume_of_another_user_is_not_trusted(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHKILN_TRUSTED_VOLUME", str(volume))
+    give_to_another(volume, monkeypatch)
+    assert "belongs to another user" in str(find_distrust(volume))
