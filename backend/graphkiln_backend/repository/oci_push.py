@@ -6,7 +6,6 @@ Files that the registry has already are not sent again, and the tag appears last
 
 from __future__ import annotations
 
-import hashlib
 import json
 import stat
 import tempfile
@@ -15,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.oci_registry import ARTIFACT_TYPE, MANIFEST_TYPE, TITLE, OciRegistry, digest_of
+from graphkiln_backend.repository.oci_registry import (
+    ARTIFACT_TYPE,
+    MANIFEST_TYPE,
+    TITLE,
+    OciRegistry,
+    digest_of,
+    digest_of_file,
+)
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.repository.remote_files import translate
 from graphkiln_backend.repository.stores import StoredModel, scan_stores, walk
@@ -94,14 +100,9 @@ def _upload(registry: OciRegistry, path: Path, title: str) -> dict[str, Any]:
 
 
 def _upload_blob(registry: OciRegistry, path: Path, media_type: str) -> dict[str, Any]:
-    digest, size = _digest_of_file(path), path.stat().st_size
+    digest, size = digest_of_file(path), path.stat().st_size
     registry.upload(path, digest, size)
     return {"mediaType": media_type, "digest": digest, "size": size}
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _upload_empty(registry: OciRegistry) -> dict[str, Any]:

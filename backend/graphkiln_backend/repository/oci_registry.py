@@ -237,6 +237,16 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+def digest_of_file(path: Path) -> str:
+    """What registries call the content of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
 def _no_store(artifact: str) -> RemoteStoreError:
     return RemoteStoreError(
         f"oci://{artifact} is no artifact of files", hint=f"graphkiln push STORE oci://{artifact} makes one"

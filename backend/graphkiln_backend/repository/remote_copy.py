@@ -27,7 +27,6 @@ _log = logging.getLogger("graphkiln.repository")
 
 SETTLE_S = 1.0
 """Between the first two listings."""
-_AT_ONCE = 4
 _MANIFEST = "manifest.json"
 
 Listing = Mapping[str, RemoteFile]
@@ -101,16 +100,16 @@ class RemoteCopy:
         """
         listing = self.files.list()
         before, self._seen = self._seen, listing
-        wanted, held = _by_unit(listing), _by_unit(self._held)
+        wanted, held = by_unit(listing), by_unit(self._held)
         changed = {unit for unit, files in wanted.items() if files != held.get(unit)}
-        known = wanted if before is None and settled else _by_unit(before or {})
+        known = wanted if before is None and settled else by_unit(before or {})
         stable = {unit for unit in changed if known.get(unit) == wanted[unit]}
         folder = Path(tempfile.mkdtemp(dir=self._staging))
         try:
             self._fetch_units({unit: wanted[unit] for unit in stable}, folder)
             if stable and before is None:
                 time.sleep(SETTLE_S)
-            after = _by_unit(self.files.list()) if stable else {}
+            after = by_unit(self.files.list()) if stable else {}
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # the next try begins anew: the disk would fill
             raise
@@ -158,15 +157,7 @@ class RemoteCopy:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
         for path in files.keys() - missing.keys():
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
-        from concurrent.futures import ThreadPoolExecutor  # which a server of local stores does without
-
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda path: self._fetch_file(path, missing[path], folder / path), missing))
-
-    def _fetch_file(self, path: str, file: RemoteFile, target: Path) -> None:
-        self.files.fetch(path, target)
-        if (size := target.stat().st_size) != file.size:
-            raise RemoteStoreError(f"{self.files.address}/{path}: {size} bytes came, not {file.size}", passing=True)
+        self.files.fetch_all(missing, folder)
 
     def _check_room(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -180,7 +171,7 @@ class RemoteCopy:
 
     def _replace(self, unit: Unit, changes: Changes) -> None:
         model, version = unit
-        files = {path: file for path, file in changes.listing.items() if _unit_of(path) == unit}
+        files = {path: file for path, file in changes.listing.items() if unit_of(path) == unit}
         self._keep_only(unit, files, changes.folder)
         (self.store / model).mkdir(exist_ok=True)
         if version:
@@ -194,7 +185,7 @@ class RemoteCopy:
     def _keep_only(self, unit: Unit, files: Listing, aside: Path) -> None:
         """Takes a version away as a whole, at once; of what lies beside versions, what is no longer there."""
         model, version = unit
-        held = [path for path in self._held if _unit_of(path) == unit]
+        held = [path for path in self._held if unit_of(path) == unit]
         if version and (self.store / model / version).exists():
             (self.store / model / version).rename(Path(tempfile.mkdtemp(dir=aside)) / version)
         elif not version:
@@ -223,15 +214,16 @@ class RemoteCopy:
         new.replace(self._stamps)
 
 
-def _by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
+def by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
+    """The files of a store by what they belong to; without those that lie beside the models."""
     units: dict[Unit, dict[str, RemoteFile]] = {}
     for path, file in listing.items():
-        if unit := _unit_of(path):
+        if unit := unit_of(path):
             units.setdefault(unit, {})[path] = file
     return units
 
 
-def _unit_of(path: str) -> Unit | None:
+def unit_of(path: str) -> Unit | None:
     """What a file belongs to; None for one that lies beside the models."""
     parts = path.split("/")
     if len(parts) < 2:

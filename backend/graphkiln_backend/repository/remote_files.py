@@ -50,6 +50,7 @@ _UNREACHABLE = {
     "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled",
 }  # fmt: skip
 _WORDS = 200
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,29 @@ class RemoteFiles:
             if isinstance(error, OSError) and error.errno is not None and target.parent.exists() and _is_local(error):
                 raise
             raise translate(error, replace(self.address, text=f"{self.address}/{path}")) from error
+
+    def fetch_all(self, wanted: Mapping[str, RemoteFile], folder: Path) -> None:
+        """Copies files into a folder, some at a time; each must be as large as it was listed.
+
+        Args:
+            wanted: Files by their paths, here and there.
+            folder: Where they go; folders in it are made.
+
+        Raises:
+            RemoteStoreError: One cannot be read, or is another one now.
+            OSError: One cannot be written.
+        """
+        from concurrent.futures import ThreadPoolExecutor  # which a server of local stores does without
+
+        def fetch(path: str) -> None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            self.fetch(path, folder / path)
+            if (size := (folder / path).stat().st_size) != wanted[path].size:
+                words = f"{self.address}/{path}: {size} bytes came, not {wanted[path].size}"
+                raise RemoteStoreError(words, passing=True)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(fetch, wanted))
 
     def _opened(self) -> Any:
         if self._system is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from pathlib import Path, PurePosixPath
 
 from graphkiln_backend.repository.onnx_file import external_files
@@ -86,6 +86,16 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
         (model / path).parent.mkdir(parents=True, exist_ok=True)
         files.fetch(path, model / path)
     return model / version
+
+
+def is_model(listing: Collection[str]) -> bool:
+    """Whether the files of a folder are those of a model, or of one version of it, rather than of a store.
+
+    Args:
+        listing: Their paths in it.
+    """
+    models = {path.partition("/")[0] for path in listing if "/" in path}
+    return "config.pbtxt" in listing or (bool(models) and all(map(is_version, models)))
 
 
 def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreError:

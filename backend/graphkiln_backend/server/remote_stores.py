@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
 from graphkiln_backend.repository.remote_files import RemoteFiles
-from graphkiln_backend.repository.version_folders import is_version
+from graphkiln_backend.repository.remote_model import is_model
 from graphkiln_backend.server.copy_folders import copies_folder, copy_folder, remove_unused
 from graphkiln_backend.server.rollout import AdmissionStopped, Keeper
 
@@ -234,8 +234,7 @@ def _check_store(address: RemoteAddress, changes: Changes) -> None:
     Raises:
         RemoteStoreError: It is none.
     """
-    models = {path.partition("/")[0] for path in changes.listing if "/" in path}
-    if "config.pbtxt" in changes.listing or (models and all(map(is_version, models))):
+    if is_model(changes.listing):
         above, name = address.split()
         raise RemoteStoreError(
             f"{address} is a model, not a store of models",

@@ -25,6 +25,7 @@ from graphkiln.cli.inspect import inspect
 from graphkiln.cli.load import load, unload
 from graphkiln.cli.lower import lower
 from graphkiln.cli.models import models
+from graphkiln.cli.pull import pull
 from graphkiln.cli.push import push
 from graphkiln.cli.recipe_options import RecipeCommand
 from graphkiln.cli.score import score
@@ -81,6 +82,7 @@ app.command()(inspect)
 app.command()(sign)
 app.command()(keygen)
 app.command()(push)
+app.command()(pull)
 app.command()(explain)
 app.command()(lower)
 app.add_typer(cache.app, name="cache")

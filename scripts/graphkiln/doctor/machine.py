@@ -18,6 +18,12 @@ _NOTABLE = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512
 """Instruction sets, by the kernel's names, that decide how fast a precision is."""
 _LITTLE_MEMORY_BYTES = 1 << 30
 _CONTAINER_FILES = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}
+_HINTS = {
+    "x86_64": "",
+    "aarch64": "no test of this project has run on aarch64: the wheels exist for it, Triton's among them, and that is all",
+}
+"""What to know of Linux on a processor, as `uname -m` calls it; empty where everything is tested."""
+_NO_TRITON = "the tritonserver inside nvidia-pytriton runs on Linux, on x86-64 and aarch64"
 _OLDEST_TIME_S = 1_704_067_200
 """2024-01-01: a clock before that was never set."""
 
@@ -98,13 +104,14 @@ def find_system(inside: str) -> Finding:
     Args:
         inside: What contains this process, or empty.
     """
-    supported = sys.platform == "linux" and platform.machine() == "x86_64"
+    system = platform.machine() if sys.platform == "linux" else sys.platform
+    hint = _HINTS.get(system, _NO_TRITON)
     return Finding(
         subject="system",
-        level=Level.OK if supported else Level.WARNING,
+        level=Level.WARNING if hint else Level.OK,
         message=f"{platform.system()} {platform.release()} on {platform.machine()}, {inside or 'no container'}, "
         f"user {os.geteuid()}",
-        hint="" if supported else "the tritonserver inside nvidia-pytriton runs on Linux x86-64",
+        hint=hint,
         facts={"system": platform.system(), "machine": platform.machine(), "container": inside, "user": os.geteuid()},
     )
 

@@ -15,7 +15,7 @@ from graphkiln.cli import main as command
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerError
 
 VERBS = (
-    "serve", "convert", "verify", "inspect", "sign", "keygen", "push", "explain", "lower", "classify", "detect",
+    "serve", "convert", "verify", "inspect", "sign", "keygen", "push", "pull", "explain", "lower", "classify", "detect",
     "segment", "embed", "similar", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story",
     "tune", "cache",
 )  # fmt: skip

@@ -64,6 +64,17 @@ def test_a_system_that_triton_does_not_run_on(monkeypatch: pytest.MonkeyPatch) -
     assert "Docker" in find_system("Docker").message
     monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
     assert find_system("").level is Level.WARNING
+    assert "runs on Linux, on x86-64 and aarch64" in find_system("").hint
+    monkeypatch.setattr(module.sys, "platform", "darwin")
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    assert "runs on Linux" in find_system("").hint
+
+
+def test_a_processor_with_wheels_and_without_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+    found = find_system("")
+    assert found.level is Level.WARNING
+    assert "no test of this project has run on aarch64" in found.hint
 
 
 @pytest.mark.parametrize(
