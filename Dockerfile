@@ -3,44 +3,64 @@
 #   docker build --target cpu -t graphkiln .
 #   docker run --rm -p 8000:8000 -p 8001:8001 -p 8002:8002 -v "$PWD/model_repository:/models:ro" graphkiln
 #
-# The same with a store inside:
+# The same with a store inside, for stores in S3 and its like or in a registry, and for NVIDIA GPUs:
 #
 #   docker build --target store --build-arg STORE=model_repository -t graphkiln-digits .
+#   docker build --target remote -t graphkiln-remote .
+#   docker build --target gpu -t graphkiln-gpu .        # run it with --gpus all
+#
+# The context holds no .git: `--build-arg VERSION=0.2.0` says what is built. See docs/releasing.md.
 
 FROM debian:bookworm-slim AS python
+# The clock of everything that writes a date (useradd, wheels): the same for each build, so that layers are the same.
+ARG SOURCE_DATE_EPOCH=1580601600
+# Logs and caches tell when it was built. Bytecode is made anew: Debian's is checked against times of files, which a
+# reproducible image does not keep.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 libpython3.11 \
-    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+    && PYTHONHASHSEED=0 python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3.11 /usr/lib/python3 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \
+    && find /var/log -type f -delete
 
-FROM python AS build
+FROM python AS tools
 # Graphs that change the case of text (StringNormalizer) need a locale, which the slim image lacks.
 RUN apt-get update && apt-get install -y --no-install-recommends python3-venv locales binutils \
     && localedef --no-archive -i en_US -f UTF-8 en_US.UTF-8
-# What is installed is locked, with hashes: see docs/releasing.md. A change of our own code installs none of it anew.
-COPY deploy/image /source/deploy/image
-RUN python3 -m venv /opt/graphkiln \
-    && /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes \
-        -r /source/deploy/image/requirements-build.txt -r /source/deploy/image/requirements-cpu.txt
-COPY pyproject.toml README.md CHANGELOG.md LICENSE /source/
-COPY backend /source/backend
-COPY client /source/client
-COPY converters /source/converters
-COPY scripts /source/scripts
-COPY model_repository /source/model_repository
-# The context holds no .git: `--build-arg VERSION=0.2.0` says what is built.
-ARG VERSION
-RUN SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION" /opt/graphkiln/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /source \
-    && /opt/graphkiln/bin/pip uninstall --yes hatchling hatch-vcs setuptools-scm vcs-versioning pathspec pluggy tomlkit \
-        trove-classifiers setuptools pip \
-    && /source/deploy/image/prune /opt/graphkiln
+# What writes the inventory. It stays here.
+COPY deploy/image/requirements-sbom.txt /tools/
+RUN python3 -m venv /opt/sbom \
+    && /opt/sbom/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes \
+        -r /tools/requirements-sbom.txt
+COPY --from=python /var/lib/dpkg/status /tools/debian/status
+COPY --from=python /usr/share/doc /tools/debian/doc
 
-FROM python AS cpu
-LABEL org.opencontainers.image.title="graphkiln" \
-      org.opencontainers.image.description="Serves proven static graphs through NVIDIA Triton, on the CPU" \
-      org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --create-home --uid 1000 graphkiln
-COPY --from=build /opt/graphkiln /opt/graphkiln
-COPY --from=build /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8
+# What is installed is locked, with hashes: see docs/releasing.md. A change of our own code installs none of it anew.
+FROM tools AS libraries-cpu
+COPY deploy/image/requirements-build.txt deploy/image/requirements-cpu.txt /tools/
+RUN python3 -m venv /opt/graphkiln \
+    && /opt/graphkiln/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check --no-deps --require-hashes \
+        -r /tools/requirements-build.txt -r /tools/requirements-cpu.txt
+
+FROM scratch AS source
+COPY pyproject.toml README.md CHANGELOG.md LICENSE /
+COPY backend /backend
+COPY client /client
+COPY converters /converters
+COPY scripts /scripts
+COPY model_repository /model_repository
+
+FROM libraries-cpu AS build-cpu
+COPY deploy/image /tools/
+COPY --from=source / /source/
+ARG VERSION
+RUN /tools/install-graphkiln /source "$VERSION"
+
+FROM python AS runtime
+ARG SOURCE_DATE_EPOCH=1580601600
+# A new volume belongs to whom its folder in the image belongs to: without these, to root, and nothing could be kept there.
+RUN useradd --create-home --uid 1000 --no-log-init graphkiln \
+    && install --directory --owner=graphkiln --group=graphkiln /cache /home/graphkiln/.cache
+COPY --from=tools /usr/lib/locale/en_US.utf8 /usr/lib/locale/en_US.utf8
 ENV PATH=/opt/graphkiln/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -52,7 +72,58 @@ EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python3", "-m", "graphkiln_backend.server.healthcheck"]
 CMD ["graphkiln", "serve", "--model-store", "/models"]
+LABEL org.opencontainers.image.title="graphkiln" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+FROM runtime AS cpu
+COPY --from=build-cpu /opt/graphkiln /opt/graphkiln
+ARG VERSION
+LABEL org.opencontainers.image.description="Serves proven static graphs through NVIDIA Triton, on the CPU" \
+      org.opencontainers.image.version="$VERSION"
 
 FROM cpu AS store
 ARG STORE=model_repository
 COPY --chown=root:root ${STORE} /models
+
+# Below what the CPU's images need: some builders build each stage above the one they are asked for.
+FROM libraries-cpu AS libraries-remote
+COPY deploy/image/requirements-remote.txt /tools/
+RUN /opt/graphkiln/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check --no-deps --require-hashes \
+    -r /tools/requirements-remote.txt
+
+FROM libraries-remote AS build-remote
+COPY deploy/image /tools/
+COPY --from=source / /source/
+ARG VERSION
+RUN /tools/install-graphkiln /source "$VERSION"
+
+FROM runtime AS remote
+COPY --from=build-remote /opt/graphkiln /opt/graphkiln
+ARG VERSION
+LABEL org.opencontainers.image.description="Serves proven static graphs from remote stores through NVIDIA Triton, on the CPU" \
+      org.opencontainers.image.version="$VERSION"
+
+FROM tools AS libraries-gpu
+COPY deploy/image/requirements-build.txt deploy/image/requirements-gpu.txt /tools/
+RUN python3 -m venv /opt/graphkiln \
+    && /opt/graphkiln/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check --no-deps --require-hashes \
+        -r /tools/requirements-build.txt -r /tools/requirements-gpu.txt
+
+FROM libraries-gpu AS build-gpu
+COPY deploy/image /tools/
+COPY --from=source / /source/
+ARG VERSION
+RUN /tools/install-graphkiln /source "$VERSION"
+
+FROM runtime AS gpu
+COPY --from=build-gpu /opt/graphkiln /opt/graphkiln
+# Where the wheels of CUDA and cuDNN lie, and what NVIDIA's container toolkit brings from the host.
+ENV LD_LIBRARY_PATH=/opt/graphkiln/lib/python3.11/site-packages/nvidia/cu13/lib:/opt/graphkiln/lib/python3.11/site-packages/nvidia/cudnn/lib \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ARG VERSION
+LABEL org.opencontainers.image.description="Serves proven static graphs through NVIDIA Triton, on NVIDIA GPUs" \
+      org.opencontainers.image.version="$VERSION"
+
+# Without --target: the image for the CPU.
+FROM cpu

@@ -1,13 +1,21 @@
-"""The container image under test and its engine, as `scripts/test-image` names them in the environment."""
+"""The container images under test and their engine, as `scripts/test-image` names them in the environment."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from running import free_ports, run_command
 
 ENGINE = os.environ.get("GRAPHKILN_CONTAINER_ENGINE", "docker")
 IMAGE = os.environ.get("GRAPHKILN_IMAGE", "graphkiln")
+REMOTE_IMAGE = os.environ.get("GRAPHKILN_REMOTE_IMAGE", "")
+"""That of the target `remote`; empty where it was not built."""
 # crun refuses the cgroups of some hosts, and nested containers may not raise limits.
 _PODMAN = ("--runtime", "runc")
 _PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
@@ -18,12 +26,69 @@ def engine(*arguments: str) -> list[str]:
     return [ENGINE, *(_PODMAN if ENGINE == "podman" else ()), *arguments]
 
 
-def run_in_image(options: tuple[str, ...], *command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_in_image(
+    options: tuple[str, ...], *command: str, timeout_s: float = 60, image: str = IMAGE
+) -> subprocess.CompletedProcess[str]:
     """Runs a command in a new container of the image, or its own; one that takes too long is ended."""
     name = f"graphkiln-test-{uuid.uuid4().hex}"
-    line = engine("run", "--rm", "--name", name, *LIMITS, *options, IMAGE, *command)
+    line = engine("run", "--rm", "--name", name, *LIMITS, *options, image, *command)
     try:
         return subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         subprocess.run(engine("kill", name), capture_output=True, check=False)
         raise
+
+
+@dataclass
+class Container:
+    """One that serves, in the network of this machine."""
+
+    process: subprocess.Popen[str]
+    name: str
+    http_port: int
+    grpc_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def exec(self, *command: str) -> str:
+        return subprocess.run(engine("exec", self.name, *command), capture_output=True, text=True, check=True).stdout
+
+    def stop(self) -> tuple[int, float]:
+        begun = time.monotonic()
+        subprocess.run(engine("kill", "--signal", "TERM", self.name), capture_output=True, check=True)
+        return self.process.wait(60), time.monotonic() - begun
+
+
+@contextmanager
+def serving(options: tuple[str, ...], *arguments: str, image: str = IMAGE) -> Iterator[Container]:
+    """A container of an image that serves on free ports, until it is ready; what is left of it is ended."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    name = f"graphkiln-test-{http_port}"
+    ports = (f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}")
+    line = engine("run", "--rm", "--name", name, "--network", "host", *LIMITS, *options, image)
+    process = subprocess.Popen([*line, "graphkiln", "serve", *arguments, *ports], text=True)
+    try:
+        container = Container(process, name, http_port, grpc_port)
+        waited = run_command("health", "--url", container.url, "--wait", "100")
+        assert waited.returncode == 0, waited.stderr
+        yield container
+    finally:
+        if process.poll() is None:
+            subprocess.run(engine("kill", name), capture_output=True, check=False)
+            process.wait(60)
+
+
+@contextmanager
+def pods_volume() -> Iterator[str]:
+    """A volume as Kubernetes gives one to a pod with an fsGroup: of root, and everybody may write it."""
+    name = f"graphkiln-test-{uuid.uuid4().hex}"
+    subprocess.run(engine("volume", "create", name), capture_output=True, check=True)
+    try:
+        mode = "chown 0:1000 /volume && chmod 2777 /volume"
+        made = run_in_image(("--user", "0:0", "-v", f"{name}:/volume"), "sh", "-c", mode)
+        assert made.returncode == 0, made.stderr
+        yield name
+    finally:
+        subprocess.run(engine("volume", "rm", name), capture_output=True, check=False)

@@ -6,12 +6,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE = REPOSITORY / "deploy" / "image"
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 LOCKED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
 
 
@@ -38,9 +40,10 @@ def asked(extras: set[str]) -> list[Requirement]:
     return found
 
 
-def test_the_cpu_image_gets_what_is_asked_for() -> None:
-    versions = locked("requirements-cpu.txt")
-    for requirement in asked({"serve", "openvino"}):
+@pytest.mark.parametrize(("image", "extras"), [("cpu", {"serve", "openvino"}), ("gpu", {"gpu"})])
+def test_an_image_gets_what_is_asked_for(image: str, extras: set[str]) -> None:
+    versions = locked(f"requirements-{image}.txt")
+    for requirement in asked(extras):
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is not locked: see docs/releasing.md"
         assert version in requirement.specifier, f"{requirement} is not met by {version}: see docs/releasing.md"
@@ -51,5 +54,20 @@ def test_what_builds_our_wheel_is_locked_too() -> None:
     versions = locked("requirements-build.txt")
     for requirement in map(Requirement, build):
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier
-    both = versions.keys() & locked("requirements-cpu.txt").keys()
-    assert all(versions[name] == locked("requirements-cpu.txt")[name] for name in both)
+
+
+@pytest.mark.parametrize("other", ["requirements-build.txt", "requirements-gpu.txt"])
+def test_what_two_files_lock_is_one_version(other: str) -> None:
+    cpu, versions = locked("requirements-cpu.txt"), locked(other)
+    assert {name: versions[name] for name in versions.keys() & cpu} == {
+        name: cpu[name] for name in cpu.keys() & versions
+    }
+
+
+def test_the_gpu_image_has_cuda_of_the_kind_that_its_libraries_are_looked_for_in() -> None:
+    """Wheels of CUDA 13 lie in nvidia/cu13, cuDNN beside it; those of CUDA 12 had a folder for each library."""
+    nvidia = {name for name in locked("requirements-gpu.txt") if name.startswith("nvidia-c")}
+    assert {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-cudnn-cu13"} <= nvidia
+    line = next(line for line in DOCKERFILE.splitlines() if "LD_LIBRARY_PATH=" in line)
+    folders = line.partition("=")[2].removesuffix(" \\").split(":")
+    assert [folder.partition("/nvidia/")[2] for folder in folders] == ["cu13/lib", "cudnn/lib"]

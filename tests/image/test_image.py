@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from containers import IMAGE, LIMITS, engine, run_in_image
-from running import free_ports, run_command
+from containers import IMAGE, LIMITS, Container, engine, pods_volume, run_in_image, serving
+from running import run_command
 
 pytestmark = pytest.mark.image
 
@@ -28,57 +26,18 @@ def health_check(image: dict) -> list[str]:  # type: ignore[type-arg]
     return (image["Config"].get("Healthcheck") or image["Healthcheck"])["Test"]  # type: ignore[no-any-return]
 
 
-@dataclass
-class Container:
-    process: subprocess.Popen[str]
-    name: str
-    http_port: int
-    grpc_port: int
-
-    def stop(self) -> tuple[int, float]:
-        begun = time.monotonic()
-        subprocess.run(engine("kill", "--signal", "TERM", self.name), capture_output=True, check=True)
-        return self.process.wait(60), time.monotonic() - begun
-
-
 @pytest.fixture
 def container(repository: Path) -> Iterator[Container]:
-    """The image with model_repository mounted read-only, on free ports of the host's network."""
-    http_port, grpc_port, metrics_port = free_ports(3)
-    name = f"graphkiln-test-{http_port}"
-    process = subprocess.Popen(
-        engine(
-            *(
-                "run",
-                "--rm",
-                "--name",
-                name,
-                "--network",
-                "host",
-                "-v",
-                f"{repository / 'model_repository'}:/models:ro",
-            ),
-            *LIMITS,
-            *(IMAGE, "graphkiln", "serve", "--model-store", "/models"),
-            *(f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"),
-        ),
-        text=True,
-    )
-    try:
-        waited = run_command("health", "--url", f"http://127.0.0.1:{http_port}", "--wait", "60")
-        assert waited.returncode == 0, waited.stderr
-        yield Container(process, name, http_port, grpc_port)
-    finally:
-        if process.poll() is None:
-            subprocess.run(engine("kill", name), capture_output=True, check=False)
-            process.wait(60)
+    """The image with model_repository mounted read-only."""
+    with serving(("-v", f"{repository / 'model_repository'}:/models:ro"), "--model-store=/models") as running:
+        yield running
 
 
 def test_serves_a_read_only_store_and_stops_cleanly(container: Container, repository: Path) -> None:
-    with urllib.request.urlopen(f"http://127.0.0.1:{container.http_port}/v2/health/ready") as answer:
+    with urllib.request.urlopen(f"{container.url}/v2/health/ready") as answer:
         assert answer.status == 200
     sample = repository / "docs" / "digits" / "seven.png"
-    for url in (f"http://127.0.0.1:{container.http_port}", f"grpc://127.0.0.1:{container.grpc_port}"):
+    for url in (container.url, f"grpc://127.0.0.1:{container.grpc_port}"):
         finished = run_command("classify", sample, "--model", "digits", "--url", url, "--json")
         assert finished.returncode == 0, finished.stderr
         assert json.loads(finished.stdout)[0]["classifications"][0]["label"] == "seven"
@@ -130,3 +89,35 @@ def test_text_can_change_its_case() -> None:
     program = "import locale; locale.setlocale(locale.LC_ALL, 'en_US.UTF-8')"
     finished = run_in_image((), "python3", "-c", program)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_bytecode_is_there_and_depends_on_no_clock() -> None:
+    """Times of files differ from build to build: what is checked against them is compiled anew at each start."""
+    program = (
+        "import pathlib\n"
+        "for root in ('/opt/graphkiln/lib', '/usr/lib/python3.11'):\n"
+        "    kinds = [f.read_bytes()[4] for f in pathlib.Path(root).rglob('*.pyc')]\n"
+        "    print(len(kinds) > 500, set(kinds))\n"
+    )
+    unchecked = 1  # PEP 552: by hash, not looked at again
+    assert run_in_image(("--network", "none"), "python3", "-c", program).stdout == f"True {{{unchecked}}}\n" * 2
+
+
+def test_new_volumes_belong_to_its_user() -> None:
+    """An engine gives a new volume the owner of the folder that it hides."""
+    owners = run_in_image(("--network", "none"), "stat", "--format", "%u %a", "/cache", "/home/graphkiln/.cache")
+    assert owners.stdout == "1000 755\n" * 2, owners.stderr
+
+
+def test_artifacts_are_kept_in_a_volume_of_a_pod(repository: Path) -> None:
+    """As the manifests mount and name it; without the name it is refused, because others could have written it."""
+    store = ("-v", f"{repository / 'model_repository'}:/models:ro")
+    with pods_volume() as volume:
+        options = ("--network", "none", *store, "-v", f"{volume}:/cache")
+        lower = ("graphkiln", "lower", "/models/digits", "--cache", "/cache")
+        refused = run_in_image(options, *lower)
+        assert "/cache can be written by other users (mode 2777)" in refused.stderr
+        kept = run_in_image((*options, "-e", "GRAPHKILN_TRUSTED_VOLUME=/cache"), *lower)
+        assert kept.returncode == 0, kept.stderr
+        listed = run_in_image(options, "sh", "-c", "ls /cache/entries | wc -l")
+        assert int(listed.stdout) > 0
