@@ -4,7 +4,8 @@ helm-sdkpy is the Go library of Helm 4. It has no `template`, but what `helm ins
 held to the chart's schema, and mapped to the resources of an API server. The one here knows the kinds of the chart and
 keeps nothing.
 
-Standard input: `{"chart": PATH, "cases": [VALUES, ...]}`. Standard output: `{"lint": [...], "cases": [...]}`; a case is
+Standard input: `{"chart": PATH, "cases": [VALUES, ...]}`, where `name` among the values is that of the release. Standard
+output: `{"lint": [...], "cases": [...]}`; a case is
 `{"objects": [...]}` or `{"error": "..."}`.
 """
 
@@ -118,9 +119,10 @@ def kubeconfig(port: int) -> str:
 
 async def install(chart: str, values: dict[str, Any], config: str) -> dict[str, Any]:
     """The objects that Helm creates for some values, or why it creates none."""
+    name = values.pop("name", "graphkiln")
     Recorder.created = []
     try:
-        await HELM.Install(HELM.Configuration("models", config)).run("graphkiln", chart, values, wait=False)
+        await HELM.Install(HELM.Configuration("models", config)).run(name, chart, values, wait=False)
     except HELM.HelmError as error:
         return {"error": str(error)}
     return {"objects": Recorder.created}

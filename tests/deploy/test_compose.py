@@ -45,6 +45,8 @@ def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: d
     told = set(pod["containers"][0]["args"]) - {"--load-deadline=600"}  # the default
     assert told <= set(server["command"])
     assert server["read_only"] is True
+    assert server["tmpfs"] == ["/tmp:exec"]
+    assert f"--cache={next(where for where, name in _mounts(server).items() if name == 'cache')}" in server["command"]
     assert server["cap_drop"] == ["ALL"]
     assert server["stop_grace_period"] == f"{pod['terminationGracePeriodSeconds']}s"
     assert server["shm_size"] == "1gb"

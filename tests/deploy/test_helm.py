@@ -44,10 +44,25 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"server": {"extraArguments": ["--drain=3"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"extraArguments": ["log-verbose=1"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"preStop": 2}}, "at '/server/preStop'"),
+    ({"server": {"extraArguments": ["--tls-cert=a"]}}, "at '/server/extraArguments/0'"),  # probes ask without TLS
+    ({"store": {"volume": {"accessModes": ["ReadWriteOncePod"]}}}, "at '/store/volume/accessModes/0'"),
+    ({"store": {"remote": {"dockerConfig": "mine"}}}, "at '/store/remote/dockerConfig'"),
+    ({"autoscaling": {"busy": 70}}, "at '/autoscaling/busy'"),
+    ({"pod": {"hostNetwork": True}}, "'hostNetwork' not allowed"),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"server": {"drain": 60, "loadDeadline": 1200, "preStop": 20, "extraArguments": ["--log-verbose=1"]}},
     {"store": {"volume": {"claim": "mine"}}, "replicas": 5, "image": {"tag": "7"}},
+    {
+        "name": "other",
+        "store": {
+            "kind": "remote",
+            "remote": {"address": "oci://registry:5000/m:1", "dockerConfig": "pull", "ports": [5000], "copyDeadline": 60},
+        },
+        "pod": {"nodeSelector": {"disk": "fast"}, "imagePullSecrets": [{"name": "pull"}]},
+        "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+        "autoscaling": {"kind": "keda", "busy": 0.55},
+    },
 ]
 
 
@@ -110,6 +125,25 @@ def test_probes_and_grace_follow_the_servers_limits() -> None:
         assert container[probe]["periodSeconds"] * container[probe]["failureThreshold"] > 1200
     assert deployment["spec"]["progressDeadlineSeconds"] > 1260
     assert spec["terminationGracePeriodSeconds"] >= 20 + 60 + 10
+
+
+def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
+    case = told()["cases"][-1]
+    found = {each["kind"]: each for each in case["objects"]}
+    alerts = [rule for group in found["PrometheusRule"]["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    assert {rule["alert"]: rule["expr"] for rule in alerts}["GraphkilnDown"] == 'up{job="other"} == 0'
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        assert found[kind]["metadata"]["labels"]["release"] == "prometheus"
+    queries = [trigger["metadata"]["query"] for trigger in found["ScaledObject"]["spec"]["triggers"]]
+    assert all('{namespace="models",service="other"}' in query for query in queries)
+    assert [trigger["metadata"]["threshold"] for trigger in found["ScaledObject"]["spec"]["triggers"]] == ["1", "0.55"]
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert (spec["nodeSelector"], spec["imagePullSecrets"]) == ({"disk": "fast"}, [{"name": "pull"}])
+    assert {"name": "DOCKER_CONFIG", "value": "/docker"} in container["env"]
+    assert {"name": "docker", "mountPath": "/docker", "readOnly": True} in container["volumeMounts"]
+    assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 600 + 60 + 60
+    assert found["NetworkPolicy"]["spec"]["egress"][1] == {"ports": [{"port": 5000, "protocol": "TCP"}]}
 
 
 def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:

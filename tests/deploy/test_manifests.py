@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from graphkiln.cli.main import app
 
-OVERLAYS = ("cpu", "gpu", "s3", "image", "autoscaling", "keda", "monitoring")
+OVERLAYS = ("cpu", "gpu", "s3", "image", "autoscaling", "keda", "monitoring", "signed")
 KUSTOMIZATIONS = [*(f"kubernetes/overlays/{name}" for name in OVERLAYS), "kserve"]
 _PLAIN = ("score/rayjob.yaml",)
 _CORE = {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
@@ -111,6 +111,11 @@ def test_the_container_can_do_no_more_than_it_must(deploy: Path, name: str) -> N
         assert security["allowPrivilegeEscalation"] is False
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert "memory" in container["resources"]["limits"]
+    (container,) = spec["containers"]
+    caches = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "cache"]
+    assert [_option(container["args"], "cache")] == caches
+    named = {each["name"]: each["value"] for each in container["env"]}
+    assert [named["GRAPHKILN_TRUSTED_VOLUME"]] == caches, "else nothing is kept: Kubernetes lets everybody write it"
     memory = [each for each in spec["volumes"] if each.get("emptyDir", {}).get("medium") == "Memory"]
     mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     assert [mounts[each["name"]] for each in memory] == ["/dev/shm"]
@@ -132,13 +137,18 @@ def test_probes_and_grace_fit_what_the_server_does(deploy: Path, name: str) -> N
     for probe in ("startupProbe", "livenessProbe"):  # a restart of the supervisor loads all models again
         assert container[probe]["httpGet"]["path"] == "/v2/health/live"
         assert window_s(probe) > load_s
+    if "//" in _option(arguments, "model-store"):  # it is copied before the port opens
+        assert window_s("startupProbe") >= load_s + 1200
+    assert container["startupProbe"]["periodSeconds"] <= 2, "what a start takes longer than the server"
     assert deployment["spec"]["progressDeadlineSeconds"] > window_s("startupProbe")
 
     before, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     assert before == "sleep"
     assert float(pause) > 2 * window_s("readinessProbe"), "routers hear of it within that time"
     assert spec["terminationGracePeriodSeconds"] >= float(pause) + drain_s + 10
-    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    # A GPU is rarely there twice: the new pod would wait for the one that the old pod has.
+    surge = {"maxSurge": 0, "maxUnavailable": 1} if name == "gpu" else {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == surge
 
 
 @needs_kubectl
@@ -187,7 +197,29 @@ def test_kserve_gets_the_probes_and_the_confinement_of_the_deployment(deploy: Pa
         asked = {**plain[probe], "httpGet": {**plain[probe]["httpGet"], "port": 8080}}
         assert container[probe] == asked
     assert container["securityContext"].items() >= plain["securityContext"].items()
+    assert container["lifecycle"] == plain["lifecycle"]
+    assert {"name": "GRAPHKILN_TRUSTED_VOLUME", "value": "/tmp"} in container["env"]
+    assert _option(container["args"], "cache").startswith("/tmp/")
+    predictor = service["spec"]["predictor"]
+    assert predictor["deploymentStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert predictor["terminationGracePeriodSeconds"] == 45
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["modelFormat"]["name"] in {each["name"] for each in runtime["spec"]["supportedModelFormats"]}
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+
+
+@needs_kubectl
+def test_trusted_keys_are_mounted_where_the_server_looks_for_them(deploy: Path) -> None:
+    container = _container(only(kustomize(deploy / "kubernetes/overlays/signed"), "Deployment"))
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert _option(container["args"], "trusted-keys") == mounts["trusted-keys"]
+
+
+@needs_kubectl
+def test_a_store_in_s3_may_be_reached_and_so_may_its_credentials(deploy: Path) -> None:
+    policy = only(kustomize(deploy / "kubernetes/overlays/s3"), "NetworkPolicy")["spec"]
+    open_ports = {port["port"] for rule in policy["egress"] if "to" not in rule for port in rule["ports"]}
+    assert open_ports == {53, 443}
+    metadata = [block["ipBlock"]["cidr"] for rule in policy["egress"] for block in rule.get("to", ())]
+    assert metadata == ["169.254.169.254/32", "169.254.170.23/32"]

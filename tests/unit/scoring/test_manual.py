@@ -37,7 +37,7 @@ def flags() -> set[str]:
 
 
 def read_yaml(repository: Path, name: str) -> Any:
-    return yaml.safe_load((repository / "deploy" / "score" / name).read_text())
+    return list(yaml.safe_load_all((repository / "deploy" / "score" / name).read_text()))[-1]
 
 
 def test_every_flag_that_it_names_is_one(manual: str, flags: set[str]) -> None:
