@@ -15,6 +15,8 @@
     scripts/benchmark images       classify_many beside a loop, preprocessing beside torchvision, the import
     scripts/benchmark loading      ten small models, configurations completed by serve beside completed by Triton
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
+    scripts/benchmark container    from a container's start until it is ready, with and without a kept cache
+    scripts/benchmark queue        what waits and how busy instances are, at shares of the highest rate
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
     scripts/benchmark parallel     one model over two groups of cores: copies, stages, shards; what sums take
@@ -46,6 +48,7 @@ import reporting
 from bench_speed import benchmark_bench
 from client_speed import benchmark_client, benchmark_images
 from comparing import compare, format_changes
+from container_start import benchmark_container
 from encoded_speed import benchmark_encoded
 from light_speed import benchmark_light
 from lowering_speed import benchmark_lowered_load, benchmark_lowering, benchmark_session
@@ -53,6 +56,7 @@ from memory_use import benchmark_memory
 from parallel_speed import benchmark_devices, benchmark_parallel
 from peers_speed import benchmark_peers
 from precision_speed import benchmark_precision
+from queue_speed import benchmark_queue
 from rich.console import Console
 from rich.table import Table
 from score_speed import benchmark_score
@@ -88,6 +92,8 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_start,
         "from the command until ready, batches up to 8, ratio to bare sessions that answer twice",
     ),
+    "container": (benchmark_container, "from a container's start until it is ready, ratio to the start without a cache"),
+    "queue": (benchmark_queue, "open loop at shares of the highest rate, ratio of p99 to that of the smallest share"),
     "story": (benchmark_story, "ResNet-101 from eager PyTorch to a served graph, each step proven"),
     "score": (
         benchmark_score,

@@ -103,9 +103,9 @@ def benchmark_light(rounds: int, seconds: float, cpp_backend: Path | None) -> li
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {OURS: stack.enter_context(start_server(_store(folder / "ours", ours=True)))}
+        servers = {OURS: stack.enter_context(start_server(variant_store(folder / "ours", VARIANTS, ours=True)))}
         if cpp_backend:
-            backends, store = check_backend(cpp_backend), _store(folder / "cpp", ours=False)
+            backends, store = check_backend(cpp_backend), variant_store(folder / "cpp", VARIANTS, ours=False)
             servers[CPP] = stack.enter_context(start_cpp_server(backends, store))
         for variant, protocol, concurrency in _cases():
             title = variant.title(protocol, concurrency)
@@ -127,8 +127,9 @@ def _cases() -> Iterator[tuple[Variant, str, int]]:
                 yield variant, protocol, concurrency
 
 
-def _store(folder: Path, *, ours: bool) -> Path:
-    for variant in VARIANTS:
+def variant_store(folder: Path, variants: Sequence[Variant], *, ours: bool) -> Path:
+    """A new model store of them, for our backend or for Triton's C++ backend; the same folder."""
+    for variant in variants:
         graph = exported_graph(variant.architecture)
         text = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n" + parameters(
             _settings(variant, ours)
