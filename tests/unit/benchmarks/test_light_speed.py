@@ -82,7 +82,7 @@ def test_both_servers_get_the_same_models_instances_and_threads(
     ours: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(light_speed, "exported_graph", lambda _: DIGITS / "1" / "model.onnx")
-    store = light_speed._store(tmp_path / "store", ours=ours)
+    store = light_speed.variant_store(tmp_path / "store", VARIANTS, ours=ours)
     assert sorted(folder.name for folder in store.iterdir()) == sorted(variant.name for variant in VARIANTS)
     for variant in VARIANTS:
         text = (store / variant.name / "config.pbtxt").read_text()

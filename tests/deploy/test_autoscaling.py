@@ -1,0 +1,178 @@
+"""The autoscalers: both follow the same two figures, and a steady load ends in a steady fleet."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_rules import needs_promtool
+
+Metric = Callable[[float, float], float]
+"""What a metric says of a pod: from its load (a share of what it can do) and the requests that it has piled up."""
+
+TOLERANCE = 0.1
+"""Of the autoscaler: a smaller difference changes nothing. Source: Kubernetes, "Horizontal Pod Autoscaling"."""
+STEP_S = 30
+"""As long as the period of the rules for going up."""
+RATE = 25.0
+"""Requests a second of a pod that does all it can: ResNet-50 on two cores, docs/benchmarks/queue.json."""
+
+
+@pytest.fixture(scope="module")
+def components(repository: Path) -> Path:
+    return repository / "deploy" / "kubernetes" / "components"
+
+
+@pytest.fixture(scope="module")
+def hpa(components: Path) -> dict[str, Any]:
+    return yaml.safe_load((components / "hpa" / "hpa.yaml").read_text())["spec"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def scaled(components: Path) -> dict[str, Any]:
+    text = (components / "keda" / "scaledobject.yaml").read_text()
+    return yaml.safe_load(text)["spec"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def adapter(components: Path) -> dict[str, str]:
+    """Metric -> the query that the adapter asks."""
+    values = yaml.safe_load((components / "hpa" / "adapter-values.yaml").read_text())
+    return {rule["name"]["as"]: rule["metricsQuery"] for rule in values["rules"]["custom"]}
+
+
+def targets(hpa: Mapping[str, Any]) -> dict[str, float]:
+    """Metric -> what the autoscaler aims at, on average per pod."""
+    named = {each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"] for each in hpa["metrics"]}
+    return {name: float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1) for name, text in named.items()}
+
+
+def waiting(load: float, piled_up: float) -> float:
+    """The mean queue of a server with constant times and random arrivals (M/D/1), and what has piled up."""
+    return piled_up + (load**2 / (2 * (1 - load)) if load < 1 else 0.0)
+
+
+def busy(load: float, _: float) -> float:
+    return min(1.0, load)
+
+
+METRICS: dict[str, Metric] = {"graphkiln_queue_seconds_per_second": waiting, "graphkiln_instances_busy": busy}
+
+
+def wanted(pods: int, metrics: Mapping[str, float], aims: Mapping[str, float]) -> int:
+    """What the autoscaler computes from averages per pod. Source: Kubernetes, "Algorithm details"."""
+    ratios = [value / aims[name] for name, value in metrics.items()]
+    return max(pods if abs(ratio - 1) <= TOLERANCE else math.ceil(pods * ratio) for ratio in ratios)
+
+
+def scale(load: float, hpa: Mapping[str, Any], metrics: Mapping[str, Metric], minutes: int) -> list[tuple[int, float]]:
+    """Pods, and the load of each, over time: what so many pods' worth of requests make of the fleet.
+
+    A pod that is asked for serves at the next step; how fast it goes up and down is what the manifest says.
+    """
+    up, down = hpa["behavior"]["scaleUp"]["policies"], hpa["behavior"]["scaleDown"]
+    window = down["stabilizationWindowSeconds"] // STEP_S
+    pods, piled_up = int(hpa["minReplicas"]), 0.0
+    asked: list[int] = []
+    told: list[tuple[int, float]] = []
+    for _ in range(minutes * 60 // STEP_S):
+        piled_up = max(0.0, piled_up + (load - pods) * RATE * STEP_S)
+        figures = {name: metric(load / pods, piled_up / pods) for name, metric in metrics.items()}
+        asked.append(min(max(wanted(pods, figures, targets(hpa)), hpa["minReplicas"]), hpa["maxReplicas"]))
+        told.append((pods, load / pods))
+        if asked[-1] > pods:
+            pods = min(asked[-1], max(_more(pods, policy) for policy in up))
+        elif len(told) * STEP_S % down["policies"][0]["periodSeconds"] == 0:
+            pods = max(max(asked[-window:]), pods - down["policies"][0]["value"]) if len(asked) >= window else pods
+            pods = min(pods, told[-1][0])
+    return told
+
+
+def _more(pods: int, policy: Mapping[str, Any]) -> int:
+    """The most pods that a policy allows after a step."""
+    more = pods * policy["value"] / 100 if policy["type"] == "Percent" else policy["value"]
+    return pods + math.ceil(more * STEP_S / policy["periodSeconds"])
+
+
+@pytest.mark.parametrize("load", [0.2, 0.9, 1.5, 1.8, 2.2, 2.7, 3.4, 4.1, 5.0, 6.3])
+def test_a_steady_load_ends_in_a_steady_fleet_that_is_not_overloaded(hpa: dict[str, Any], load: float) -> None:
+    last_hour = scale(load, hpa, METRICS, minutes=180)[-120:]
+    (pods,) = {pods for pods, _ in last_hour}
+    assert load / pods <= targets(hpa)["graphkiln_instances_busy"] * (1 + TOLERANCE)
+    assert pods == hpa["minReplicas"] or load / (pods - 1) > 0.5, "more pods than the load can keep busy"
+
+
+def test_the_queue_alone_would_send_it_up_and_down_for_ever(hpa: dict[str, Any]) -> None:
+    alone = {name: metric for name, metric in METRICS.items() if "queue" in name}
+    last_hour = scale(1.8, hpa, alone, minutes=180)[-120:]
+    assert len({pods for pods, _ in last_hour}) > 1
+    assert max(load for _, load in last_hour) > 0.85
+
+
+def test_a_burst_is_answered_by_doubling_and_no_more(hpa: dict[str, Any]) -> None:
+    fleet = [pods for pods, _ in scale(9.0, hpa, METRICS, minutes=10)]
+    assert max(fleet) == hpa["maxReplicas"]
+    assert all(later <= 2 * earlier for earlier, later in pairwise(fleet))
+
+
+def test_keda_follows_the_same_figures_as_fast(hpa: dict[str, Any], scaled: dict[str, Any]) -> None:
+    assert [float(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"]] == list(targets(hpa).values())
+    assert scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
+    assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in scaled["triggers"])
+
+
+def test_the_adapter_has_what_the_hpa_asks_for(hpa: dict[str, Any], adapter: dict[str, str]) -> None:
+    assert adapter.keys() == targets(hpa).keys() == METRICS.keys()
+
+
+@needs_promtool
+def test_the_queries_compute_what_waits_and_who_is_busy(
+    adapter: dict[str, str], scaled: dict[str, Any], tmp_path: Path
+) -> None:
+    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait; all else is idle."""
+    waits, works = (trigger["metadata"]["query"] for trigger in scaled["triggers"])
+    asked = [(waits, [("{}", 1.5)]), (works, [("{}", 0.5)])]
+    for name, (a, b) in {"graphkiln_queue_seconds_per_second": (1.5, 0), "graphkiln_instances_busy": (0.5, 0)}.items():
+        query = adapter[name].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="models"')
+        asked.append((query, [('{pod="a"}', a), ('{pod="b"}', b)]))
+    series = [
+        *_series("a", "m", requests=100, batches=25, queue_us=1_500_000, compute_us=2_000_000),
+        *_series("a", "idle", requests=0, batches=0, queue_us=0, compute_us=0),
+        *_series("b", "m", requests=0, batches=0, queue_us=0, compute_us=0),
+        *_series("a", "m", requests=9, batches=9, queue_us=90_000_000, compute_us=9_000_000, namespace="others"),
+    ]
+    tests = tmp_path / "tests.yml"
+    expected = [
+        {
+            "expr": f"round({query}, 0.001)",
+            "eval_time": "10m",
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+        }
+        for query, samples in asked
+    ]
+    tests.write_text(json.dumps({"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": expected}]}))
+    done = subprocess.run(["promtool", "test", "rules", tests], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _series(
+    pod: str, model: str, *, requests: int, batches: int, queue_us: int, compute_us: int, namespace: str = "models"
+) -> list[dict[str, str]]:
+    """The counters of a model in a pod, so much more each second; and its one instance."""
+    counters = {
+        "nv_inference_request_success": requests,
+        "nv_inference_exec_count": batches,
+        "nv_inference_queue_duration_us": queue_us,
+        "nv_inference_compute_infer_duration_us": compute_us,
+    }
+    labels = f'{{namespace="{namespace}",service="graphkiln",pod="{pod}",model="{model}"}}'
+    told = [{"series": f"{name}{labels}", "values": f"0+{15 * each}x60"} for name, each in counters.items()]
+    return [*told, {"series": f"graphkiln_instance_info{labels}", "values": "1x60"}]
