@@ -92,7 +92,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_start,
         "from the command until ready, batches up to 8, ratio to bare sessions that answer twice",
     ),
-    "container": (benchmark_container, "from a container's start until it is ready, ratio to the start without a cache"),
+    "container": (benchmark_container, "from a container's start until ready, ratio to the start without a cache"),
     "queue": (benchmark_queue, "open loop at shares of the highest rate, ratio of p99 to that of the smallest share"),
     "story": (benchmark_story, "ResNet-101 from eager PyTorch to a served graph, each step proven"),
     "score": (

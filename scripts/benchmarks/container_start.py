@@ -1,7 +1,7 @@
 """From a container's start until it is ready, as an autoscaler waits for it: with nothing kept, and with a kept cache.
 
-The image is made by `scripts/test-image`; Docker's engine or podman runs it, as the Deployment does: user, read-only root,
-volumes, and one container at a time. What comes before (a node, the image, the volume) is not measured.
+`scripts/test-image` makes the image; Docker's engine or podman runs it, as the Deployment does: user, read-only root,
+volumes. One container at a time; what comes before (a node, the image, the volume) is not measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long the queue is at which load, and how busy the instances: what an autoscaler can aim at.
 
-Requests come at random moments (an open loop), at shares of the highest rate that callers reach who wait for their
-responses. What waits and what computes is what the autoscalers of deploy/ read: queue time per second (Little's law), and
+Requests come at random moments (an open loop), at shares of the highest rate that callers reach who wait for responses.
+What waits and what computes is what the autoscalers of deploy/ read: queue time per second (Little's law), and
 the share of the instances that compute.
 """
 

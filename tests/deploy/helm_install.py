@@ -4,7 +4,7 @@ helm-sdkpy is the Go library of Helm 4. It has no `template`, but what `helm ins
 held to the chart's schema, and mapped to the resources of an API server. The one here knows the kinds of the chart and
 keeps nothing.
 
-Standard input: `{"chart": PATH, "cases": [VALUES, ...]}`, where `name` among the values is that of the release. Standard
+Standard input: `{"chart": PATH, "cases": [VALUES, ...]}`; `name` among the values is that of the release. Standard
 output: `{"lint": [...], "cases": [...]}`; a case is
 `{"objects": [...]}` or `{"error": "..."}`.
 """

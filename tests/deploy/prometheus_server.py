@@ -22,6 +22,9 @@ START_TIMEOUT_S = 120
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no Prometheus on this machine: apt-get install prometheus"
 )
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool on this machine: apt-get install prometheus"
+)
 
 
 class PrometheusServer:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_rules import needs_promtool
+from prometheus_server import needs_promtool
 
 Metric = Callable[[float, float], float]
 """What a metric says of a pod: from its load (a share of what it can do) and the requests that it has piled up."""

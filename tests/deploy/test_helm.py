@@ -57,7 +57,12 @@ TAKEN: list[dict[str, Any]] = [
         "name": "other",
         "store": {
             "kind": "remote",
-            "remote": {"address": "oci://registry:5000/m:1", "dockerConfig": "pull", "ports": [5000], "copyDeadline": 60},
+            "remote": {
+                "address": "oci://registry:5000/m:1",
+                "dockerConfig": "pull",
+                "ports": [5000],
+                "copyDeadline": 60,
+            },
         },
         "pod": {"nodeSelector": {"disk": "fast"}, "imagePullSecrets": [{"name": "pull"}]},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="no promtool on this machine: apt-get install prometheus"
-)
-
+from prometheus_server import needs_promtool
 
 def _promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)

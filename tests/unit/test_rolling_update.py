@@ -1,15 +1,21 @@
-"""What a rolling update counts, and what it tells haproxy."""
+"""What a rolling update counts, what it tells haproxy, and which pod it plays."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from aiohttp import web
 
-from rolling.rolling_update import Outcome, Proxy, send
+from rolling.load import Outcome, Sender, request_bytes
+from rolling.pods import on_this_machine
+from rolling.proxy import Proxy
+
+Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def test_failures_are_counted_by_reason_and_can_be_written() -> None:
@@ -28,30 +34,93 @@ def test_the_proxy_knows_both_servers_and_retries_nothing(tmp_path: Path) -> Non
     assert "retries 0" in text
 
 
-def test_an_answer_without_the_outputs_is_a_failure() -> None:
-    outcome = Outcome(200)
-    answers = iter([(200, [0.0] * 10), (503, []), (200, [0.0] * 9)])
+def test_a_request_is_a_digit_in_the_protocol_of_the_server() -> None:
+    head, _, body = request_bytes("http://host:1/v2/models/digits/infer").partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "POST /v2/models/digits/infer HTTP/1.1"
+    headers = dict(line.split(": ") for line in lines[1:])
+    assert int(headers["Content-Length"]) == len(body)
+    described = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
+    (tensor,) = described["inputs"]
+    content = np.frombuffer(body[int(headers["Inference-Header-Content-Length"]) :], np.float32)
+    assert content.reshape(tensor["shape"]).nbytes == tensor["parameters"]["binary_data_size"] == 4096
+
+
+def send(outcome: Outcome, respond: Respond, has_seen_enough: Callable[[], bool]) -> None:
+    """Sends requests to a server of aiohttp until there were enough."""
 
     async def run() -> None:
         stop = asyncio.Event()
 
-        async def respond(_: web.Request) -> web.Response:
-            status, data = next(answers, (200, [0.0] * 10))
-            if outcome.answered > 2:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            await request.read()
+            if has_seen_enough():
                 stop.set()
-            return web.json_response({"outputs": [{"data": data}]}, status=status)
+            return await respond(request)
 
         app = web.Application()
-        app.router.add_post("/", respond)
-        runner = web.AppRunner(app)
+        app.router.add_post("/", handle)
+        runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            await send(f"http://127.0.0.1:{runner.addresses[0][1]}/", outcome, stop)
+            await Sender(f"http://127.0.0.1:{runner.addresses[0][1]}/", outcome).run(stop)
         finally:
             await runner.cleanup()
 
     asyncio.run(run())
+
+
+def test_an_answer_without_the_outputs_is_a_failure() -> None:
+    outcome = Outcome(200)
+    answers = iter([(200, [0.0] * 10), (503, []), (200, [0.0] * 9)])
+
+    async def respond(_: web.Request) -> web.Response:
+        status, data = next(answers, (200, [0.0] * 10))
+        return web.json_response({"outputs": [{"data": data}]}, status=status)
+
+    send(outcome, respond, lambda: outcome.answered > 2)
     assert outcome.failed == {"HTTP 503": 1, "HTTP 200": 1}
     assert outcome.answered > 2
+    assert outcome.sent == outcome.answered + 2
+    assert outcome.latency_ms.keys() == {"p50", "p99", "worst"}
+
+
+def test_a_connection_that_is_cut_off_is_a_failure() -> None:
+    outcome = Outcome(200)
+    seen: list[web.Request] = []
+
+    async def respond(request: web.Request) -> web.Response:
+        seen.append(request)
+        if len(seen) == 2 and request.transport:
+            request.transport.close()
+        return web.json_response({"outputs": [{"data": [0.0] * 10}]})
+
+    send(outcome, respond, lambda: len(seen) > 5)
+    assert outcome.failed == {"ConnectionResetError": 1}
+    assert outcome.answered == outcome.sent - 1
+
+
+def test_a_pod_gets_names_and_ports_of_its_own() -> None:
+    container = {
+        "image": "graphkiln:0.1.0",
+        "args": ["serve"],
+        "ports": [{"name": "http", "containerPort": 8000}],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": "/models"}],
+        **{probe: {"httpGet": {"port": "http"}} for probe in ("startupProbe", "readinessProbe", "livenessProbe")},
+    }
+    volumes = [{"name": "shm"}, {"name": "models", "persistentVolumeClaim": {"claimName": "graphkiln-models"}}]
+    pod = {"containers": [container], "volumes": volumes}
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "graphkiln-models"}}
+    deployment = {"kind": "Deployment", "metadata": {"name": "g"}, "spec": {"template": {"spec": pod}}}
+    ports = {"http": 4000, "grpc": 4001, "metrics": 4002}
+    changed, played = on_this_machine([claim, deployment], "mine", ports, "image:test")
+    assert changed["metadata"]["name"] == "mine"
+    spec = played["spec"]["template"]["spec"]
+    assert (played["metadata"]["name"], played["spec"]["replicas"]) == ("mine", 1)
+    assert spec["volumes"] == [{"name": "models", "persistentVolumeClaim": {"claimName": "mine"}}]
+    (told,) = spec["containers"]
+    assert told["image"] == "localhost/image:test"
+    assert told["args"] == ["serve", "--http-port=4000", "--grpc-port=4001", "--metrics-port=4002"]
+    assert told["livenessProbe"]["httpGet"]["port"] == 4000
+    assert container["args"] == ["serve"], "what was rendered stays"

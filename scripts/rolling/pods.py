@@ -1,0 +1,197 @@
+"""The pod of deploy/kubernetes, played by podman (`podman kube play`): as near to a cluster as one machine comes.
+
+podman ignores what it does not know (Service, NetworkPolicy, PodDisruptionBudget, some kinds of probes), and runs one
+pod of a Deployment. What it takes is real: the user, the read-only root, the capabilities, the volumes, the command line.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from graphkiln.story.server import free_ports
+from rolling.proxy import wait
+from rolling.servers import is_ready
+
+_ROOT = Path(__file__).resolve().parents[2]
+_OVERLAY = _ROOT / "deploy" / "kubernetes" / "overlays" / "cpu"
+_GRACE_S = 45
+_TIMEOUT_S = 300
+# A container in a container may not raise limits, crun refuses the cgroups of some hosts, and `kube play` has no options
+# for either.
+_CONFIGURATION = """
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+shm_size = "1g"
+[engine]
+runtime = "runc"
+"""
+
+
+class Pod:
+    """The pod of some manifests, in the network of this machine; use it as a context manager.
+
+    Args:
+        manifest: What to play.
+        claim: The volume that it claims.
+        folder: For podman's configuration.
+
+    Attributes:
+        name: Of its container, while it runs.
+    """
+
+    def __init__(self, manifest: Path, claim: str, folder: Path) -> None:
+        (folder / "containers.conf").write_text(_CONFIGURATION)
+        self._environment = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
+        self._manifest, self._claim = manifest, claim
+        self.name = ""
+
+    def podman(self, *arguments: str, send: bytes = b"", fails: bool = False) -> str:
+        """Runs podman; its standard output.
+
+        Args:
+            arguments: Of podman.
+            send: Its standard input.
+            fails: Whether it may fail.
+
+        Raises:
+            RuntimeError: It failed.
+        """
+        command = ["podman", *arguments]
+        done = subprocess.run(
+            command, env=self._environment, input=send, capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+        if done.returncode and not fails:
+            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.decode()}")
+        return done.stdout.decode()
+
+    def exec(self, *command: str, fails: bool = False) -> str:
+        """Runs a command in its container; what it prints."""
+        return self.podman("exec", self.name, *command, fails=fails)
+
+    def fill(self, store: Path) -> None:
+        """Copies a store into the claim, whether or not the server runs."""
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w") as tar:
+            tar.add(store, ".")
+        self.podman("volume", "import", self._claim, "-", send=content.getvalue())
+
+    def play(self) -> None:
+        """Starts it."""
+        self.name = self.podman("kube", "play", str(self._manifest)).split()[-1]
+
+    def end(self) -> str:
+        """Ends it as a cluster does, with SIGTERM and some time; its last state and exit code.
+
+        A plain `podman kill` would have it started again, as a deployment's pods are.
+        """
+        self.podman("stop", "--time", str(_GRACE_S), self.name)
+        return self.podman("inspect", self.name, "--format", "{{.State.Status}} {{.State.ExitCode}}").strip()
+
+    def remove(self) -> None:
+        """Removes what is left of it; the claim stays."""
+        self.podman("kube", "down", str(self._manifest), fails=True)
+
+    def __enter__(self) -> Pod:
+        self.play()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+        self.podman("volume", "rm", "--force", self._claim, fails=True)
+
+
+def on_this_machine(
+    manifests: Sequence[Mapping[str, Any]], name: str, ports: Mapping[str, int], image: str
+) -> list[dict[str, Any]]:
+    """The manifests for one pod of an image, with names and ports that nobody else has here.
+
+    Args:
+        manifests: Rendered.
+        name: Of the pod, and of the volume that it claims.
+        ports: Of `http`, `grpc` and `metrics`.
+        image: Built on this machine.
+    """
+    text = yaml.safe_dump_all(manifests).replace("claimName: graphkiln-models", f"claimName: {name}")
+    found: list[dict[str, Any]] = [each for each in yaml.safe_load_all(text) if each]
+    for claim in (each for each in found if each["kind"] == "PersistentVolumeClaim"):
+        claim["metadata"]["name"] = name
+    (deployment,) = (each for each in found if each["kind"] == "Deployment")
+    deployment["metadata"]["name"] = name
+    deployment["spec"]["replicas"] = 1
+    spec = deployment["spec"]["template"]["spec"]
+    spec["hostNetwork"] = True
+    (container,) = spec["containers"]
+    container["image"] = f"localhost/{image}"
+    container["args"] += [f"--{service}-port={port}" for service, port in ports.items()]
+    del container["ports"]  # podman would map them, which takes a network of its own
+    # It knows neither the memory medium nor fsGroup; what it gives every container is as large as the configuration says.
+    spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "shm"]
+    container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] != "shm"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        container[probe]["httpGet"]["port"] = ports["http"]
+    return found
+
+
+class ServedPod:
+    """The pod of the overlay `cpu` on ports that stay; use it as a context manager.
+
+    Args:
+        store: The model store that its volume holds.
+        folder: For its manifest.
+        image: That of `scripts/test-image`.
+    """
+
+    def __init__(self, store: Path, folder: Path, image: str) -> None:
+        ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+        self.http_port, self._store = ports["http"], store
+        name = f"graphkiln-rolling-{self.http_port}"
+        manifests = on_this_machine(_rendered(), name, ports, image)
+        # The volume lasts longer than the pod, as a claim does; podman makes one for each claim that it is shown.
+        played = [each for each in manifests if each["kind"] == "Deployment"]
+        folder.mkdir()
+        (folder / "manifest.yaml").write_text(yaml.safe_dump_all(played))
+        self._pod = Pod(folder / "manifest.yaml", name, folder)
+        self._claim = name
+
+    def start(self) -> None:
+        """Starts the next one and waits until it is ready."""
+        self._pod.play()
+        wait(lambda: is_ready(self.http_port), f"the pod {self._pod.name}")
+
+    def stop(self) -> None:
+        """Ends it with SIGTERM, and removes it.
+
+        Raises:
+            RuntimeError: It did not end as it should.
+        """
+        state = self._pod.end()
+        log = self._pod.podman("logs", self._pod.name, fails=True) if state != "exited 0" else ""
+        self._pod.remove()
+        if state != "exited 0":
+            raise RuntimeError(f"the pod is '{state}':\n{log}")
+
+    def __enter__(self) -> ServedPod:
+        self._pod.podman("volume", "create", self._claim)
+        self._pod.fill(self._store)
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pod.__exit__()
+
+
+def _rendered() -> list[dict[str, Any]]:
+    done = subprocess.run(["kubectl", "kustomize", _OVERLAY], capture_output=True, text=True, check=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
