@@ -69,7 +69,8 @@ ENV PATH=/opt/graphkiln/bin:$PATH \
 USER graphkiln
 WORKDIR /home/graphkiln
 EXPOSE 8000 8001 8002
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+# As patient as the liveness probe of deploy/kubernetes: while models load, for ten minutes at most, nobody answers.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=660s --retries=66 \
     CMD ["python3", "-m", "graphkiln_backend.server.healthcheck"]
 CMD ["graphkiln", "serve", "--model-store", "/models"]
 LABEL org.opencontainers.image.title="graphkiln" \
