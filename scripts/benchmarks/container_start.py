@@ -132,7 +132,7 @@ def _start(engine: Sequence[str], store: Path, cache: str) -> Start:
     """Starts a container, waits until it is ready, and ends it."""
     ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
     options = [f"--{name}-port={port}" for name, port in ports.items()]
-    volumes = ("-v", f"{store}:/models:ro", "-v", f"{cache}:/cache", "--tmpfs", "/tmp:exec")
+    volumes = ("-v", f"{store}:/models:ro", "-v", f"{cache}:/cache", "--tmpfs", "/tmp:exec")  # noqa: S108 - in the container
     limits = _PODMAN_LIMITS if engine[0] == "podman" else ()
     with ExitStack() as stack:
         begun = time.monotonic()

@@ -115,8 +115,9 @@ class Connection(asyncio.Protocol):
             OSError: The connection ended first.
             HttpParserError: No response came.
         """
-        assert self._transport
         self._answer = asyncio.get_running_loop().create_future()
+        if self._transport is None or not self.is_open:
+            raise ConnectionResetError("closed")
         self._transport.write(request)
         return await self._answer
 

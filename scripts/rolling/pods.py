@@ -1,7 +1,7 @@
 """The pod of deploy/kubernetes, played by podman (`podman kube play`): as near to a cluster as one machine comes.
 
 podman ignores what it does not know (Service, NetworkPolicy, PodDisruptionBudget, some kinds of probes), and runs one
-pod of a Deployment. What it takes is real: the user, the read-only root, the capabilities, the volumes, the command line.
+pod of a Deployment. What it takes is real: user, read-only root, capabilities, volumes, command line.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _OVERLAY = _ROOT / "deploy" / "kubernetes" / "overlays" / "cpu"
 _GRACE_S = 45
 _TIMEOUT_S = 300
-# A container in a container may not raise limits, crun refuses the cgroups of some hosts, and `kube play` has no options
-# for either.
+# A container in a container may not raise limits, crun refuses the cgroups of some hosts, and `kube play` has no
+# options for either.
 _CONFIGURATION = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -132,7 +132,7 @@ def on_this_machine(
     container["image"] = f"localhost/{image}"
     container["args"] += [f"--{service}-port={port}" for service, port in ports.items()]
     del container["ports"]  # podman would map them, which takes a network of its own
-    # It knows neither the memory medium nor fsGroup; what it gives every container is as large as the configuration says.
+    # It knows neither the memory medium nor fsGroup; what it gives each container is as large as the configuration says.
     spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "shm"]
     container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] != "shm"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

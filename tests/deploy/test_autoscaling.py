@@ -90,7 +90,7 @@ def scale(load: float, hpa: Mapping[str, Any], metrics: Mapping[str, Metric], mi
         if asked[-1] > pods:
             pods = min(asked[-1], max(_more(pods, policy) for policy in up))
         elif len(told) * STEP_S % down["policies"][0]["periodSeconds"] == 0:
-            pods = max(max(asked[-window:]), pods - down["policies"][0]["value"]) if len(asked) >= window else pods
+            pods = max(*asked[-window:], pods - down["policies"][0]["value"]) if len(asked) >= window else pods
             pods = min(pods, told[-1][0])
     return told
 

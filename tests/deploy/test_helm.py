@@ -40,6 +40,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"store": {"kind": "remote", "remote": S3, "image": IMAGE}}, "at '/store/image/repository'"),
     ({"store": {"kind": "image", "image": IMAGE, "volume": {"claim": "mine"}}}, "at '/store/volume/claim'"),
     ({"resources": {"limits": {"memory": None}}}, "missing property 'memory'"),
+    ({"resources": {"requests": {"cpu": None}}}, "missing property 'cpu'"),
     ({"sharedMemory": "1 GB"}, "at '/sharedMemory'"),
     ({"server": {"extraArguments": ["--drain=3"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"extraArguments": ["log-verbose=1"]}}, "at '/server/extraArguments/0'"),

@@ -114,8 +114,11 @@ def test_the_container_can_do_no_more_than_it_must(deploy: Path, name: str) -> N
     (container,) = spec["containers"]
     caches = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "cache"]
     assert [_option(container["args"], "cache")] == caches
-    named = {each["name"]: each["value"] for each in container["env"]}
+    named = {each["name"]: each.get("value") for each in container["env"]}
     assert [named["GRAPHKILN_TRUSTED_VOLUME"]] == caches, "else nothing is kept: Kubernetes lets everybody write it"
+    cores = {"name": "GRAPHKILN_CORES", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu"}}}
+    assert cores in container["env"]
+    assert "cpu" in container["resources"]["requests"], "else it has as many threads as the node has cores"
     memory = [each for each in spec["volumes"] if each.get("emptyDir", {}).get("medium") == "Memory"]
     mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     assert [mounts[each["name"]] for each in memory] == ["/dev/shm"]

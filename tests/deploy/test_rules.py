@@ -9,6 +9,7 @@ import pytest
 import yaml
 from prometheus_server import needs_promtool
 
+
 def _promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
 

@@ -5,8 +5,8 @@ folder is trusted only where nobody but this user and root could have put anythi
 (sshd_config(5), StrictModes). A folder with the sticky bit, such as /tmp, may lie above: in it, others cannot rename
 what is not theirs.
 
-The volumes of a pod are another matter: Kubernetes gives them to everybody (2777), and nobody outside of the pod reaches
-them. Which one may be trusted for that reason is said by name, in `GRAPHKILN_TRUSTED_VOLUME`.
+The volumes of a pod are another matter: Kubernetes gives them to everybody (2777), and nobody outside of the pod
+reaches them. Which one may be trusted for that reason is said by name, in `GRAPHKILN_TRUSTED_VOLUME`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many cores this process may really use: affinity and cgroup quota, not what the machine has."""
+"""How many cores this process may really use: affinity, cgroup quota and what it is told, not what the machine has."""
 
 from __future__ import annotations
 
@@ -6,16 +6,34 @@ import math
 import os
 from pathlib import Path
 
+from graphkiln_backend.graph.errors import ServerSetupError
+
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 _NUMA_NODES = Path("/sys/devices/system/node")
+_TOLD = "GRAPHKILN_CORES"
+"""The environment variable that says it where nothing limits: a pod that requests cores and has no limit of them."""
 
 
 def usable_cores() -> int:
-    """Number of cores, at least 1: the smaller of the affinity mask and the cgroup's CPU quota, rounded up."""
-    affinity = len(os.sched_getaffinity(0))
-    quota = _cgroup_quota()
-    return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
+    """Number of cores, at least 1: the smallest of the affinity mask, the cgroup's CPU quota and what the user says.
+
+    Raises:
+        ServerSetupError: What the user says is no number of cores.
+    """
+    quota, told = _cgroup_quota(), os.environ.get(_TOLD, "")
+    limits = [len(os.sched_getaffinity(0))]
+    if quota is not None:
+        limits.append(math.ceil(quota))
+    if told:
+        limits.append(_read(told))
+    return max(1, min(limits))
+
+
+def _read(told: str) -> int:
+    if not told.isdecimal() or int(told) < 1:
+        raise ServerSetupError(f"{_TOLD} is '{told}', which is no number of cores", hint=f"{_TOLD}=4, or leave it out")
+    return int(told)
 
 
 def _cgroup_quota() -> float | None:

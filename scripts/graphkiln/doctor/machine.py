@@ -20,7 +20,7 @@ _LITTLE_MEMORY_BYTES = 1 << 30
 _CONTAINER_FILES = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}
 _HINTS = {
     "x86_64": "",
-    "aarch64": "no test of this project has run on aarch64: the wheels exist for it, Triton's among them, and that is all",
+    "aarch64": "no test of this project has run on aarch64, although all wheels exist for it, Triton's among them",
 }
 """What to know of Linux on a processor, as `uname -m` calls it; empty where everything is tested."""
 _NO_TRITON = "the tritonserver inside nvidia-pytriton runs on Linux, on x86-64 and aarch64"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph import cores
+from graphkiln_backend.graph.errors import ServerSetupError
 
 
 class TestCores:
@@ -53,6 +54,22 @@ class TestCores:
         monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
         assert cores.usable_cores() == expected
+
+    @pytest.mark.parametrize(("told", "expected"), [("2", 2), ("64", 4), ("", 4)])
+    def test_what_a_pod_requests_counts_where_it_is_less(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, expected: int
+    ) -> None:
+        (tmp_path / "cpu.max").write_text("400000 100000")
+        monkeypatch.setattr(cores, "_CGROUP_V2", tmp_path / "cpu.max")
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
+        monkeypatch.setenv("GRAPHKILN_CORES", told)
+        assert cores.usable_cores() == expected
+
+    @pytest.mark.parametrize("told", ["two", "0", "-1", "1.5"])
+    def test_what_is_no_number_of_cores_is_refused(self, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+        monkeypatch.setenv("GRAPHKILN_CORES", told)
+        with pytest.raises(ServerSetupError, match=f"GRAPHKILN_CORES is '{told}', which is no number of cores"):
+            cores.usable_cores()
 
 
 class TestNumbers:

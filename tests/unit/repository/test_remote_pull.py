@@ -77,7 +77,8 @@ def test_all_models_and_nothing_beside_them(registry: FakeRegistry, pull: Pull, 
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
-def test_one_model(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("registry")
+def test_one_model(pull: Pull, tmp_path: Path) -> None:
     assert pull(f"{ADDRESS}/m").models == ("m",)
     assert there(tmp_path / "store").keys() == {"m/config.pbtxt", "m/1/model.onnx"}
 
@@ -115,23 +116,24 @@ def test_something_else_is_refused_and_nothing_changes(
     assert there(tmp_path / "store") == before
 
 
-def test_a_version_that_has_more_here_is_another_one(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("registry")
+def test_a_version_that_has_more_here_is_another_one(pull: Pull, tmp_path: Path) -> None:
     pull()
     (tmp_path / "store" / "m" / "1" / "more.bin").touch()
     with pytest.raises(RepositoryError, match=r"store/m/1/more\.bin is not what was pulled"):
         pull()
 
 
+@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("text", [f"{ADDRESS}/x", f"{ADDRESS}/m/1"])
-def test_where_no_model_is(registry: FakeRegistry, pull: Pull, tmp_path: Path, text: str) -> None:
+def test_where_no_model_is(pull: Pull, tmp_path: Path, text: str) -> None:
     with pytest.raises(RemoteStoreError, match="there is no model at"):
         pull(text)
     assert not (tmp_path / "store").exists()
 
 
-def test_a_fetch_that_fails_leaves_nothing(
-    registry: FakeRegistry, pull: Pull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("registry")
+def test_a_fetch_that_fails_leaves_nothing(pull: Pull, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: object) -> None:
         raise RemoteStoreError("the network is gone", passing=True)
 
