@@ -33,6 +33,7 @@ TESTED_BY_RUNNING = (
     "scripts/conforming",
     "scripts/documenting",
     "scripts/releasing",
+    "scripts/rolling",
     "scripts/soaking",
 )
 """Programs, not modules: `scripts/check`, `scripts/benchmark`, `scripts/conformance`, `scripts/docs` and
