@@ -79,7 +79,7 @@ def rows_of(starts: Mapping[tuple[str, str], Sequence[Start]]) -> list[dict[str,
     """The table's rows: medians, and the ratio of each start to the first one's without a cache."""
 
     def median(key: tuple[str, str], name: str) -> float:
-        return statistics.median(getattr(each, name) for each in starts[key])
+        return float(statistics.median(getattr(each, name) for each in starts[key]))
 
     return [
         {

@@ -111,7 +111,7 @@ def rows_of(model: str, found: Mapping[float, Sequence[Queue]]) -> list[dict[str
 
 def _row(model: str, share: float, measured: Sequence[Queue], least_p99_ms: float) -> dict[str, object]:
     def median(name: str) -> float:
-        return statistics.median(getattr(each, name) for each in measured)
+        return float(statistics.median(getattr(each, name) for each in measured))
 
     return {
         "model": model,

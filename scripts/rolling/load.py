@@ -142,7 +142,8 @@ class Sender:
     """
 
     def __init__(self, url: str, outcome: Outcome) -> None:
-        self._address = urlsplit(url)
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._request = request_bytes(url)
         self._outcome = outcome
         self._idle: list[Connection] = []
@@ -186,7 +187,7 @@ class Sender:
             if connection.is_open:
                 return connection
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(Connection, self._address.hostname, self._address.port)
+        _, made = await loop.create_connection(Connection, self._host, self._port)
         return made
 
 

@@ -132,7 +132,7 @@ def on_this_machine(
     container["image"] = f"localhost/{image}"
     container["args"] += [f"--{service}-port={port}" for service, port in ports.items()]
     del container["ports"]  # podman would map them, which takes a network of its own
-    # It knows neither the memory medium nor fsGroup; what it gives each container is as large as the configuration says.
+    # It knows neither the memory medium nor fsGroup; what it gives each is as large as the configuration says.
     spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "shm"]
     container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] != "shm"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -56,8 +57,10 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
         store = _ROOT / "model_repository"
         servers: dict[str, Replaceable] = {}
         for name in _NAMES:
-            server = ServedPod(store, folder / name, image) if image else ServedProcess(store, folder / name)
-            servers[name] = stack.enter_context(server)
+            if image:
+                servers[name] = stack.enter_context(ServedPod(store, folder / name, image))
+            else:
+                servers[name] = stack.enter_context(ServedProcess(store, folder / name))
         proxy = stack.enter_context(Proxy(folder, *(server.http_port for server in servers.values())))
         sender = Sender(f"http://127.0.0.1:{proxy.port}/v2/models/digits/infer", outcome)
         sending = asyncio.create_task(sender.run(stop))
@@ -81,6 +84,7 @@ def main() -> None:
     parser.add_argument("--without-pause", action="store_true", help="SIGTERM at once, as without preStop")
     parser.add_argument("--json", type=Path, help="where the result goes")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, however this ends
     for program in ("haproxy", "podman", "kubectl") if options.image else ("haproxy",):
         if shutil.which(program) is None:
             sys.exit(f"graphkiln: no {program} on this machine: apt-get install haproxy podman kubernetes-client")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -176,3 +177,18 @@ def _series(
     labels = f'{{namespace="{namespace}",service="graphkiln",pod="{pod}",model="{model}"}}'
     told = [{"series": f"{name}{labels}", "values": f"0+{15 * each}x60"} for name, each in counters.items()]
     return [*told, {"series": f"graphkiln_instance_info{labels}", "values": "1x60"}]
+
+
+def test_the_manuals_figures_are_those_that_were_measured(repository: Path) -> None:
+    rows = json.loads((repository / "docs" / "benchmarks" / "light.json").read_text())["rows"]
+    measured = {row["model"]: row for row in rows if row["set-up"] == "graphkiln"}
+    text = (repository / "docs" / "deploying.md").read_text()
+    told = re.findall(
+        r"^\| ([a-z0-9-]+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE
+    )
+    assert len(told) == 4
+    for model, callers, *figures in told:
+        row = measured[f"{model}, HTTP, {callers}"]
+        rate = row["requests/s"]
+        waits, works = rate * row["queue us"] / 1e6, rate * row["infer us"] / 1e6 / row["batch"]
+        assert figures == [f"{rate:.1f}", f"{row['p99 ms']:.1f}", f"{waits:.2f}", f"{works:.2f}"]
