@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 from running import Server, Serving, run_command
 
-from graphkiln.training.scenes import Scene, compose_scenes
+from graphkiln.story.digits import digit_image
+from graphkiln.training.scenes import Scene, compose_scenes, digit_rows
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.image_model import CONFIG_LINE
 from graphkiln_client import Client, Detection
@@ -129,3 +130,20 @@ def test_the_command_line(server: Server, repository: Path) -> None:
         ["eight", "eight", "three", "eight"], ["one", "two", "seven"], ["one", "zero", "two", "six"],
     ]  # fmt: skip
     assert [len(row["detections"]) for row in json.loads(shown[1].stdout)] == [4, 3, 4]
+
+
+def test_more_digits_than_rows_are_the_best_of_them(server: Server) -> None:
+    """36 digits of 16 pixels: the graph returns 16 rows, whoever decodes the image."""
+    crowd = np.full((96, 96), 30, np.uint8)
+    digits = [np.asarray(digit_image(digit, 16)) for digit in digit_rows(held_out=True)[0][:36]]
+    for place, ink in enumerate(digits):
+        top, left = divmod(place, 6)
+        crowd[16 * top : 16 * top + 16, 16 * left : 16 * left + 16] = 30 + ink.astype(np.float64) / ink.max() * 150
+    found = []
+    for form in ("encoded", "tensor"):
+        with Client(server.url) as client:
+            found.append(client.model(NAME, images=form).detect(encoded(crowd), score_threshold=0.0))
+    assert found[0] == found[1]
+    scores = [each.score for each in found[0]]
+    assert len(scores) == 16
+    assert scores == sorted(scores, reverse=True)
