@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -27,6 +27,7 @@ from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
@@ -240,7 +241,7 @@ def benchmark_devices(_: int, __: float) -> list[dict[str, object]]:
         show_progress(f"{name}: counting")
         path = graph()
         for link, speed in _LINKS.items():
-            whole = count_costs(path, 1)
+            whole = _costs(path, 1)
             one = estimate_copies(whole, 1, speed, _BATCH)
             rows.append(_paper_row(name, link, "whole", 1, one, one))
             for count in _GPUS:
@@ -255,8 +256,14 @@ def benchmark_devices(_: int, __: float) -> list[dict[str, object]]:
 
 
 def _ways(path: Path, count: int, speed: Speed) -> Iterator[tuple[str, Callable[[], Estimate]]]:
-    yield "pipeline", lambda: estimate_pipeline(count_costs(path, 1), count, speed, _BATCH)
-    yield "tensor", lambda: estimate_shards(count_costs(path, 1), count_costs(path, count), count, speed, _BATCH)
+    yield "pipeline", lambda: estimate_pipeline(_costs(path, 1), count, speed, _BATCH)
+    yield "tensor", lambda: estimate_shards(_costs(path, 1), _costs(path, count), count, speed, _BATCH)
+
+
+@cache
+def _costs(path: Path, shards: int) -> GraphCosts:
+    """Counted once: the weights of a graph are read for it."""
+    return count_costs(path, shards)
 
 
 def _if_possible(estimate: Callable[[], Estimate]) -> Estimate | None:
