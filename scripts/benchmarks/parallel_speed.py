@@ -54,7 +54,7 @@ _BATCH = 32
 _WIDTH, _HIDDEN = 2048, 8192
 _NUMBERS = {
     "data=2": Parallelism(data=2),
-    "pipeline=2": Parallelism(pipeline=2, micro_batches=16),
+    "pipeline=2": Parallelism(pipeline=2),
     "tensor=2": Parallelism(tensor=2),
 }
 _GPUS = (2, 4, 8)
@@ -180,15 +180,11 @@ def _sum_share(sessions: Sequence[Session]) -> str:
 
 def _build(graph: Path, set_up: str, cache: ArtifactCache, opened: ExitStack) -> _Built:
     numbers = _NUMBERS.get(set_up)
-    if numbers is None:
-        proven, _ = _prove(graph, None, cache, cores=1 if set_up == "1 core" else 2)
-        session = opened.enter_context(proven.session)
-        return _Built(run=session.run, callers=1, spread=None, sessions=[session])
-    if numbers.splits:
-        proven, spread = _prove(graph, numbers, cache, cores=2)
-        session = opened.enter_context(proven.session)
-        return _Built(run=session.run, callers=1, spread=spread, sessions=[session])
-    return _copies(graph, numbers, cache, opened)
+    if numbers and not numbers.splits:
+        return _copies(graph, numbers, cache, opened)
+    planned = _plan(graph, numbers, cores=1 if set_up == "1 core" else 2)
+    session = opened.enter_context(_prove(graph, planned, cache).session)
+    return _Built(run=session.run, callers=1, spread=planned.spread, sessions=[session])
 
 
 def _copies(graph: Path, numbers: Parallelism, cache: ArtifactCache, opened: ExitStack) -> _Built:
@@ -196,10 +192,9 @@ def _copies(graph: Path, numbers: Parallelism, cache: ArtifactCache, opened: Exi
     free: SimpleQueue[tuple[Worker, Session]] = SimpleQueue()
     sessions = []
     for instance in range(numbers.data):
-        _, spread = _plan(graph, numbers, cores=2, instances=numbers.data, instance=instance)
-        worker = opened.enter_context(Worker(spread.places[0].cores if spread else ()))
-        proven, _ = worker.submit(_prove, graph, numbers, cache, 2, numbers.data, instance).result()
-        sessions.append(opened.enter_context(proven.session))
+        planned = _plan(graph, numbers, cores=2, instances=numbers.data, instance=instance)
+        worker = opened.enter_context(Worker(planned.resources.places[0].cores))
+        sessions.append(opened.enter_context(worker.submit(_prove, graph, planned, cache).result().session))
         free.put((worker, sessions[-1]))
 
     def run(feeds: dict[str, AnyArray]) -> object:
@@ -212,26 +207,28 @@ def _copies(graph: Path, numbers: Parallelism, cache: ArtifactCache, opened: Exi
     return _Built(run=run, callers=numbers.data, spread=None, sessions=sessions)
 
 
-def _plan(
-    graph: Path, numbers: Parallelism | None, cores: int, instances: int = 1, instance: int = 0
-) -> tuple[Resources, Spread | None]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Planned:
+    settings: Settings
+    resources: Resources
+    spread: Spread | None
+
+
+def _plan(graph: Path, numbers: Parallelism | None, *, cores: int, instances: int = 1, instance: int = 0) -> _Planned:
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     resources = Resources(device=CPU, cores=cores, probe=probe, instances=instances, instance=instance)
     settings = Settings(parallel=numbers)
-    return resources, spread_model(settings, version, resources, saved=Precision.FP32, largest_batch=_BATCH)
-
-
-def _prove(  # noqa: PLR0917 - handed over to a thread
-    graph: Path, numbers: Parallelism | None, cache: ArtifactCache, cores: int, instances: int = 1, instance: int = 0
-) -> tuple[ProvenSession, Spread | None]:
-    version = ModelVersion(graph_path=graph, manifest=None, golden=None)
-    resources, spread = _plan(graph, numbers, cores, instances, instance)
-    settings = Settings(parallel=numbers)
+    spread = spread_model(settings, version, resources, saved=Precision.FP32, largest_batch=_BATCH)
     if spread:
         settings, resources = spread.apply(settings, resources)
-    planned = plan(settings, resources, largest_batch=_BATCH)
+    return _Planned(settings=settings, resources=resources, spread=spread)
+
+
+def _prove(graph: Path, planned: _Planned, cache: ArtifactCache) -> ProvenSession:
+    version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     artifacts = Artifacts(version, Precision.FP32, cache)
-    return select_session(artifacts, planned, Requirements(batch_sizes=(1, _BATCH))), spread
+    configs = plan(planned.settings, planned.resources, largest_batch=_BATCH)
+    return select_session(artifacts, configs, Requirements(batch_sizes=(1, _BATCH)))
 
 
 def benchmark_devices(_: int, __: float) -> list[dict[str, object]]:
