@@ -81,7 +81,9 @@ class Walkthrough:
     def do(self, block: manual.Block) -> None:
         """Does what a block says: writes its file, or runs its program or its commands; shows nothing else."""
         if block.title:
-            (self.folder / block.title).write_text(block.text)
+            file = self.folder / block.title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text)
         elif block.language == "python":
             self._execute(block.place, [sys.executable, "-c", self._moved(block.text)], (0,))
         elif block.language == "bash":

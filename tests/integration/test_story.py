@@ -164,7 +164,7 @@ class TestWholeStory:
             report, tmp_path, width, {"bars": "#factors rect", "dots": "#latencies .dot", "rows": "#speed tr"}
         )
         measured = [step for step in whole[0]["steps"] if step["per_second"] is not None]
-        assert shown.pop("smallest") > 0
+        assert shown.pop("smallest") >= 10, "letters in a chart, in pixels"
         assert shown == {
             "overflow": 0,
             "outside": [],
