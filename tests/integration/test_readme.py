@@ -80,7 +80,7 @@ def test_the_docker_commands_are_those_of_the_image_test(shown: Shown, repositor
     tested = (repository / "tests" / "image" / "test_image.py").read_text()
     build, start = shown("docs/how-to/serve.md", "^docker ")
     assert "--target cpu" in build
-    assert "--target cpu" in (repository / "scripts" / "test-image").read_text()
+    assert "\nbuild cpu " in (repository / "scripts" / "test-image").read_text()
     assert ":/models:ro" in start
     assert ":/models:ro" in tested
 
