@@ -43,8 +43,8 @@ def push(store: Path, address: str) -> str:
 
 def copy(store: Path, objects: ObjectStore) -> str:
     for path in sorted(path for path in store.rglob("*") if path.is_file()):
-        objects.bucket("models").upload_file(str(path), f"store/{path.relative_to(store)}")
-    return f"s3://{objects.address}/models/store"
+        objects.bucket("models").upload_file(str(path), f"signed/{path.relative_to(store)}")
+    return f"s3://{objects.address}/models/signed"
 
 
 def factor(server: Server) -> float:
