@@ -177,7 +177,7 @@ class KeepAlive(threading.Thread):
 def test_clients_that_keep_sending_are_all_answered_while_the_server_stops(
     start_server: StartServer, digits: Path
 ) -> None:
-    server = start_server("--model-store", digits.parent)
+    server = start_server("--model-store", digits.parent, "--drain", "30")  # time on a busy machine
     server.wait_until(lambda: serves(server))
     clients = [KeepAlive(server, pause_s) for pause_s in (0.5, 0.01, 0.01, 0.0)]
     failures: list[str] = []
