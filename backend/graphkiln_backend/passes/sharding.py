@@ -32,6 +32,7 @@ from graphkiln_backend.passes.sharding_cuts import (
 )
 from graphkiln_backend.passes.sharding_rules import RULES
 from graphkiln_backend.passes.sharding_tables import cut_tables
+from graphkiln_backend.passes.splicing import insert_behind
 from graphkiln_backend.passes.stated_shapes import state_shapes
 
 _DOMAIN = "graphkiln"
@@ -228,16 +229,5 @@ def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:
 
 def _add_up(model: onnx_ir.Model, value: Value) -> str:
     """Puts an `AllReduce` behind a partial sum, which gets another name; that name."""
-    name = str(value.name)
-    users = list(value.uses())
-    value.name = f"{name}_partial"
-    total = onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN)
-    result = total.outputs[0]
-    result.name, result.shape, result.type = name, value.shape, value.type
-    model.graph.insert_after(value.producer(), total)  # type: ignore[arg-type]
-    for user, number in users:
-        user.replace_input_with(number, result)
-    for position, output in enumerate(model.graph.outputs):
-        if output is value:
-            model.graph.outputs[position] = result
+    insert_behind(model, value, onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN), "_partial")
     return str(value.name)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir
 
 from graphkiln_backend.passes.sharding_cuts import Cut, Value, add_weight, is_weight
+from graphkiln_backend.passes.splicing import insert_behind
 
 _WORTH_BYTES = 1 << 20
 """Of a table: looking up in a smaller one in every shard costs less than a sum."""
@@ -55,15 +56,6 @@ def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> V
     pads = np.zeros(2 * rank, np.int64)
     pads[rank - 1], pads[-1] = shard * own, width - (shard + 1) * own
     padded = onnx_ir.node("Pad", [found, add_weight(model, f"{table.name}_pads", pads)], name=f"{node.name}_padded")
-    result = padded.outputs[0]
-    result.name, result.shape, result.type = found.name, found.shape, found.type
-    found.name = f"{result.name}_columns"
-    users = [usage for usage in found.uses() if usage.node is not padded]
-    model.graph.insert_after(node, padded)
-    for user, number in users:
-        user.replace_input_with(number, result)
-    for position, output in enumerate(model.graph.outputs):
-        if output is found:
-            model.graph.outputs[position] = result
+    result = insert_behind(model, found, padded, "_columns")
     found.shape = None if found.shape is None else onnx_ir.Shape([*list(found.shape)[:-1], own])
     return result

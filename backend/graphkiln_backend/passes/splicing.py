@@ -1,4 +1,4 @@
-"""Puts nodes before the inputs and behind the outputs of a graph, which keep their names."""
+"""Puts nodes before a graph's inputs, behind its outputs and behind values inside, all of which keep their names."""
 
 from __future__ import annotations
 
@@ -70,3 +70,28 @@ def append(
     model.graph.append(node)
     model.graph.outputs[position] = result
     return node
+
+
+def insert_behind(model: onnx_ir.Model, value: onnx_ir.Value, node: onnx_ir.Node, suffix: str) -> onnx_ir.Value:
+    """Puts a node behind a value: what the node computes takes its name, its place among outputs, and all who read it.
+
+    Args:
+        model: The graph.
+        value: What a node of the graph computes; its name gets the suffix.
+        node: Reads the value, and is in no graph yet.
+        suffix: Of the value's new name.
+
+    Returns:
+        The first result of the node, of the value's shape and type.
+    """
+    result = node.outputs[0]
+    result.name, result.shape, result.type = value.name, value.shape, value.type
+    value.name = f"{value.name}{suffix}"
+    model.graph.insert_after(value.producer(), node)  # type: ignore[arg-type]
+    for user, number in list(value.uses()):
+        if user is not node:
+            user.replace_input_with(number, result)
+    for position, output in enumerate(model.graph.outputs):
+        if output is value:
+            model.graph.outputs[position] = result
+    return result

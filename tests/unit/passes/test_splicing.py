@@ -7,7 +7,7 @@ import onnx_ir
 import pytest
 from graphs import compute, draw, graph, operators
 
-from graphkiln_backend.passes.splicing import append, prepend
+from graphkiln_backend.passes.splicing import append, insert_behind, prepend
 
 TEXT = "(float[b,3] x) => (float[b,3] y, float[b,3] z) { y = Relu(x) z = Add(x, y) }"
 
@@ -66,3 +66,14 @@ def test_the_order_of_outputs_stays(at: int) -> None:
     model = graph(TEXT)
     append(model, model.graph.outputs[at], "Exp", {}, shape=None)
     assert [value.name for value in model.graph.outputs] == ["y", "z"]
+
+
+def test_a_node_behind_a_value_inside_is_read_by_all_who_read_the_value() -> None:
+    model, x = graph(TEXT), draw(2, 3)
+    value = model.graph.outputs[0]
+    result = insert_behind(model, value, onnx_ir.node("Neg", [value]), "_before")
+    found = compute(model, x=x)
+    assert list(found) == ["y", "z"], "an output of the graph keeps its name and place"
+    np.testing.assert_array_equal(found["y"], -np.maximum(x, 0))
+    np.testing.assert_array_equal(found["z"], x - np.maximum(x, 0), "who read the value reads the node's result")
+    assert (value.name, result.name, result.dtype, result.shape) == ("y_before", "y", value.dtype, value.shape)
