@@ -53,6 +53,11 @@ class GraphCosts:
         return sum({name: size for node in self.nodes for name, size in node.weights.items()}.values())
 
     @property
+    def activations(self) -> dict[str, int]:
+        """Bytes of one sample of each input and of each activation that a node computes, by name."""
+        return {**self.inputs, **{name: size for node in self.nodes for name, size in node.writes.items()}}
+
+    @property
     def flops(self) -> int:
         """Of one sample."""
         return sum(node.flops for node in self.nodes)

@@ -10,7 +10,7 @@ partitioning algorithm; stages of one device each).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,19 +70,19 @@ def find_stages(
         LoweringError: There are not that many places to cut, or no split fits the memory.
     """
     table = _Table(costs, speed, rows, stages)
-    if len(table.places) - 1 < stages:
+    if len(table.positions) - 1 < stages:
         raise LoweringError(
             f"the graph cannot be cut into {stages} stages",
-            attempts=(f"it has {max(0, len(table.places) - 2)} places where it can be cut",),
+            attempts=(f"it has {max(0, len(table.positions) - 2)} places where it can be cut",),
             hint="choose a smaller `pipeline`",
         )
     seconds = table.seconds()
     memory = table.memory()
     if memory_bytes:
         seconds = np.where(memory <= memory_bytes, seconds, np.inf)
-    chosen = _partition(seconds, table.crossing[table.places], stages)
+    chosen = _partition(seconds, table.crossing[table.positions], stages)
     if chosen is None:
-        least = max(memory[a, b] for a, b in _spans(_partition(memory, table.crossing[table.places], stages) or []))
+        least = max(memory[a, b] for a, b in _spans(_partition(memory, table.crossing[table.positions], stages) or []))
         raise LoweringError(
             f"no split into {stages} stage{'s' if stages > 1 else ''} fits {format_size(memory_bytes)} for each device",
             attempts=(f"the smallest needs {format_size(int(least))}",),
@@ -91,7 +91,7 @@ def find_stages(
     return tuple(table.stage(a, b, float(seconds[a, b])) for a, b in _spans(chosen))
 
 
-def find_places(costs: GraphCosts, stages: int = 2) -> list[int]:
+def find_cuts(costs: GraphCosts, stages: int = 2) -> list[int]:
     """Positions of nodes before which the graph can be cut, the first and the one behind the last among them.
 
     Where nothing that runtimes fuse would be separated; where that leaves too few places, wherever a cut is possible.
@@ -139,7 +139,7 @@ class _Table:
         self._costs = costs
         self._speed = speed
         self._rows = rows
-        self.places = np.array(find_places(costs, stages) if stages > 1 else [0, len(costs.nodes)])
+        self.positions = np.array(find_cuts(costs, stages) if stages > 1 else [0, len(costs.nodes)])
         self.crossing = rows * _crossing(costs)
         self._nodes_s = np.concatenate([[0.0], np.cumsum(speed.node_seconds(costs, rows))])
         writes = [sum(node.writes.values()) for node in costs.nodes]
@@ -149,8 +149,8 @@ class _Table:
 
     def seconds(self) -> Floats:
         """Seconds of the stage from one place to another, `[places, places]`; infinite where it would be empty."""
-        at = self._nodes_s[self.places]
-        handed = np.array([0.0, *map(self._speed.link_seconds, self.crossing[self.places[1:]])])
+        at = self._nodes_s[self.positions]
+        handed = np.array([0.0, *map(self._speed.link_seconds, self.crossing[self.positions[1:]])])
         return np.where(self._is_span, at[None, :] - at[:, None] + handed[:, None], np.inf)
 
     def memory(self) -> Floats:
@@ -158,7 +158,7 @@ class _Table:
         return np.where(self._is_span, self._weights + self._activations, np.inf)
 
     def stage(self, a: int, b: int, seconds: float) -> StageCost:
-        begin, end = int(self.places[a]), int(self.places[b])
+        begin, end = int(self.positions[a]), int(self.positions[b])
         return StageCost(
             begin=begin,
             end=end,
@@ -171,13 +171,13 @@ class _Table:
 
     @property
     def _is_span(self) -> npt.NDArray[np.bool_]:
-        order = np.arange(len(self.places))
+        order = np.arange(len(self.positions))
         return order[:, None] < order[None, :]
 
     def _weight_spans(self) -> Floats:
         """Bytes of the weights from place to place: each counts where it is read for the first time since the begin."""
-        count = len(self.places)
-        block = np.searchsorted(self.places, np.arange(len(self._costs.nodes)), side="right") - 1
+        count = len(self.positions)
+        block = np.searchsorted(self.positions, np.arange(len(self._costs.nodes)), side="right") - 1
         added = np.zeros((count, count))
         for size, blocks in _weight_blocks(self._costs, block):
             for here, following in zip(blocks, (*blocks[1:], count), strict=True):
@@ -187,8 +187,8 @@ class _Table:
 
     def _activation_spans(self) -> Floats:
         """Most bytes that are alive at once from place to place."""
-        count = len(self.places)
-        highest = [self._alive[a:b].max() for a, b in zip(self.places[:-1], self.places[1:], strict=True)]
+        count = len(self.positions)
+        highest = [self._alive[a:b].max() for a, b in zip(self.positions[:-1], self.positions[1:], strict=True)]
         spans = np.zeros((count, count))
         for a in range(count - 1):
             spans[a, a + 1 :] = np.maximum.accumulate(highest[a:])
@@ -197,10 +197,7 @@ class _Table:
 
 def _crossing(costs: GraphCosts) -> Floats:
     """Bytes of one sample that are computed before each position and read at or behind it, `[nodes + 1]`."""
-    sizes: Mapping[str, int] = {
-        **costs.inputs,
-        **{name: size for node in costs.nodes for name, size in node.writes.items()},
-    }
+    sizes = costs.activations
     change = np.zeros(len(costs.nodes) + 2)
     for name, (begin, end) in _lifetimes(costs).items():
         change[begin + 1] += sizes[name]

@@ -1,6 +1,6 @@
 """The graphs of all parts of a split model, in a folder that the artifact cache keeps.
 
-FOLDER/parts.json     FOLDER/part-0/shard-0/model.onnx     FOLDER/part-0/shard-1/model.onnx ...
+FOLDER/parts.json     FOLDER/part-0-shard-0.onnx     FOLDER/part-0-shard-1.onnx ...
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ class PipelineSession(Closeable):
 
     def _cut(self, feeds: Mapping[str, AnyArray]) -> list[Tensors]:
         """The micro-batches of a batch, as views."""
-        count = 1 if self._micro_batches == 1 else min(self._micro_batches, len(next(iter(feeds.values()))))
+        rows = len(next(iter(feeds.values()))) if self._micro_batches > 1 else 1
+        count = min(self._micro_batches, rows)
         if count <= 1:
             return [dict(feeds)]
-        rows = len(next(iter(feeds.values())))
         ends = [rows * number // count for number in range(count + 1)]
         spans = itertools.pairwise(ends)
         return [{name: array[begin:end] for name, array in feeds.items()} for begin, end in spans]

@@ -37,7 +37,7 @@ class Speed:
 
         Source: S. Williams et al., "Roofline: An Insightful Visual Performance Model", 2009.
         """
-        sizes = {**costs.inputs, **{name: size for node in costs.nodes for name, size in node.writes.items()}}
+        sizes = costs.activations
         found = []
         for node in costs.nodes:
             activations = sum(node.writes.values()) + sum(sizes.get(name, 0) for name in node.reads)

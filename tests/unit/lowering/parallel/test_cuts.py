@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
-from graphkiln_backend.lowering.parallel.cuts import StageCost, find_places, find_stages
+from graphkiln_backend.lowering.parallel.cuts import StageCost, find_cuts, find_stages
 from graphkiln_backend.lowering.parallel.speed import Speed
 
 SPEED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1.0, link_s=0.0)
@@ -125,22 +125,22 @@ def test_no_other_split_is_better(seed: int, stages: int) -> None:
 
 class TestPlaces:
     def test_nothing_that_is_fused_is_separated(self) -> None:
-        assert find_places(chain([1] * 5, fuses="24")) == [0, 1, 3, 5]
-        assert find_places(chain([1] * 5, opens="2")) == [0, 1, 2, 4, 5]
+        assert find_cuts(chain([1] * 5, fuses="24")) == [0, 1, 3, 5]
+        assert find_cuts(chain([1] * 5, opens="2")) == [0, 1, 2, 4, 5]
 
     def test_where_everything_is_fused_any_cut_will_do(self) -> None:
-        assert find_places(chain([1] * 3, fuses="012")) == [0, 1, 2, 3]
+        assert find_cuts(chain([1] * 3, fuses="012")) == [0, 1, 2, 3]
 
     def test_what_reads_the_graphs_input_alone_separates_nothing(self) -> None:
         nodes = chain([1] * 4).nodes
         mask = NodeCost(name="mask", op_type="Cast", reads=("m",), writes={"k": 1}, fuses=True)
         costs = GraphCosts(nodes=(*nodes[:2], mask, *nodes[2:]), inputs={"t0": 1, "m": 1}, outputs=frozenset(["t4"]))
-        assert find_places(costs) == [0, 1, 2, 3, 4, 5]
+        assert find_cuts(costs) == [0, 1, 2, 3, 4, 5]
 
     def test_parts_of_shards_never_pass_from_stage_to_stage(self) -> None:
         whole = chain([1] * 4)
         costs = GraphCosts(nodes=whole.nodes, inputs=whole.inputs, outputs=whole.outputs, local=frozenset(["t1", "t2"]))
-        assert find_places(costs) == [0, 3, 4]
+        assert find_cuts(costs) == [0, 3, 4]
 
 
 class TestRefusals:

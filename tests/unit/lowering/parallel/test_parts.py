@@ -9,7 +9,7 @@ import pytest
 import split_graphs
 
 from graphkiln_backend.graph.errors import CacheError
-from graphkiln_backend.lowering.parallel.cuts import find_places
+from graphkiln_backend.lowering.parallel.cuts import find_cuts
 from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, read_parts, write_parts
 
 
@@ -17,7 +17,7 @@ def test_stages_and_shards(tmp_path: Path) -> None:
     """The sum behind the attention of a block lies in the first stage, that of its MLP in the second."""
     graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
     costs = count_costs(graph, 2)
-    cut = next(place for place in find_places(costs)[:-1] if costs.nodes[place].reads == ("r",))
+    cut = next(place for place in find_cuts(costs)[:-1] if costs.nodes[place].reads == ("r",))
     (tmp_path / "parts").mkdir()
     write_parts(graph, (cut,), 2, tmp_path / "parts")
     parts = read_parts(tmp_path / "parts")
