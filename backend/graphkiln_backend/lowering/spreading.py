@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.cores import numa_nodes, usable_core_numbers
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
@@ -93,26 +91,13 @@ def spread_model(
     _check_outputs(version)
     split = plan_split(
         numbers,
-        _Costs(version.graph_path).count,
+        cache(partial(count_costs, version.graph_path)),
         places_of,
         devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // resources.instances,
         largest_batch=largest_batch,
         signature=promised_signature(version),
     )
     return Spread(numbers=split.numbers, places=split.places, split=split)
-
-
-class _Costs:
-    """Counts the costs of a graph once for each number of shards."""
-
-    def __init__(self, graph_path: Path) -> None:
-        self._graph_path = graph_path
-        self._counted: dict[int, GraphCosts] = {}
-
-    def count(self, shards: int) -> GraphCosts:
-        if shards not in self._counted:
-            self._counted[shards] = count_costs(self._graph_path, shards)
-        return self._counted[shards]
 
 
 def _check_settings(settings: Settings, saved: Precision) -> None:
