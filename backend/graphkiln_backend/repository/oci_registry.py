@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.repository.remote_address import OCI_REFERENCE, RemoteStoreError
 
 ARTIFACT_TYPE = "application/vnd.graphkiln.model-store.v1"
@@ -243,8 +244,7 @@ def digest_of_file(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"sha256:{sha256_of(path)}"
 
 
 def _no_store(artifact: str) -> RemoteStoreError:

@@ -153,9 +153,8 @@ class RemoteCopy:
         if missing:
             megabytes = sum(file.size for file in missing.values()) / 1e6
             _log.info("%s: copying %d files, %.1f MB", self.files.address, len(missing), megabytes)
-        for path in files:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
         for path in files.keys() - missing.keys():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
         self.files.fetch_all(missing, folder)
 
