@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.standing import Point, Standing
@@ -13,10 +14,11 @@ _SEED = 77_000_000
 _TRIES, _SLICES = 8, 5
 """Measurements at most, and into how many the budget that is left is divided."""
 _LARGE_STEP, _STEP, _SMALL_STEP = 0.75, 0.9, 0.93
-"""What a rate is multiplied with that did not hold: when one more measurement fits, when its p99 is beyond the target,
-and when only the bound is."""
-_SLOWER = 100
-"""Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other."""
+"""What a rate is multiplied with before the last measurement that fits, and what one that did not hold: when its p99 is
+beyond the target, and when only the bound is."""
+_SLOWER, _FEW_SLOWER = 100, 5
+"""Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with
+fewer than the few a bound is seldom found, however far below the target p99 is."""
 _SHORTEST_S = 5.0
 _CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
 """Shares of the promised rate at which latency is measured, beside the rate itself."""
@@ -34,15 +36,17 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
     Returns:
         The load that held with what was measured, and nothing; or None and the reason.
     """
-    rate = standing.score.lower * min(level, 1.0) if target.objective is Objective.THROUGHPUT else target.rate
+    is_free = target.objective is Objective.THROUGHPUT
+    rate = standing.score.lower * min(level, 1.0) if is_free else target.rate
     budget, candidate = trials.budget, standing.candidate
     reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
     for number in range(_TRIES):
         if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
             return None, f"{reason}, and the budget is spent"
+        if rate and is_free and not _fits_twice(budget, candidate, rate, slice_s):
+            rate *= _LARGE_STEP  # the last one that fits: rather a lower promise than none
         load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
-        wanted_s = requests_needed(_SLOWER) / _requests_per_s(load, standing)
-        seconds = max(_SHORTEST_S, min(wanted_s, slice_s))
+        seconds = _seconds(budget, candidate, _requests_per_s(load, standing), slice_s)
         outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
         if isinstance(outcome, Failed):
             return None, outcome.reason
@@ -50,9 +54,8 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
         if outcome.latency.p99_at_most_s <= target.p99_s:
             return Point(load=load, measured=outcome), ""
         reason = f"its p99 did not hold when it was measured again: {p99.value * 1e3:.3g} ms"
-        if rate and target.objective is Objective.THROUGHPUT:
-            is_last = budget.left_s < 2 * budget.needed_s(candidate, seconds)
-            rate *= _LARGE_STEP if is_last else _STEP if p99.value > target.p99_s else _SMALL_STEP
+        if rate and is_free:
+            rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
         elif number and p99.lower > target.p99_s:
             break
     return None, reason
@@ -71,6 +74,21 @@ def sweep(trials: RecordedTrials, candidate: Candidate, promise: Point, seconds:
         if not isinstance(outcome, Failed):
             points.append(Point(load=load, measured=outcome))
     return tuple(sorted(points, key=lambda each: each.load.rate if isinstance(each.load, OpenLoop) else 0.0))
+
+
+def _fits_twice(budget: Budget, candidate: Candidate, rate: float, slice_s: float) -> bool:
+    return budget.left_s >= 2 * budget.needed_s(candidate, max(slice_s, _seconds_for(_FEW_SLOWER, rate)))
+
+
+def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, slice_s: float) -> float:
+    """How long to measure: a slice of the budget, or longer where a bound needs more requests than that gives."""
+    fits_s = budget.left_s - budget.needed_s(candidate, 0.0)
+    enough_s = max(slice_s, _seconds_for(_FEW_SLOWER, requests_per_s))
+    return max(_SHORTEST_S, min(_seconds_for(_SLOWER, requests_per_s), enough_s, fits_s))
+
+
+def _seconds_for(slower: int, requests_per_s: float) -> float:
+    return requests_needed(slower) / requests_per_s
 
 
 def _requests_per_s(load: LoadShape, standing: Standing) -> float:

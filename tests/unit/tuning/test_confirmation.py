@@ -107,3 +107,16 @@ def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, spac
     assert knee(curve) in (None, *rates)
     assert len(sweep(recorded(server, 50.0), space.default, promise, 20.0)) == 2
     assert isinstance(curve[0].measured, Measured)
+
+
+def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_less(
+    server: SimulatedServer, space: Space, recorded: Within
+) -> None:
+    rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
+    trials = recorded(server, 1100 / rate + 8)
+    promise, reason = confirm(trials, standing(space, rate), TARGET, 1.0)
+    assert reason == ""
+    assert promise is not None
+    assert promise.load == OpenLoop(float(f"{0.75 * rate:.4g}"))
+    assert trials.count == 1
+    assert promise.measured.latency.count >= 700
