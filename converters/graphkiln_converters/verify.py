@@ -69,42 +69,65 @@ def check_publication(version: ModelVersion) -> None:
 def verify(
     version: ModelVersion, *, engine: str, precision: Precision | None, samples: Path | None, threads: int
 ) -> Verified:
-    """Runs a version on an engine and compares it with what is trusted.
+    """Runs a version's whole graph on an engine and compares it with what is trusted.
+
+    Args:
+        version: What to prove.
+        engine: Name in the registry.
+        precision: As for `verify_session`.
+        samples: As for `verify_session`.
+        threads: For the engine.
+
+    Raises:
+        VerificationError: As `verify_session`.
+        RepositoryError: It could not be served: its model's config.pbtxt contradicts it.
+        EngineUnavailable: The engine is not installed or cannot run here.
+        ConversionError: The samples cannot be read.
+    """
+    check_publication(version)
+    config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
+    with _usable(engine).build(version.graph_path, config) as session:
+        placement = session.placement(version.golden.inputs) if version.golden else None
+        verdicts = verify_session(version, session, engine, precision=precision, samples=samples)
+    return Verified(verdicts=verdicts, placement=placement)
+
+
+def verify_session(
+    version: ModelVersion, session: Session, name: str, *, precision: Precision | None, samples: Path | None
+) -> tuple[Verification, ...]:
+    """Compares what a session of a version computes with what is trusted.
 
     The golden samples are compared with the source model's outputs (row of the precision) and with the saved graph's
     own (replay). A user's samples are compared with the reference engine, optimizations off.
 
     Args:
-        version: What to prove.
-        engine: Name in the registry.
+        version: What it computes.
+        session: What to prove; stays open.
+        name: Of what computes, for the verdicts.
         precision: Row of the policy; None for the one that the graph was saved in.
         samples: More samples, a folder of images or an .npz, or None.
-        threads: For the engine.
+
+    Returns:
+        A verdict for each reference.
 
     Raises:
         VerificationError: The outputs changed, or there is nothing to compare with.
-        RepositoryError: It could not be served: its model's config.pbtxt contradicts it.
-        EngineUnavailable: The engine is not installed or cannot run here.
         ConversionError: The samples cannot be read.
     """
     row = precision or _saved_precision(version)
-    title = f"{row} on {engine}"
-    check_publication(version)
-    config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
-    verdicts, placement = list[Verification](), None
-    with _usable(engine).build(version.graph_path, config) as session:
-        if golden := version.golden:
-            placement = session.placement(golden.inputs)
-            verdicts += _replay_golden(session, golden, row, title, version.reading)
-        if samples:
-            verdicts.append(_compare_samples(version, session, samples, _named(REPLAY[row], f"{title}, your samples")))
+    title = f"{row} on {name}"
+    verdicts: list[Verification] = []
+    if golden := version.golden:
+        verdicts += _replay_golden(session, golden, row, title, version.reading)
+    if samples:
+        verdicts.append(_compare_samples(version, session, samples, _named(REPLAY[row], f"{title}, your samples")))
     if not verdicts:
         raise VerificationError(
             f"{version.graph_path.parent} cannot be verified",
             report="it has no golden samples",
             hint="give samples (--samples DIR), or convert it: graphkiln convert FILE.onnx",
         )
-    return Verified(verdicts=tuple(verdicts), placement=placement)
+    return tuple(verdicts)
 
 
 def _usable(name: str) -> Engine:

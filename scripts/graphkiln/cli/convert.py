@@ -77,6 +77,7 @@ def _convert(
 
 def _run(recipe: Recipe, *, as_json: bool) -> None:
     from graphkiln.cli.report import show_conversion
+    from graphkiln.cli.split_proof import requested_split
     from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
     from graphkiln_converters.convert import convert as run
 
@@ -85,6 +86,8 @@ def _run(recipe: Recipe, *, as_json: bool) -> None:
         typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)
     else:
         show_conversion(folder, Manifest.read(folder / MANIFEST_FILE))
+        if split := requested_split(folder):
+            typer.echo(f"the whole graph is proven; parallel: {split} (config.pbtxt): graphkiln verify {folder}")
 
 
 def _list(pattern: str) -> None:
