@@ -11,6 +11,8 @@ from graphs import draw, graph, ints
 from graphkiln_backend.graph.dtypes import AnyArray
 
 HEADS, DEPTH, WIDTH, TOKENS = 4, 6, 24, 5
+WIDE = 512
+"""Of a product whose weights take longer to read than a tensor takes to be handed on."""
 
 CONVOLUTIONS = """(float[batch,3,16,16] x) => (float[batch,10] y) {
     a0 = Conv<pads=[1,1,1,1]>(x, k0, c0)
@@ -85,6 +87,17 @@ FUSED = """(float[batch,5,24] x) => (float[batch,5,24] y) {
     y = Add(o, x)
 }"""
 
+LOOKING_UP = """(float[batch,512] x, int64[batch,1] row) => (float[batch,512] y) {
+    a = MatMul(x, w0)
+    b = MatMul(a, w1)
+    c = MatMul(b, w2)
+    p = Gather<axis=0>(table, row)
+    q = Squeeze(p, one)
+    d = Add(c, q)
+    e = MatMul(d, w3)
+    y = MatMul(e, w4)
+}"""
+
 
 def _small(*shape: int, seed: int) -> AnyArray:
     return draw(*shape, seed=seed) * (0.5 / shape[0] ** 0.5)
@@ -126,6 +139,12 @@ def fused() -> onnx_ir.Model:
         two=ints(2).reshape(()), joined=ints(-1, TOKENS, WIDTH), wo=_small(WIDTH, WIDTH, seed=3),
         bo=draw(WIDTH, seed=4),
     )  # fmt: skip
+
+
+def looking_up(rows: int) -> onnx_ir.Model:
+    """Five products; in front of the fourth a row of a table is added, which fails where the table has no such row."""
+    weights = {f"w{number}": draw(WIDE, WIDE, seed=number) / WIDE**0.5 for number in range(5)}
+    return graph(LOOKING_UP, **weights, table=draw(rows, WIDE, seed=9), one=ints(1))
 
 
 def save(model: onnx_ir.Model, folder: Path) -> Path:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import psutil
 import pytest
-from onnx import numpy_helper
+from memory_damage import damage, weights_of
 from running import Server, StartServer
 
 from graphkiln_backend.graph.errors import ClientError
@@ -19,13 +17,7 @@ from graphkiln_client import Client
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 IMAGE = np.zeros((1, 1, 32, 32), np.float32)
-
-
-def weights(store: Path) -> list[bytes]:
-    """The bytes of every weight that is too long to stand in memory by chance."""
-    graph = onnx.load(store / "digits" / "1" / "model.onnx").graph
-    arrays = [numpy_helper.to_array(tensor) for tensor in graph.initializer]
-    return [array.tobytes() for array in arrays if array.dtype == np.float32 and array.size > 4]
+STAGES = 'parameters { key: "parallel" value { string_value: "pipeline=2, micro_batches=2" } }'
 
 
 def stubs(server: Server) -> list[int]:
@@ -39,35 +31,6 @@ def total(server: Server, name: str) -> float:
     return sum(value for metric, value in server.metrics().items() if metric.startswith(name))
 
 
-def damage(pid: int, patterns: list[bytes]) -> int:
-    """Overwrites weights in the memory of a process, as a fault of the memory would; returns how many were found."""
-    found = 0
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for start, end in _writable(maps):
-            memory.seek(start)
-            try:
-                content = memory.read(end - start)
-            except OSError:
-                continue
-            for pattern in patterns:
-                at = content.find(pattern)
-                while at >= 0:
-                    memory.seek(start + at)
-                    memory.write(np.frombuffer(pattern, np.float32)[::-1].tobytes())
-                    found += 1
-                    at = content.find(pattern, at + 1)
-    return found
-
-
-def _writable(maps: list[str]) -> Iterator[tuple[int, int]]:
-    for line in maps:
-        addresses, permissions, *_ = line.split()
-        if permissions.startswith("rw"):
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            yield start, end
-
-
 def ask(client: Client) -> str:
     """What a client gets for a sample."""
     try:
@@ -76,9 +39,15 @@ def ask(client: Client) -> str:
         return "refused"
 
 
-def test_weights_that_change_in_memory_are_found(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["", STAGES], ids=["whole", "stages"])
+def test_weights_that_change_in_memory_are_found(
+    start_server: StartServer, digits: Path, tmp_path: Path, config: str
+) -> None:
+    """Of the whole graph, and of one that is cut into stages."""
     store = tmp_path / "store"
     shutil.copytree(digits.parent, store)
+    with (store / "digits" / "config.pbtxt").open("a") as file:
+        file.write(f"\n{config}\n")
     server = start_server("--model-store", store, "--replay-interval", "1")
     server.wait_ready()
     with Client(server.url, max_retries=0) as client:
@@ -87,7 +56,7 @@ def test_weights_that_change_in_memory_are_found(start_server: StartServer, digi
         assert total(server, "graphkiln_self_test_failures_total") == 0
         assert ask(client) == expected
         (stub,) = stubs(server)
-        assert damage(stub, weights(store))
+        assert damage(stub, weights_of(store / "digits" / "1" / "model.onnx"))
         server.wait_until(lambda: ask(client) == "refused", timeout_s=60)
         server.wait_until(lambda: "an instance of digits version 1 serves no more" in server.log)
         server.wait_until(lambda: ask(client) == expected)  # started again, with weights from the disk
