@@ -101,7 +101,7 @@ class TestReading:
         deployment = Deployment.read(tmp_path / "store" / "attention" / "1", config, cpu(4))
         (chosen,) = deployment.plan.configs
         assert chosen.splits
-        assert str(chosen) == "onnxruntime on cpu with pipeline=2, tensor=2, micro_batches=8"
+        assert str(chosen) == "onnxruntime on cpu with pipeline=2, tensor=2, micro_batches=1"
         assert (len(chosen.places), len(chosen.cuts), chosen.threads) == (4, 1, 1)
         assert "stage 1 on core" in deployment.plan.explain()
         assert deployment.places == chosen.places
@@ -167,7 +167,7 @@ class TestRefusals:
 
 
 SPLITS = [
-    ("convolutions", Parallelism(pipeline=2)),
+    ("convolutions", Parallelism(pipeline=2, micro_batches=3)),
     ("attention", Parallelism(tensor=2)),
     ("attention", Parallelism(pipeline=2, tensor=2, micro_batches=2)),
     ("attention", Parallelism(auto=True, memory_bytes=20_000)),

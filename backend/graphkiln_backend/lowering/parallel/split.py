@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +12,9 @@ from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.cuts import StageCost, find_stages
+from graphkiln_backend.lowering.parallel.micro_batches import cut_batch, usual_counts
 from graphkiln_backend.lowering.parallel.places import counted
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU
-
-_BATCHES_OF_A_STAGE = 4
-"""Micro-batches for each stage: of a batch that is cut into `m`, `s` stages work `m / (m + s - 1)` of the time."""
 
 CountCosts = Callable[[int], GraphCosts]
 """Number of shards -> the costs of one of them."""
@@ -34,6 +31,7 @@ class Split:
         places: Of each shard of each stage, stage by stage.
         rows: Samples of a micro-batch.
         whole: The costs of the whole graph.
+        why: Why there are so many micro-batches; empty where it was requested.
         tried: With `auto`: why smaller numbers do not do, a line each.
     """
 
@@ -42,6 +40,7 @@ class Split:
     places: tuple[Place, ...]
     rows: int
     whole: GraphCosts
+    why: str = ""
     tried: tuple[str, ...] = ()
 
     @property
@@ -59,7 +58,8 @@ class Split:
 
     def _lines(self) -> Iterator[str]:
         if self.numbers.pipeline > 1:
-            yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch"
+            why = f": {self.why}" if self.why else ""
+            yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch{why}"
         slowest = max(stage.seconds for stage in self.stages) or 1.0
         total = max(1, self.whole.weight_bytes)
         for number, stage in enumerate(self.stages):
@@ -138,36 +138,40 @@ def _plan(
     signature: Signature,
 ) -> Split:
     places = find_places(numbers)
-    batches = _micro_batches(numbers, largest_batch, signature)
-    rows = math.ceil(largest_batch / batches)
+    counts = _micro_batches(numbers, largest_batch, signature)
     costs = count_costs(numbers.tensor)
     speed = PCIE_GPU if places[0].device.is_gpu else CPU_CORE
-    stages = find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes)
+
+    def find(rows: int) -> tuple[StageCost, ...]:
+        return find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes)
+
+    cutting = cut_batch(find, largest_batch, counts)
     whole = count_costs(1) if numbers.tensor > 1 else costs
     return Split(
-        numbers=replace(numbers, micro_batches=batches if numbers.pipeline > 1 else 0),
-        stages=stages,
+        numbers=replace(numbers, micro_batches=cutting.count if numbers.pipeline > 1 else 0),
+        stages=cutting.stages,
         places=places,
-        rows=rows,
+        rows=cutting.rows,
         whole=whole,
+        why=cutting.explain(),
     )
 
 
-def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature) -> int:
-    """How many parts of a largest batch are under way.
+def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature) -> tuple[int, ...]:
+    """Into how many parts a largest batch may be cut.
 
     Raises:
         LoweringError: A batch cannot be split, and it was not said that stages may take turns.
     """
     if numbers.pipeline == 1 or numbers.micro_batches == 1:
-        return 1
+        return (1,)
     if reason := why_whole(largest_batch, signature):
         raise LoweringError(
             f"{numbers} would compute parts of a batch side by side",
             attempts=(reason,),
             hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed",
         )
-    return min(numbers.micro_batches or _BATCHES_OF_A_STAGE * numbers.pipeline, largest_batch)
+    return (min(numbers.micro_batches, largest_batch),) if numbers.micro_batches else usual_counts(largest_batch)
 
 
 def why_whole(largest_batch: int, signature: Signature) -> str:
