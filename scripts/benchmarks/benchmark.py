@@ -20,6 +20,7 @@
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
     scripts/benchmark parallel     one model over two groups of cores: copies, stages, shards; what sums take
+    scripts/benchmark sums         what a sum of two shards takes in the process, beside gloo between two processes
     scripts/benchmark devices      the same on paper for two to eight GPUs, from counted costs and link speeds
     scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
@@ -63,6 +64,7 @@ from score_speed import benchmark_score
 from server_speed import benchmark_growth, benchmark_loading, benchmark_overhead, benchmark_serving
 from start_speed import benchmark_start
 from story_speed import benchmark_story
+from transport_speed import benchmark_sums
 from tune_kills import benchmark_kills
 from tune_quality import benchmark_tune
 
@@ -109,6 +111,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_parallel,
         "two groups of one core: batches of 32 behind each other beside two copies, one row alone beside one core",
     ),
+    "sums": (benchmark_sums, "two shards that compute nothing, ratio of sums in the process to gloo of two processes"),
     "devices": (benchmark_devices, "on paper: two to eight GPUs from counted costs and data sheets, batches of 32"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
