@@ -40,6 +40,8 @@ from graphkiln_backend.lowering.parallel.estimate import (
     estimate_shards,
 )
 from graphkiln_backend.lowering.parallel.parts import count_costs
+from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
+from graphkiln_backend.lowering.parallel.shards import ShardedSession
 from graphkiln_backend.lowering.parallel.speed import NVLINK_GPU, PCIE_GPU, Speed
 from graphkiln_backend.lowering.parallel.worker import Worker
 from graphkiln_backend.lowering.plan import Resources, plan
@@ -173,9 +175,11 @@ def _row(
 
 def _sum_share(sessions: Sequence[Session]) -> str:
     """Of all that shards ran, the share that adding up took."""
-    stages = [stage.session for session in sessions for stage in getattr(session, "_stages", ())]
-    run_s = sum(getattr(each, "run_s", 0.0) for each in stages)
-    return f"{sum(getattr(each, 'reduce_s', 0.0) for each in stages) / run_s:.1%}" if run_s else "-"
+    pipelines = (session for session in sessions if isinstance(session, PipelineSession))
+    stages = [stage.session for pipeline in pipelines for stage in pipeline.stages]
+    sharded = [session for session in stages if isinstance(session, ShardedSession)]
+    run_s = sum(session.run_s for session in sharded)
+    return f"{sum(session.reduce_s for session in sharded) / run_s:.1%}" if run_s else "-"
 
 
 def _build(graph: Path, set_up: str, cache: ArtifactCache, opened: ExitStack) -> _Built:

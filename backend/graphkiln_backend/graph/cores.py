@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
@@ -59,6 +60,21 @@ def usable_core_numbers() -> tuple[int, ...]:
     nodes = numa_nodes()
     ordered = sorted(os.sched_getaffinity(0), key=lambda core: (nodes.get(core, 0), core))
     return tuple(ordered[: usable_cores()])
+
+
+def stay_on(cores: Iterable[int]) -> None:
+    """Keeps this thread, and those that it starts from now on, on some cores.
+
+    Args:
+        cores: Their numbers; nothing happens where there are none.
+
+    Raises:
+        OSError: This process may use none of them.
+
+    Source: sched_setaffinity(2): a thread inherits the mask of the one that creates it.
+    """
+    if kept := set(cores):
+        os.sched_setaffinity(0, kept)
 
 
 def numa_nodes() -> dict[int, int]:

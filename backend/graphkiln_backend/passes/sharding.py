@@ -47,14 +47,10 @@ class Sharded:
     Attributes:
         model: It, with an `AllReduce` behind each partial sum.
         local: Names of the activations of which every shard holds a part.
-        sums: How many partial sums there are.
-        weight_bytes: Of weights that are cut, in the whole graph.
     """
 
     model: onnx_ir.Model
     local: frozenset[str]
-    sums: int
-    weight_bytes: int
 
 
 @dataclass(slots=True)
@@ -90,12 +86,6 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
             attempts=tuple(reasons[:3]),
             hint="choose another `tensor`, or `pipeline`, which cuts between products",
         )
-    cut_bytes = sum(
-        tensor.nbytes
-        for node, effects in region.effects.items()
-        for number in effects.weights
-        if (tensor := _tensor(node, number)) is not None
-    )
     _cut_weights(model, region, shards, shard)
     for value, cut in region.cuts.items():
         value.shape = onnx_ir.Shape(
@@ -108,7 +98,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
     model.opset_imports[_DOMAIN] = 1
     local = frozenset((*(str(value.name) for value in region.cuts), *partial, *columns))
     RemoveUnusedNodesPass()(model)
-    return Sharded(model=model, local=local, sums=len(partial), weight_bytes=cut_bytes)
+    return Sharded(model=model, local=local)
 
 
 def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, list[str]]:

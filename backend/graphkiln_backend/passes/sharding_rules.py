@@ -237,24 +237,9 @@ def _checked(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Mappin
 
 
 _ELEMENTWISE = (
-    *("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "Equal", "Less", "Greater", "And", "Or"),
+    *("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "Equal", "Less", "Greater", "And", "Or", "Not"),
     *("Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Mish"),
-    *(
-        "Softplus",
-        "Sqrt",
-        "Exp",
-        "Log",
-        "Neg",
-        "Abs",
-        "IsNaN",
-        "Reciprocal",
-        "Cast",
-        "Identity",
-        "Not",
-        "Sin",
-        "Cos",
-        "Floor",
-    ),
+    *("Softplus", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Sin", "Cos", "Floor", "IsNaN", "Cast", "Identity"),
 )
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),

@@ -24,7 +24,7 @@ import triton_python_backend_utils as pb_utils
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import PARAMETER
-from graphkiln_backend.graph.cores import usable_cores
+from graphkiln_backend.graph.cores import stay_on, usable_cores
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError
@@ -45,13 +45,13 @@ from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.input_views import view_inputs
+from graphkiln_backend.triton.instance_number import instance_number
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.load_crash import record_crash
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
-from graphkiln_backend.triton.own_cores import instance_number, stay_on
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
@@ -114,7 +114,7 @@ class TritonPythonModel:
                 config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
                 tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
                 deployment = _read_deployment(args, config, device, self._cache)
-                stay_on(deployment.places)
+                stay_on(core for place in deployment.places for core in place.cores)
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
             self._cache.close()

@@ -94,3 +94,11 @@ class TestNumbers:
     def test_without_nodes_they_are_in_order(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path / "none")
         assert cores.usable_core_numbers() == (1, 2, 3, 4, 6)
+
+
+def test_a_thread_stays_on_the_cores_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[set[int]] = []
+    monkeypatch.setattr(cores.os, "sched_setaffinity", lambda _, numbers: kept.append(numbers))
+    cores.stay_on((0, 1, 3, 1))
+    cores.stay_on(iter(()))
+    assert kept == [{0, 1, 3}]

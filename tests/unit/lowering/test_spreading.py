@@ -272,6 +272,6 @@ def test_a_stage_that_fails_while_it_serves_is_the_requests_error(tmp_path: Path
         def fail(*_: Any) -> Any:
             raise ExecutionError("the device is gone")
 
-        session._stages[1].session.run = fail  # type: ignore[attr-defined]
+        session.stages[1].session.run = fail  # type: ignore[attr-defined]
         with pytest.raises(GraphkilnError, match="the device is gone"):
             session.run(version.golden.inputs)

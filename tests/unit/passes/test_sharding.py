@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir
 import pytest
 import split_graphs
-from graphs import compute, draw, graph
+from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
@@ -48,7 +48,7 @@ def test_shards_compute_what_the_whole_does(tmp_path: Path, name: str, count: in
     make = getattr(split_graphs, name)
     x = draw(*SHAPES[name], seed=50)
     shards = cut(make, tmp_path, count)
-    assert [each.sums for each in shards] == [SUMS[name]] * count
+    assert [operators(each.model).count("AllReduce") for each in shards] == [SUMS[name]] * count
     np.testing.assert_allclose(together(shards, tmp_path, x=x)["y"], compute(make(), x=x)["y"], rtol=1e-5, atol=1e-5)
 
 
@@ -57,10 +57,8 @@ def test_each_holds_its_part_of_the_weights(tmp_path: Path, name: str) -> None:
     """The rest, such as normalizations and the biases behind sums, is less than a tenth."""
     make = getattr(split_graphs, name)
     whole = weight_bytes(make())
-    first, second = cut(make, tmp_path, 2)
-    assert first.weight_bytes > 0.9 * whole
-    for each in (first, second):
-        assert weight_bytes(each.model) <= 0.6 * whole
+    for each in cut(make, tmp_path, 2):
+        assert weight_bytes(each.model) <= 0.56 * whole
 
 
 def test_a_shard_that_is_missing_or_counted_twice_changes_the_outputs(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ class TestRefusals:
     def test_heads_that_do_not_divide_leave_the_products_behind_them(self, tmp_path: Path) -> None:
         """8 shards divide the 96 columns of the MLP, and not the 4 heads."""
         shards = cut(split_graphs.attention, tmp_path, 8)
-        assert shards[0].sums == 1
+        assert operators(shards[0].model).count("AllReduce") == 1
         x = draw(2, 5, 24, seed=50)
         expected = compute(split_graphs.attention(), x=x)["y"]
         np.testing.assert_allclose(together(shards, tmp_path, x=x)["y"], expected, rtol=1e-5, atol=1e-5)

@@ -160,12 +160,12 @@ class TestInitialize:
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kept: list[Any] = []
-        monkeypatch.setattr(module, "stay_on", kept.append)
+        monkeypatch.setattr(module, "stay_on", lambda cores: kept.append(tuple(cores)))
         deployment.places = (Place(CPU, (1, 3)),)
         initialized = TritonPythonModel()
         initialized.initialize({**ARGS, "model_instance_name": "m_0_1"})
         initialized.finalize()
-        assert kept == [deployment.places]
+        assert kept == [(1, 3)]
         assert deployment.read_with[2].instance == 1
 
     def test_a_gpu_instance_runs_on_its_gpu(self, deployment: FakeDeployment) -> None:

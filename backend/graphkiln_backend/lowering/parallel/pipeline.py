@@ -44,14 +44,17 @@ class PipelineSession(Closeable):
         stages: In order.
         signature: Of the whole graph.
         micro_batches: Parts of a batch, as equal as they can be; 1 for graphs whose batch cannot be split.
+
+    Attributes:
+        stages: Likewise; not to be run by anyone else.
     """
 
     def __init__(self, stages: Sequence[Stage], signature: Signature, micro_batches: int) -> None:
-        self._stages = tuple(stages)
+        self.stages = tuple(stages)
         self._signature = signature
         self._micro_batches = micro_batches
         self._outputs = [spec.name for spec in signature.outputs]
-        reads = [set(stage.inputs) for stage in self._stages]
+        reads = [set(stage.inputs) for stage in self.stages]
         self._kept = [set(self._outputs).union(*reads[number + 1 :]) for number in range(len(reads))]
 
     @property
@@ -72,7 +75,7 @@ class PipelineSession(Closeable):
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds as one micro-batch, stage after stage, and reads back what ran in all of them."""
         tensors, placements = dict(feeds), []
-        for number, stage in enumerate(self._stages):
+        for number, stage in enumerate(self.stages):
             own = {name: tensors[name] for name in stage.inputs}
             placements.append(stage.worker.submit(stage.session.placement, own).result())
             tensors = stage.worker.submit(self._advance, number, tensors).result()
@@ -80,9 +83,9 @@ class PipelineSession(Closeable):
 
     def close(self) -> None:
         """Ends the threads, then frees all sessions."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.worker.close()
-        for stage in self._stages:
+        for stage in self.stages:
             stage.session.close()
 
     def _cut(self, feeds: Mapping[str, AnyArray]) -> list[Tensors]:
@@ -97,10 +100,10 @@ class PipelineSession(Closeable):
 
     def _start(self, tensors: Tensors) -> Future[Tensors]:
         """Sends a micro-batch on its way; what the last stage will come to."""
-        first, *others = range(len(self._stages))
-        future = self._stages[first].worker.submit(self._advance, first, tensors)
+        first, *others = range(len(self.stages))
+        future = self.stages[first].worker.submit(self._advance, first, tensors)
         for number in others:
-            future = self._stages[number].worker.submit(self._follow, number, future)
+            future = self.stages[number].worker.submit(self._follow, number, future)
         return future
 
     def _follow(self, number: int, before: Future[Tensors]) -> Tensors:
@@ -109,7 +112,7 @@ class PipelineSession(Closeable):
 
     def _advance(self, number: int, tensors: Mapping[str, AnyArray]) -> Tensors:
         """Computes a stage; what users and later stages need of all that is there by then."""
-        stage = self._stages[number]
+        stage = self.stages[number]
         computed = stage.session.run({name: tensors[name] for name in stage.inputs}, stage.outputs)
         kept = {name: array for name, array in tensors.items() if name in self._kept[number]}
         return kept | computed

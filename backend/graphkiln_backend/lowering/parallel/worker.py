@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -10,6 +9,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.cores import stay_on
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,13 +23,11 @@ class Worker(Closeable):
     Args:
         cores: Numbers of the cores; empty for any.
         name: Of the thread.
-
-    Source: sched_setaffinity(2): a thread inherits the mask of the one that creates it.
     """
 
     def __init__(self, cores: Iterable[int] = (), name: str = "graphkiln-stage") -> None:
         self._pool = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix=name, initializer=_stay_on, initargs=(tuple(cores),)
+            max_workers=1, thread_name_prefix=name, initializer=stay_on, initargs=(tuple(cores),)
         )
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -52,8 +50,3 @@ def results_of(futures: Iterable[Future[T]]) -> list[T]:
     listed = list(futures)
     wait(listed)
     return [future.result() for future in listed]
-
-
-def _stay_on(cores: tuple[int, ...]) -> None:
-    if cores:
-        os.sched_setaffinity(0, cores)

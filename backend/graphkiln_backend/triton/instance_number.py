@@ -1,21 +1,8 @@
-"""Keeps an instance on its own cores, where `parallel` gives it some."""
+"""Which instance of its model a process is: by it, `parallel` gives each one cores of its own."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-
-from graphkiln_backend.graph.parallelism import Place
-
-
-def stay_on(places: Iterable[Place]) -> None:
-    """Keeps this thread, and those that it starts from now on, on the cores of an instance.
-
-    Args:
-        places: Where the instance runs; nothing happens where they name no cores.
-    """
-    if cores := {core for place in places for core in place.cores}:
-        os.sched_setaffinity(0, cores)
+from collections.abc import Sequence
 
 
 def instance_number(name: str, model: str, counts: Sequence[int]) -> int:
