@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,12 @@ from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import Computation, Scorer
 from graphkiln_backend.scoring.self_check import check_session
+
+
+_log = logging.getLogger("graphkiln.scoring")
+
+_PARALLEL = "parallel"
+"""The setting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,8 +171,7 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
     graph_folder = partial(convert_if_needed, cache=cache)
     completed = complete_config(folder.parent, request.backends, graph_folder, int(folder.name))
     _check_independent(completed, folder)
-    config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
-    config = replace(config, instance_groups=(InstanceGroup(count=1, device=config.device),))
+    config = _for_worker(ModelConfig.from_protobuf(completed, has_gpu=bool(gpus())), request)
     deployment = Deployment.here(folder, config, cache, request.overrides, cores=cores, works_beside=True)
     if deployment.version.graph_path.is_relative_to(folder):
         check_published(completed, folder.parent, int(folder.name), deployment.version)
@@ -181,6 +187,26 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
         image_input=ImageInput.of(signature, preprocess, config.max_batch_size),
         wants_gpu=ModelConfig.from_protobuf(completed, has_gpu=True).device.is_gpu,
     )
+
+
+def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
+    """A configuration for one worker of several on a machine: one instance, which computes the whole graph.
+
+    Of a model that is served spread over devices, every worker would take the same cores.
+
+    Raises:
+        ScoringError: The command line asks for a spread model.
+    """
+    if any(override.key == _PARALLEL for override in request.overrides):
+        raise ScoringError(
+            f"--set {_PARALLEL}: each worker of a run computes the whole graph on cores of its own",
+            hint="leave it out; --workers says how many copies there are",
+        )
+    group = InstanceGroup(count=1, device=config.device)
+    parameters = {key: value for key, value in config.parameters.items() if key != _PARALLEL}
+    if len(parameters) < len(config.parameters):
+        _log.info("%s: `%s` of config.pbtxt is for serving; workers compute whole graphs", config.name, _PARALLEL)
+    return replace(config, instance_groups=(group,), parameters=parameters)
 
 
 def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:

@@ -72,6 +72,20 @@ class TestConverted:
         for config in read_model(request(digits), cache, 3).deployment.plan.configs:
             assert (config.spin, config.threads) == (False, 3)
 
+    @pytest.mark.parametrize("numbers", ["data=2", "pipeline=2", "tensor=99"])
+    def test_a_worker_computes_the_whole_graph_however_it_is_served(
+        self, digits: Path, store: Path, cache: ArtifactCache, numbers: str
+    ) -> None:
+        """Workers share a machine: all of them would take the cores of the first stage for theirs."""
+        shutil.copytree(digits, store / "digits")
+        with (store / "digits" / "config.pbtxt").open("a") as file:
+            file.write(f'parameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}\n')
+            file.write("instance_group [ { count: 2 kind: KIND_CPU } ]\n")
+        wanted = request(store / "digits")
+        model = read_model(wanted, cache, 1)
+        assert [(config.parallel, config.places) for config in model.deployment.plan.configs] == [(None, ())]
+        assert model.configuration(wanted) == read_model(request(digits), cache, 1).configuration(wanted)
+
     def test_whatever_changes_an_answer_changes_the_configuration(
         self, digits: Path, store: Path, cache: ArtifactCache
     ) -> None:
@@ -138,6 +152,11 @@ class TestDroppedIn:
 
 
 class TestRefusals:
+    def test_a_spread_model_on_the_command_line(self, digits: Path, cache: ArtifactCache) -> None:
+        wanted = request(digits, overrides=(Override("parallel", "pipeline=2", "--set"),))
+        with pytest.raises(ScoringError, match=r"each worker of a run computes the whole graph.*--workers"):
+            read_model(wanted, cache, 2)
+
     def test_nobody_knows_how_an_image_becomes_its_input(self, store: Path, cache: ArtifactCache) -> None:
         zoo.add(store, "sums", sums("batch", 1, 4, 4), "max_batch_size: 4")
         with pytest.raises(ScoringError, match="does not say how an image becomes its input") as raised:
