@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir
 from graphs import draw, graph, ints
+from lowered import ORT
 
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.lowering.parallel.cuts import find_stages
+from graphkiln_backend.lowering.parallel.parts import count_costs, write_parts
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE
 
+CORE = min(os.sched_getaffinity(0))
 HEADS, DEPTH, WIDTH, TOKENS = 4, 6, 24, 5
 WIDE = 512
 """Of a product whose weights take longer to read than a tensor takes to be handed on."""
@@ -152,3 +162,12 @@ def save(model: onnx_ir.Model, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     onnx_ir.save(model, folder / "model.onnx")
     return folder / "model.onnx"
+
+
+def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batches: int = 4) -> SessionConfig:
+    """The configuration of a split graph, all of it on one core; its parts are written into a folder."""
+    cuts = tuple(stage.begin for stage in find_stages(count_costs(graph, tensor), pipeline, CPU_CORE)[1:])
+    folder.mkdir(exist_ok=True)
+    write_parts(graph, cuts, tensor, folder)
+    numbers = Parallelism(pipeline=pipeline, tensor=tensor, micro_batches=micro_batches if pipeline > 1 else 0)
+    return replace(ORT, parallel=numbers, places=(Place(CPU, (CORE,)),) * (pipeline * tensor), cuts=cuts)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -170,6 +170,39 @@ class Session(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class DeviceTensor(Protocol):
+    """A tensor where a device has it, as libraries hand them to each other (DLPack): nothing is copied."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+@runtime_checkable
+class DeviceSession(Session, Protocol):
+    """A session that can leave its outputs on the device, for another one to read them there."""
+
+    @property
+    def why_not_on_device(self) -> str:
+        """Why this one cannot; empty where it can."""
+        ...
+
+    def run_on_device(
+        self, feeds: Mapping[str, AnyArray | DeviceTensor], outputs: Sequence[str]
+    ) -> Mapping[str, DeviceTensor]:
+        """Computes outputs, which stay on the device; they are there when this returns.
+
+        Args:
+            feeds: Every input by name: arrays, and tensors on this device.
+            outputs: Names.
+
+        Raises:
+            SignatureError: The runtime refuses the feeds.
+            ExecutionError: The runtime failed.
+        """
+        ...
 
 
 class Engine(Protocol):

@@ -27,7 +27,7 @@ from graphkiln_backend.lowering import spreading
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.deployment import Deployment
-from graphkiln_backend.lowering.parallel import shards
+from graphkiln_backend.lowering.parallel import sums
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
@@ -251,7 +251,7 @@ class TestPlantedFaults:
     def test_in_shards(
         self, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., AnyArray]
     ) -> None:
-        monkeypatch.setattr(shards, "add_up", fault)
+        monkeypatch.setattr(sums, "add_up", fault)
         with pytest.raises(LoweringError, match="the outputs changed"):
             build(version_of(tmp_path, "attention"), Parallelism(tensor=2), cache)
 

@@ -9,26 +9,29 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig
+from graphkiln_backend.engines.base import DeviceTensor, KernelType, Placement, SessionConfig
 from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.custom_operators import register
+from graphkiln_backend.engines.onnxruntime.device_runs import run_bound, why_not_on_device
 from graphkiln_backend.engines.onnxruntime.prepacked import align_prepacked
 from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
 from graphkiln_backend.engines.onnxruntime.refusals import hint_for
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
-from graphkiln_backend.engines.onnxruntime.values import decode_text, ranked, run_ort_values
+from graphkiln_backend.engines.onnxruntime.signatures import signature_of
+from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
-from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, SignatureError
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.onnx_file import keep_inputs
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
@@ -90,7 +93,7 @@ class OnnxRuntimeSession(Closeable):
         self._owned = owned
         try:
             self._session = _open(graph_path, options, self._providers)
-            self._signature = _read_signature(self._session, graph_path)
+            self._signature = signature_of(self._session, graph_path)
         except BaseException:
             self._close_owned()
             raise
@@ -114,6 +117,21 @@ class OnnxRuntimeSession(Closeable):
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`."""
         return self._run(self._session, feeds, outputs, self._runner)
+
+    @property
+    def why_not_on_device(self) -> str:
+        """See `engines.base.DeviceSession`."""
+        return why_not_on_device(self._signature)
+
+    def run_on_device(
+        self, feeds: Mapping[str, AnyArray | DeviceTensor], outputs: Sequence[str]
+    ) -> dict[str, DeviceTensor]:
+        """See `engines.base.DeviceSession`."""
+        with self._limit.computation(self._interrupt) if self._limit else nullcontext():
+            try:
+                return run_bound(self._session, self._providers[0], feeds, outputs, self._run_options)
+            except _ERRORS as error:
+                raise self._explained(error) from error
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds under ONNX Runtime's profiler and counts the kernels that ran.
@@ -182,12 +200,16 @@ class OnnxRuntimeSession(Closeable):
                 arrays = run_ort_values(session, names, feeds, self._run_options)
             else:
                 arrays = session.run(names, feeds, self._run_options)
-        except native.InvalidArgument as error:
-            expected = ", ".join(map(str, self._signature.inputs))
-            raise SignatureError("ONNX Runtime refuses the input", expected=expected, got=str(error)) from error
         except _ERRORS as error:
-            raise ExecutionError(f"ONNX Runtime failed: {error}") from error
+            raise self._explained(error) from error
         return dict(zip(names, arrays, strict=True))
+
+    def _explained(self, error: Exception) -> GraphkilnError:
+        """An error of the runtime as one of ours."""
+        if isinstance(error, native.InvalidArgument):
+            expected = ", ".join(map(str, self._signature.inputs))
+            return SignatureError("ONNX Runtime refuses the input", expected=expected, got=str(error))
+        return ExecutionError(f"ONNX Runtime failed: {error}")
 
     def _interrupt(self) -> None:
         self._run_options.terminate = True  # looked at before each operator, also in a loop
@@ -257,39 +279,6 @@ def _open(
             attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
         )
     return session
-
-
-def _read_signature(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
-    """The session's inputs and outputs; outputs that are no tensors can be requested by name, and are not told of.
-
-    Raises:
-        LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
-    """
-    outputs = session.get_outputs()
-    tensors = list({node.name: node for node in outputs if node.type.startswith("tensor(")}.values())
-    if outputs and not tensors:
-        listed = ", ".join(f"{node.name}: {node.type}" for node in outputs)
-        raise LoweringError(
-            f"ONNX Runtime cannot serve {graph_path}",
-            attempts=(f"no output is a tensor that Triton carries: {listed}",),
-        )
-    try:
-        return Signature(
-            inputs=ranked(tuple(_spec(node) for node in session.get_inputs()), graph_path),
-            outputs=tuple(map(_spec, tensors)),
-            optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
-        )
-    except ManifestError as error:
-        raise LoweringError(f"ONNX Runtime cannot serve {graph_path}", attempts=(str(error),)) from error
-
-
-def _spec(node: Any) -> TensorSpec:
-    return TensorSpec(
-        name=node.name,
-        dtype=DType.from_onnxruntime(node.type),
-        # ONNX Runtime gives None for a dimension without a name, or the -1 that an older exporter wrote.
-        shape=tuple(free_dim(node.name, axis) if dim in (None, -1) else dim for axis, dim in enumerate(node.shape)),
-    )
 
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:

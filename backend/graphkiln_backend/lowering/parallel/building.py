@@ -11,6 +11,7 @@ from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.parallel.device_sums import sums_for
 from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of, read_parts
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
@@ -77,8 +78,9 @@ class _Builder:
                 segments.append(
                     Segment(sessions=tuple(sessions), inputs=part.inputs, outputs=part.outputs, reduced=part.reduced)
                 )
+            sums = sums_for(places, [session for segment in segments for session in segment.sessions])
             own.pop_all()
-        return ShardedSession(segments, workers, _stage_signature(segments))
+        return ShardedSession(segments, workers, _stage_signature(segments), sums)
 
     def _build(self, part: int, shard: int, place: Place, worker: Worker) -> Session:
         """The session of one graph, built in the thread that will run it: its own threads stay on the same cores."""

@@ -1,7 +1,7 @@
 """A session whose products are computed in shards: each device holds a part of the weights, and sums join them.
 
 The shards run one segment after the other, side by side. Behind a segment whose output is a partial sum, the shards'
-outputs are added, always in the same order: the same request gets the same bits.
+outputs are added, in the same way each time: the same request gets the same bits.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019.
 """
@@ -12,16 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from graphkiln_backend.engines.base import Placement, Session
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.placements import join_placements
+from graphkiln_backend.lowering.parallel.sums import HostSums, Sums, Tensor
 from graphkiln_backend.lowering.parallel.worker import Worker, results_of
 
-Tensors = dict[str, AnyArray]
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,19 +47,23 @@ class ShardedSession(Closeable):
         segments: In order.
         workers: One for each shard; owned.
         signature: Of the graph that the segments are.
+        sums: How they hand tensors to each other; in the memory of the process by default.
 
     Attributes:
         run_s: Seconds of all runs so far.
         reduce_s: Of these, what adding up took; waiting for the slowest shard is not in it.
     """
 
-    def __init__(self, segments: Sequence[Segment], workers: Sequence[Worker], signature: Signature) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], workers: Sequence[Worker], signature: Signature, sums: Sums | None = None
+    ) -> None:
         self.run_s = 0.0
         self.reduce_s = 0.0
         self._segments = tuple(segments)
         self._workers = tuple(workers)
         self._signature = signature
         self._outputs = [spec.name for spec in signature.outputs]
+        self._sums = sums or HostSums()
 
     @property
     def signature(self) -> Signature:
@@ -74,7 +77,8 @@ class ShardedSession(Closeable):
         for segment in self._segments:
             self._advance(segment, tensors)
         self.run_s += time.perf_counter() - begun
-        return {name: tensors[0][name] for name in outputs or self._outputs}  # every shard has the same
+        fetch = self._sums.fetch
+        return {name: fetch(tensors[0][name]) for name in outputs or self._outputs}  # every shard has the same
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds, and reads back what ran in the segments of all shards."""
@@ -82,7 +86,7 @@ class ShardedSession(Closeable):
         placements = []
         for segment in self._segments:
             for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True):
-                fed = {name: own[name] for name in segment.inputs}
+                fed = {name: self._sums.fetch(own[name]) for name in segment.inputs}
                 placements.append(worker.submit(session.placement, fed).result())
             self._advance(segment, tensors)
         return join_placements(placements)
@@ -98,7 +102,7 @@ class ShardedSession(Closeable):
     def _advance(self, segment: Segment, tensors: Sequence[Tensors]) -> None:
         """Computes a segment on all shards, and adds what they are partial sums of."""
         started = [
-            worker.submit(session.run, {name: own[name] for name in segment.inputs}, segment.outputs)
+            worker.submit(self._sums.run, session, {name: own[name] for name in segment.inputs}, segment.outputs)
             for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True)
         ]
         computed = results_of(started)
@@ -106,20 +110,8 @@ class ShardedSession(Closeable):
             own.update(found)
         begun = time.perf_counter()
         for name, total in segment.reduced.items():
-            summed = add_up([found[name] for found in computed])
-            for own in tensors:
-                own[total] = summed
+            summed = self._sums.add([found[name] for found in computed])
+            for own, each in zip(tensors, summed, strict=True):
+                own[total] = each
                 del own[name]
         self.reduce_s += time.perf_counter() - begun
-
-
-def add_up(partials: Sequence[AnyArray]) -> AnyArray:
-    """The sum of what shards computed, in their order: a new array.
-
-    Args:
-        partials: Of equal shapes, at least one.
-    """
-    total = partials[0].copy()
-    for partial in partials[1:]:
-        np.add(total, partial, out=total)
-    return total

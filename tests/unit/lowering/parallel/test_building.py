@@ -16,35 +16,23 @@ import pytest
 import split_graphs
 from graphs import draw
 from lowered import ORT
+from split_graphs import spread
 
-from graphkiln_backend.engines.base import Session, SessionConfig
+from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel.building import build_split
-from graphkiln_backend.lowering.parallel.cuts import find_stages
-from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, write_parts
-from graphkiln_backend.lowering.parallel.speed import CPU_CORE
+from graphkiln_backend.lowering.parallel.parts import graph_of
 from graphkiln_backend.repository.onnx_file import read_signature
 
-CORE = min(os.sched_getaffinity(0))
+CORE = split_graphs.CORE
 GRAPHS: dict[str, tuple[Callable[[], onnx_ir.Model], tuple[int, ...]]] = {
     "convolutions": (split_graphs.convolutions, (3, 16, 16)),
     "mlp": (split_graphs.mlp, (24,)),
     "attention": (split_graphs.attention, (5, 24)),
     "fused": (split_graphs.fused, (5, 24)),
 }
-
-
-def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batches: int = 4) -> SessionConfig:
-    """The configuration of a split graph, whose parts are written."""
-    cuts = tuple(stage.begin for stage in find_stages(count_costs(graph, tensor), pipeline, CPU_CORE)[1:])
-    folder.mkdir(exist_ok=True)
-    write_parts(graph, cuts, tensor, folder)
-    numbers = Parallelism(pipeline=pipeline, tensor=tensor, micro_batches=micro_batches if pipeline > 1 else 0)
-    return replace(ORT, parallel=numbers, places=(Place(CPU, (CORE,)),) * (pipeline * tensor), cuts=cuts)
 
 
 @contextmanager
