@@ -222,8 +222,9 @@ def _plan(graph: Path, numbers: Parallelism | None, *, cores: int, instances: in
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     resources = Resources(device=CPU, cores=cores, probe=probe, instances=instances, instance=instance)
     settings = Settings(parallel=numbers)
-    spread = spread_model(settings, version, resources, saved=Precision.FP32, largest_batch=_BATCH)
-    if spread:
+    spread = None
+    if numbers:
+        spread = spread_model(numbers, settings, version, resources, saved=Precision.FP32, largest_batch=_BATCH)
         settings, resources = spread.apply(settings, resources)
     return _Planned(settings=settings, resources=resources, spread=spread)
 

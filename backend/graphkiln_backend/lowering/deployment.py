@@ -71,8 +71,9 @@ class Deployment:
         if settings.parallel:
             from graphkiln_backend.lowering.spreading import spread_model  # which few models need
 
-            spread = spread_model(settings, version, resources, saved=saved, largest_batch=max(sizes))
-        if spread:
+            spread = spread_model(
+                settings.parallel, settings, version, resources, saved=saved, largest_batch=max(sizes)
+            )
             settings, resources = spread.apply(settings, resources)
         planned = plan(settings, resources, saved=saved, largest_batch=max(sizes))
         return cls(

@@ -58,12 +58,19 @@ class Spread:
 
 
 def spread_model(
-    settings: Settings, version: ModelVersion, resources: Resources, *, saved: Precision, largest_batch: int
-) -> Spread | None:
-    """Plans how a model is spread; None where nothing is requested.
+    numbers: Parallelism,
+    settings: Settings,
+    version: ModelVersion,
+    resources: Resources,
+    *,
+    saved: Precision,
+    largest_batch: int,
+) -> Spread:
+    """Plans how a model is spread.
 
     Args:
-        settings: Of the model.
+        numbers: What is requested.
+        settings: The rest of what is requested of the model.
         version: The version.
         resources: What it runs on.
         saved: Precision that the graph was saved in.
@@ -72,9 +79,6 @@ def spread_model(
     Raises:
         LoweringError: It cannot be spread as requested, or other settings contradict it.
     """
-    numbers = settings.parallel
-    if numbers is None:
-        return None
     cores = usable_core_numbers()[: resources.cores]
     gpus = len(hardware.gpus()) if resources.device.is_gpu else 0
     places_of = partial(
@@ -87,7 +91,7 @@ def spread_model(
     )
     if not (numbers.splits or numbers.auto or numbers.memory_bytes):
         return Spread(numbers=numbers, places=places_of(numbers))
-    _check_settings(settings, saved)
+    _check_settings(numbers, settings, saved)
     _check_outputs(version)
     split = plan_split(
         numbers,
@@ -100,7 +104,7 @@ def spread_model(
     return Spread(numbers=split.numbers, places=split.places, split=split)
 
 
-def _check_settings(settings: Settings, saved: Precision) -> None:
+def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision) -> None:
     """Refuses settings that contradict stages or shards.
 
     Raises:
@@ -125,7 +129,7 @@ def _check_settings(settings: Settings, saved: Precision) -> None:
     )
     for contradicts, reason, hint in contradictions:
         if contradicts:
-            raise LoweringError(f"parallel: {settings.parallel}", attempts=(reason,), hint=hint)
+            raise LoweringError(f"parallel: {numbers}", attempts=(reason,), hint=hint)
 
 
 def _check_outputs(version: ModelVersion) -> None:

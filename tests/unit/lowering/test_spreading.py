@@ -65,9 +65,10 @@ def version_of(folder: Path, name: str, *, golden: bool = True) -> ModelVersion:
 
 
 def spread(settings: Settings, version: ModelVersion, resources: Resources | None = None) -> Spread:
-    found = spread_model(settings, version, resources or cpu(4), saved=Precision.FP32, largest_batch=BATCH)
-    assert found is not None
-    return found
+    assert settings.parallel
+    return spread_model(
+        settings.parallel, settings, version, resources or cpu(4), saved=Precision.FP32, largest_batch=BATCH
+    )
 
 
 def build(version: ModelVersion, numbers: Parallelism, cache: ArtifactCache) -> ProvenSession:
@@ -79,10 +80,6 @@ def build(version: ModelVersion, numbers: Parallelism, cache: ArtifactCache) -> 
 
 
 class TestReading:
-    def test_nothing_is_spread_unless_it_is_requested(self, tmp_path: Path) -> None:
-        version = version_of(tmp_path, "attention")
-        assert spread_model(Settings(), version, cpu(4), saved=Precision.FP32, largest_batch=8) is None
-
     def test_whole_graphs_on_cores_of_their_own(self, tmp_path: Path) -> None:
         """Nothing is read of the graph for that."""
         version = replace(version_of(tmp_path, "attention"), graph_path=tmp_path / "nowhere")
