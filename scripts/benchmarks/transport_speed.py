@@ -1,8 +1,8 @@
 """What joining two shards takes: sums in the memory of one process, as we serve them, beside gloo's between two.
 
-Both sides have the same two cores. Ours is the session of two shards that compute nothing: their partial sums are there,
-so that what is left is waking both threads, and adding. Gloo's is `torch.distributed.all_reduce` of two processes over
-the loopback interface; they compute nothing either.
+Both have the same two cores. Ours is the session of two shards that compute nothing: their partial sums are there, so
+that what is left is waking both threads, and adding. Gloo's is `torch.distributed.all_reduce` of two processes over the
+loopback interface; they compute nothing either.
 """
 
 from __future__ import annotations

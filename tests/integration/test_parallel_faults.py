@@ -1,4 +1,4 @@
-"""A stage or shard that fails, hangs or takes its process with it while the real server serves: nothing answers wrongly."""
+"""A stage or shard that fails, hangs or takes its process with it on the real server: nothing answers wrongly."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ask_together(server: Server, name: str, rows: list[int]) -> list[AnyArray | 
     with Client(server.url, timeout_s=60, max_retries=0) as client, ThreadPoolExecutor(len(rows)) as pool:
         model = client.model(name)
         futures = [pool.submit(model.infer, feeds) for feeds in requests(rows)]
-        return [error if (error := future.exception()) else future.result()["y"] for future in futures]  # type: ignore[misc]
+        return [future.exception() or future.result()["y"] for future in futures]  # type: ignore[misc]
 
 
 def expected(rows: list[int]) -> list[AnyArray]:

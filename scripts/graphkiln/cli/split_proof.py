@@ -1,4 +1,4 @@
-"""What `verify` proves beside the whole graph: a version that its configuration spreads over devices, as it is served."""
+"""What `verify` proves beside the whole graph: a version that is spread over devices, as it would be served."""
 
 from __future__ import annotations
 

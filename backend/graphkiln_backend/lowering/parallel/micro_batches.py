@@ -34,7 +34,7 @@ class Cutting:
 
     @property
     def seconds(self) -> float:
-        """Of a batch: the first micro-batch passes all stages, and the slowest one then takes its time for each more."""
+        """Of a batch: the first part passes all stages, then the slowest one takes its time for each more."""
         times = [stage.seconds for stage in self.stages]
         return sum(times) + (self.count - 1) * max(times)
 

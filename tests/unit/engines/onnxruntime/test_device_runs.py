@@ -12,8 +12,7 @@ import pytest
 import zoo
 
 from graphkiln_backend.engines.base import DeviceSession, SessionConfig
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime import device_runs
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, device_runs
 from graphkiln_backend.engines.onnxruntime.device_runs import run_bound, why_not_on_device
 from graphkiln_backend.engines.onnxruntime.providers import CUDA
 from graphkiln_backend.graph.device import CPU
@@ -78,7 +77,9 @@ def test_outputs_are_bound_to_the_providers_device() -> None:
     assert bound == [("y", "cuda", 3)]
 
 
-@pytest.mark.parametrize(("dtype", "why"), [(DType.FP32, ""), (DType.BYTES, "'x' is BYTES"), (DType.BF16, "'x' is BF16")])
+@pytest.mark.parametrize(
+    ("dtype", "why"), [(DType.FP32, ""), (DType.BYTES, "'x' is BYTES"), (DType.BF16, "'x' is BF16")]
+)
 def test_what_cannot_be_bound(dtype: DType, why: str) -> None:
     spec = TensorSpec(name="x", dtype=dtype, shape=("batch", 3))
     found = why_not_on_device(Signature(inputs=(spec,), outputs=(spec,)))

@@ -180,13 +180,6 @@ class TestChoice:
         assert "pip install 'graphkiln[parallel]'" in logged[0]
 
 
-def test_a_session_without_devices_is_refused(nccl: Nccl) -> None:
-    session: Any = SimpleNamespace()
-    with pytest.raises(ExecutionError, match="SimpleNamespace does not leave its tensors"):
-        DeviceSums().run(session, {}, ["y"])
-    assert not nccl.calls
-
-
 @pytest.mark.slow
 def test_pytorch_takes_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real library with tensors on the CPU; NCCL alone is another's, called as its signature says."""

@@ -80,7 +80,8 @@ def test_what_does_not_fit_is_not_considered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("largest", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (33, (1, 2, 4, 8, 16, 32, 33))]
+    ("largest", "counts"),
+    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (33, (1, 2, 4, 8, 16, 32, 33))],
 )
 def test_what_is_considered(largest: int, counts: tuple[int, ...]) -> None:
     assert usual_counts(largest) == counts
