@@ -62,6 +62,11 @@ def usable_core_numbers() -> tuple[int, ...]:
     return tuple(ordered[: usable_cores()])
 
 
+def has_own_cores() -> bool:
+    """Whether this process may use all cores that it may run on; with a quota it may run on more than it may use."""
+    return usable_cores() == len(os.sched_getaffinity(0))
+
+
 def stay_on(cores: Iterable[int]) -> None:
     """Keeps this thread, and those that it starts from now on, on some cores.
 

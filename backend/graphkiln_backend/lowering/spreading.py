@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.graph.cores import numa_nodes, usable_core_numbers
+from graphkiln_backend.graph.cores import has_own_cores, numa_nodes, usable_core_numbers
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
@@ -32,17 +32,18 @@ class Spread:
         numbers: What was requested, with what was left open.
         places: Where the instance runs: each shard of each stage, stage by stage.
         split: Its stages; None where every instance has the whole graph on one device.
+        note: What whoever reads the plan should know of its cores; empty where there is nothing.
     """
 
     numbers: Parallelism
     places: tuple[Place, ...]
     split: Split | None = None
+    note: str = ""
 
     def explain(self) -> str:
         """The numbers, and what each device computes and holds, a line each."""
-        if self.split:
-            return self.split.explain()
-        return f"parallel: {self.numbers}: the whole graph on {', '.join(map(str, self.places))}"
+        whole = f"parallel: {self.numbers}: the whole graph on {', '.join(map(str, self.places))}"
+        return "\n".join(filter(None, (self.split.explain() if self.split else whole, self.note)))
 
     def apply(self, settings: Settings, resources: Resources) -> tuple[Settings, Resources]:
         """Settings and resources with what was found: weights are mapped once for each NUMA node."""
@@ -90,7 +91,7 @@ def spread_model(
         gpus=gpus,
     )
     if not (numbers.splits or numbers.auto or numbers.memory_bytes):
-        return Spread(numbers=numbers, places=places_of(numbers))
+        return Spread(numbers=numbers, places=places_of(numbers), note=_note(resources))
     _check_settings(numbers, settings, saved)
     _check_outputs(version)
     split = plan_split(
@@ -101,7 +102,17 @@ def spread_model(
         largest_batch=largest_batch,
         signature=promised_signature(version),
     )
-    return Spread(numbers=split.numbers, places=split.places, split=split)
+    return Spread(numbers=split.numbers, places=split.places, split=split, note=_note(resources))
+
+
+def _note(resources: Resources) -> str:
+    """Why the cores of the plan may not be this server's alone; empty where they are."""
+    if resources.device.is_gpu or has_own_cores():
+        return ""
+    return (
+        "a quota limits this server, not a set of cores: another one on this machine may take the same ones, and each has "
+        "half of them then (give each cores of its own: docker run --cpuset-cpus, Kubernetes' static CPU manager)"
+    )
 
 
 def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision) -> None:

@@ -88,8 +88,10 @@ class TestNumbers:
         assert cores.usable_core_numbers() == (1, 4, 2, 3, 6)
 
     def test_there_are_no_more_than_the_quota_allows(self, tmp_path: Path) -> None:
+        assert cores.has_own_cores()
         (tmp_path / "cpu.max").write_text("300000 100000")
         assert cores.usable_core_numbers() == (1, 4, 2)
+        assert not cores.has_own_cores()
 
     def test_without_nodes_they_are_in_order(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path / "none")

@@ -103,6 +103,15 @@ class TestReading:
         assert "stage 1 on core" in deployment.plan.explain()
         assert deployment.places == chosen.places
 
+    @pytest.mark.parametrize("own", [True, False])
+    def test_cores_under_a_quota_may_be_taken_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool
+    ) -> None:
+        monkeypatch.setattr(spreading, "has_own_cores", lambda: own)
+        for numbers in (Parallelism(), Parallelism(pipeline=2)):
+            found = spread(Settings(parallel=numbers), version_of(tmp_path / str(numbers), "attention"))
+            assert ("a quota limits this server" in found.explain().splitlines()[-1]) != own
+
     def test_weights_are_mapped_once_for_each_node(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spreading, "numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
         resources = replace(cpu(4, instances=2), shared_folder=tmp_path)
