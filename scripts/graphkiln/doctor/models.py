@@ -7,9 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln.doctor.engines import read_probe, start_probe
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
+
+if TYPE_CHECKING:
+    from graphkiln_backend.lowering.settings import Settings
+    from graphkiln_backend.repository.model_config import ModelConfig
 
 _HASHED_BYTES = 2 << 30
 """Files of models that are larger together are not compared with their hashes: that takes longer than anybody waits."""
@@ -131,7 +136,7 @@ def need_of(model: Path) -> Need:
     """What serving a model takes.
 
     Raises:
-        GraphkilnError: Its configuration or its graph cannot be read.
+        GraphkilnError: Its configuration or its graph cannot be read, or it is spread over devices that are not here.
     """
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.settings import Settings
@@ -148,6 +153,7 @@ def need_of(model: Path) -> Need:
     completed = complete_config(model, BACKEND_NAMES, lambda version: version)
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
     settings = Settings.from_config(config, config.device)
+    _check_devices(settings, config)
     return Need(
         model=model.name,
         engine=settings.engine,
@@ -157,6 +163,27 @@ def need_of(model: Path) -> Need:
         shared_bytes=config.instances * region_bytes(config.batch_bytes),
         graph_bytes=size_of(newest),
     )
+
+
+def _check_devices(settings: Settings, config: ModelConfig) -> None:
+    """Refuses a model that is spread over more cores or GPUs than this machine has.
+
+    Raises:
+        LoweringError: They are not here.
+    """
+    from graphkiln_backend.engines.hardware import gpus
+    from graphkiln_backend.graph.cores import usable_core_numbers
+    from graphkiln_backend.lowering.parallel.places import find_places
+
+    if settings.parallel:
+        find_places(
+            settings.parallel,
+            instances=config.instances,
+            instance=0,
+            device=config.device,
+            cores=usable_core_numbers(),
+            gpus=len(gpus()),
+        )
 
 
 def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:

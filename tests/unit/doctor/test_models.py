@@ -79,6 +79,17 @@ def test_an_engine_that_cannot_run_here(store: Path, more: str, level: Level) ->
     assert "there is no gpu:7 here" in nowhere.message
 
 
+def test_devices_that_are_not_here(store: Path) -> None:
+    """Of a model that its configuration spreads; a split that fits is none."""
+    config = store / "digits" / "config.pbtxt"
+    text = config.read_text()
+    for numbers, level in (("pipeline=9999", Level.ERROR), ("data=3", Level.ERROR), ("data=1", Level.OK)):
+        config.write_text(f'{text}\nparameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}')
+        found = check(store)["digits"]
+        assert found.level is level, numbers
+        assert (f"would not be live: {numbers}" in found.message) == (level is Level.ERROR)
+
+
 def test_a_setting_that_nobody_knows(store: Path) -> None:
     config = store / "digits" / "config.pbtxt"
     config.write_text(config.read_text() + '\nparameters [ { key: "precision" value { string_value: "fp7" } } ]\n')
