@@ -11,7 +11,7 @@ from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.device_sums import sums_for
+from graphkiln_backend.lowering.parallel.device_sums import handing_for, sums_for
 from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of, read_parts
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
@@ -37,8 +37,9 @@ def build_split(engine: Engine, folder: Path, config: SessionConfig, signature: 
     with ExitStack() as opened:
         stages = [builder.build_stage(number, opened) for number in range(builder.parts.stages)]
         whole = _whole_signature(signature, [stage.session.signature for stage in stages])
+        handing = handing_for(config.places, [stage.session for stage in stages])
         opened.pop_all()
-    return PipelineSession(stages, whole, numbers.micro_batches or 1)
+    return PipelineSession(stages, whole, numbers.micro_batches or 1, handing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.placements import join_placements
+from graphkiln_backend.lowering.parallel.sums import Handing, HostSums, Tensor
 from graphkiln_backend.lowering.parallel.worker import Worker, results_of
 
-Tensors = dict[str, AnyArray]
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +45,19 @@ class PipelineSession(Closeable):
         stages: In order.
         signature: Of the whole graph.
         micro_batches: Parts of a batch, as equal as they can be; 1 for graphs whose batch cannot be split.
+        handing: How stages hand tensors on; in the memory of the process by default.
 
     Attributes:
         stages: Likewise; not to be run by anyone else.
     """
 
-    def __init__(self, stages: Sequence[Stage], signature: Signature, micro_batches: int) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], signature: Signature, micro_batches: int, handing: Handing | None = None
+    ) -> None:
         self.stages = tuple(stages)
         self._signature = signature
         self._micro_batches = micro_batches
+        self._handing = handing or HostSums()
         self._outputs = [spec.name for spec in signature.outputs]
         reads = [set(stage.inputs) for stage in self.stages]
         self._kept = [set(self._outputs).union(*reads[number + 1 :]) for number in range(len(reads))]
@@ -69,14 +74,14 @@ class PipelineSession(Closeable):
             ExecutionError: Outputs of micro-batches cannot be joined; or as the stage that failed.
         """
         last = [self._start(part) for part in self._cut(feeds)]
-        found = results_of(last)
-        return {name: _join(name, [part[name] for part in found]) for name in outputs or self._outputs}
+        found, fetch = results_of(last), self._handing.fetch
+        return {name: _join(name, [fetch(part[name]) for part in found]) for name in outputs or self._outputs}
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Runs the feeds as one micro-batch, stage after stage, and reads back what ran in all of them."""
         tensors, placements = dict(feeds), []
         for number, stage in enumerate(self.stages):
-            own = {name: tensors[name] for name in stage.inputs}
+            own = {name: self._handing.fetch(tensors[name]) for name in stage.inputs}
             placements.append(stage.worker.submit(stage.session.placement, own).result())
             tensors = stage.worker.submit(self._advance, number, tensors).result()
         return join_placements(placements)
@@ -110,12 +115,13 @@ class PipelineSession(Closeable):
         """A stage of a micro-batch whose stage before was started earlier; it fails as that one does."""
         return self._advance(number, before.result())
 
-    def _advance(self, number: int, tensors: Mapping[str, AnyArray]) -> Tensors:
+    def _advance(self, number: int, tensors: Mapping[str, Tensor]) -> Tensors:
         """Computes a stage; what users and later stages need of all that is there by then."""
         stage = self.stages[number]
-        computed = stage.session.run({name: tensors[name] for name in stage.inputs}, stage.outputs)
-        kept = {name: array for name, array in tensors.items() if name in self._kept[number]}
-        return kept | computed
+        fed = {name: tensors[name] for name in stage.inputs}
+        computed = self._handing.run(stage.session, fed, stage.outputs)
+        kept = {name: tensor for name, tensor in tensors.items() if name in self._kept[number]}
+        return {**kept, **computed}
 
 
 def _join(name: str, parts: Sequence[AnyArray]) -> AnyArray:

@@ -1,6 +1,6 @@
-"""How the shards of a stage hand tensors to each other: where these are, and what adds partial sums.
+"""How stages and shards hand tensors to each other: where these are, and what adds partial sums.
 
-On the CPU all shards are threads of one process: what one computes, the others read where it lies, and sums are added
+On the CPU all of them are threads of one process: what one computes, the others read where it lies, and sums are added
 there. Between GPUs that would be twice the way over the host; see `device_sums`.
 """
 
@@ -18,21 +18,29 @@ Tensor = Any
 """An array, or a tensor on a device: whatever `run` gives."""
 
 
-class Sums(Protocol):
-    """Runs shards and adds what they computed. Used by one thread; `run` by the thread of each shard."""
+class Handing(Protocol):
+    """Runs sessions whose outputs others read."""
 
     def run(self, session: Session, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
-        """Computes what a shard does between two sums.
+        """Computes a part; called by the thread of its stage or shard.
 
         Args:
-            session: Of the shard.
-            feeds: Arrays of the request, what `run` gave before, and what `add` gave.
+            session: Of the part.
+            feeds: Arrays of the request, and what `run` gave before, or `Sums.add`.
             outputs: Names.
 
         Raises:
             GraphkilnError: As `Session.run`.
         """
         ...
+
+    def fetch(self, tensor: Tensor) -> AnyArray:
+        """A tensor of a shard as an array in the memory of the process."""
+        ...
+
+
+class Sums(Handing, Protocol):
+    """Adds what shards computed, too; used by one thread."""
 
     def add(self, partials: Sequence[Tensor]) -> Sequence[Tensor]:
         """The sum of what shards computed, for each of them; none of the partial sums is changed.
@@ -42,16 +50,12 @@ class Sums(Protocol):
         """
         ...
 
-    def fetch(self, tensor: Tensor) -> AnyArray:
-        """A tensor of a shard as an array in the memory of the process."""
-        ...
-
 
 class HostSums:
     """In the memory of the process; see `Sums`."""
 
     def run(self, session: Session, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
-        """See `Sums.run`."""
+        """See `Handing.run`."""
         return session.run(feeds, outputs)
 
     def add(self, partials: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -59,7 +63,7 @@ class HostSums:
         return [add_up(partials)] * len(partials)
 
     def fetch(self, tensor: Tensor) -> AnyArray:
-        """See `Sums.fetch`."""
+        """See `Handing.fetch`."""
         array: AnyArray = tensor
         return array
 

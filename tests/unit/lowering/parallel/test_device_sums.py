@@ -23,7 +23,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.lowering.parallel import building, device_sums
 from graphkiln_backend.lowering.parallel.building import build_split
-from graphkiln_backend.lowering.parallel.device_sums import DeviceSums, sums_for
+from graphkiln_backend.lowering.parallel.device_sums import DeviceHanding, DeviceSums, handing_for, sums_for
 from graphkiln_backend.lowering.parallel.sums import HostSums
 from graphkiln_backend.repository.onnx_file import read_signature
 
@@ -107,6 +107,22 @@ def test_shards_compute_the_same_as_by_way_of_the_host(
         np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
 
 
+def test_stages_hand_on_what_lies_on_their_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as by way of the host, batch after batch."""
+    graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
+    config = spread(graph, tmp_path / "parts", 3)
+    x, engine, signature = draw(5, 3, 16, 16, seed=1), OnnxRuntimeEngine(), read_signature(graph)
+    with build_split(engine, tmp_path / "parts", config, signature) as by_host:
+        expected = by_host.run({"x": x})["y"]
+    monkeypatch.setattr(building, "handing_for", lambda *_: DeviceHanding())
+    with build_split(engine, tmp_path / "parts", config, signature) as split:
+        for _ in range(2):
+            np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
+        assert sum(split.placement({"x": x}).products.values()) == 5
+
+
 def test_partial_sums_stay_as_they_are(nccl: Nccl) -> None:
     """They may lie in a session's own memory."""
     partials = [Tensor(np.ones(2, np.float32)), Tensor(np.full(2, 2, np.float32))]
@@ -168,6 +184,20 @@ class TestChoice:
         (line,) = logged
         assert line.startswith("sums of shards pass through the memory of the host")
         assert words in line
+
+    def test_stages_on_gpus_hand_on_what_lies_there(self, logged: list[str]) -> None:
+        """Without PyTorch: the engine copies from GPU to GPU."""
+        session: Any = OnDevice()
+        assert isinstance(handing_for(GPUS, [session] * 2), DeviceHanding)
+        assert isinstance(handing_for((Place(CPU, (0,)), Place(CPU, (1,))), [session] * 2), HostSums)
+        shards: Any = SimpleNamespace()
+        assert isinstance(handing_for(GPUS, [shards]), HostSums), "those of one stage hand nothing on"
+        assert not logged
+        assert isinstance(handing_for(GPUS, [session, shards]), HostSums)
+        assert logged == [
+            "what stages hand on passes through the memory of the host, which is slower: "
+            "SimpleNamespace does not leave its tensors on a device"
+        ]
 
     def test_so_is_a_pytorch_without_nccl(self, nccl: Nccl, logged: list[str]) -> None:
         nccl.available = False
