@@ -54,9 +54,7 @@ def benchmark_sums(rounds: int, seconds: float) -> list[dict[str, object]]:
         return [_row(name, elements, ways, rounds, seconds / len(SUMS)) for name, elements in SUMS.items()]
 
 
-def _row(
-    name: str, elements: int, ways: Mapping[str, Measure], rounds: int, seconds: float
-) -> dict[str, object]:
+def _row(name: str, elements: int, ways: Mapping[str, Measure], rounds: int, seconds: float) -> dict[str, object]:
     """A size: microseconds of each way, and how often faster sums in the process are."""
     runs = {way: max(_LEAST_RUNS, int(seconds / measure(elements, _LEAST_RUNS))) for way, measure in ways.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}

@@ -51,9 +51,7 @@ def test_two_gpus_give_the_answers_of_the_whole_graph(
     settings, resources = Settings(parallel=numbers), Resources(device=Device.gpu(0), cores=2, probe=probe)
     spread = spread_model(numbers, settings, version, resources, saved=Precision.FP32, largest_batch=BATCH)
     configs = plan(*spread.apply(settings, resources), largest_batch=BATCH)
-    proven = select_session(
-        Artifacts(version, Precision.FP32, cache), configs, Requirements(batch_sizes=(1, BATCH))
-    )
+    proven = select_session(Artifacts(version, Precision.FP32, cache), configs, Requirements(batch_sizes=(1, BATCH)))
     assert version.golden
     with proven.session as session:
         assert proven.self_test

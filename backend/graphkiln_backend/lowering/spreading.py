@@ -110,8 +110,8 @@ def _note(resources: Resources) -> str:
     if resources.device.is_gpu or has_own_cores():
         return ""
     return (
-        "a quota limits this server, not a set of cores: another one on this machine may take the same ones, and each has "
-        "half of them then (give each cores of its own: docker run --cpuset-cpus, Kubernetes' static CPU manager)"
+        "a quota limits this server, not a set of cores: another one on this machine may take the same ones, and each "
+        "has half of them then (give each cores of its own: docker run --cpuset-cpus, Kubernetes' static CPU manager)"
     )
 
 

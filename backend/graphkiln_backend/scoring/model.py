@@ -36,7 +36,6 @@ from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import Computation, Scorer
 from graphkiln_backend.scoring.self_check import check_session
 
-
 _log = logging.getLogger("graphkiln.scoring")
 
 _PARALLEL = "parallel"

@@ -58,7 +58,7 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
     """
-    from graphkiln.cli.verify import version_folder
+    from graphkiln.cli.version_paths import version_folder
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.deployment import Deployment
     from graphkiln_backend.lowering.importing import convert_if_needed

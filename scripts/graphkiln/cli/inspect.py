@@ -10,7 +10,7 @@ import typer
 
 from graphkiln.cli.remote_paths import local_path
 from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, describe_signers
-from graphkiln.cli.verify import version_folder
+from graphkiln.cli.version_paths import version_folder
 
 if TYPE_CHECKING:
     from graphkiln_backend.passes.census import Census

@@ -191,7 +191,7 @@ def _plan(
 
 
 def _read_subject(model: str) -> Subject:
-    from graphkiln.cli.verify import version_folder
+    from graphkiln.cli.version_paths import version_folder
     from graphkiln.tuning.subject import read_subject, vanishing_cache
     from graphkiln_backend.repository.remote_address import parse_store
 

@@ -13,6 +13,7 @@ from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit
 from graphkiln.cli.remote_paths import local_path
 from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, check_signers
 from graphkiln.cli.split_proof import SplitProof, prove_split, requested_split
+from graphkiln.cli.version_paths import version_folder
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.spelling import did_you_mean
@@ -82,17 +83,3 @@ def _show_split(split: SplitProof) -> None:
     if not split.verdicts:
         typer.echo("each instance computes the whole graph, which is proven above")
     _show(split.verdicts, split.placement)
-
-
-def version_folder(path: Path) -> Path:
-    """A version folder, or the newest one of a model's folder; of a version's graph, the folder that it lies in.
-
-    Raises:
-        RepositoryError: There is none.
-    """
-    from graphkiln_backend.repository.version import newest_version
-    from graphkiln_backend.repository.version_folders import is_version
-
-    if path.is_file() and is_version(path.absolute().parent.name):
-        path = path.absolute().parent
-    return path if path.is_dir() and is_version(path.name) else newest_version(path)

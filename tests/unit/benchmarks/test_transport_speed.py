@@ -17,7 +17,7 @@ def test_a_row_says_how_often_faster_ours_is() -> None:
         asked.append((elements, runs))
         return 1e-3
 
-    row = _row("8 KiB", 2048, {"in the process": measure, "gloo": lambda _, runs: 2e-3}, rounds=2, seconds=0.1)
+    row = _row("8 KiB", 2048, {"in the process": measure, "gloo": lambda *_: 2e-3}, rounds=2, seconds=0.1)
     assert row == {"sum": "8 KiB", "in the process, us": 1000.0, "gloo, us": 2000.0, "ratio": 2.0, "spread": 0.0}
     assert asked == [(2048, 5), (2048, 100), (2048, 100)], "as many runs as fit into the time"
 

@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx_ir
 import pytest
-from tiny import convert, run, write_source
+from graphs import draw, graph
+from tiny import run, write_source
 
 from graphkiln.cli.split_proof import prove_split, requested_split
 from graphkiln_backend.graph.errors import LoweringError, VerificationError
@@ -17,10 +19,16 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import deployment, spreading
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
 
+TEXT = "(float[batch,4] x) => (float[batch,3] y) { h = MatMul(x, w) r = Tanh(h) y = MatMul(r, v) }"
+
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(tmp_path_factory.mktemp("tiny"))
+    folder = tmp_path_factory.mktemp("converted")
+    onnx_ir.save(graph(TEXT, w=draw(4, 5), v=draw(5, 3)), folder / "m.onnx")
+    finished = run("convert", folder / "m.onnx", "--name", "m", "--model-store", folder / "store")
+    assert finished.exit_code == 0, finished.output
+    return folder / "store" / "m" / "1"
 
 
 @pytest.fixture(autouse=True)
@@ -119,9 +127,7 @@ def test_what_the_configuration_says(converted: Path, tmp_path: Path, text: str,
     assert requested_split(version) == value
 
 
-def test_parts_are_those_that_the_server_will_find(
-    converted: Path, tmp_path: Path, logged: list[str]
-) -> None:
+def test_parts_are_those_that_the_server_will_find(converted: Path, tmp_path: Path, logged: list[str]) -> None:
     """`verify`, `lower` and a start share the artifacts of stages: they are cut once."""
     version = spread(converted, tmp_path, "pipeline=2")
     cache = ("--cache", tmp_path / "cache")

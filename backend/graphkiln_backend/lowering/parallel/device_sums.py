@@ -5,7 +5,8 @@ process need be found, and none can be lost. What a stage hands on is copied to 
 
 Not yet run on GPUs: built from the documentation, and tested on the CPU with everything but NCCL itself.
 
-Source: NVIDIA, "NCCL User Guide" (one process, several devices); PyTorch, `torch.cuda.nccl`; ONNX Runtime, "I/O Binding".
+Source: NVIDIA, "NCCL User Guide" (one process, several devices); PyTorch, `torch.cuda.nccl`; ONNX Runtime, "I/O
+Binding".
 """
 
 from __future__ import annotations

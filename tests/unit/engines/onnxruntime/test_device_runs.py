@@ -59,7 +59,7 @@ def test_tensors_of_other_libraries_are_read_where_they_are(tmp_path: Path) -> N
 def test_errors_are_those_of_other_runs(tmp_path: Path) -> None:
     folder = zoo.add(tmp_path, "fragile", zoo.good_and_fragile())
     with OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG) as session:
-        with pytest.raises(ExecutionError, match="ONNX Runtime failed.*99"):
+        with pytest.raises(ExecutionError, match=r"ONNX Runtime failed.*99"):
             session.run_on_device({"x": np.full((1, 2), 99)}, ["fragile"])
         with pytest.raises((ExecutionError, SignatureError)):
             session.run_on_device({"x": np.zeros((1, 2), np.float32)}, ["good"])

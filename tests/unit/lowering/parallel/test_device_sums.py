@@ -107,9 +107,7 @@ def test_shards_compute_the_same_as_by_way_of_the_host(
         np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
 
 
-def test_stages_hand_on_what_lies_on_their_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_hand_on_what_lies_on_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as by way of the host, batch after batch."""
     graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
     config = spread(graph, tmp_path / "parts", 3)
@@ -194,10 +192,8 @@ class TestChoice:
         assert isinstance(handing_for(GPUS, [shards]), HostSums), "those of one stage hand nothing on"
         assert not logged
         assert isinstance(handing_for(GPUS, [session, shards]), HostSums)
-        assert logged == [
-            "what stages hand on passes through the memory of the host, which is slower: "
-            "SimpleNamespace does not leave its tensors on a device"
-        ]
+        (line,) = logged
+        assert line.startswith("what stages hand on passes through the memory of the host, which is slower: Simple")
 
     def test_so_is_a_pytorch_without_nccl(self, nccl: Nccl, logged: list[str]) -> None:
         nccl.available = False
@@ -222,7 +218,7 @@ def test_pytorch_takes_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyP
             each.copy_(inputs[0] + inputs[1])
 
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", all_reduce)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(building, "sums_for", lambda *_: DeviceSums())
     graph = split_graphs.save(split_graphs.mlp(), tmp_path / "whole")
     engine, x = OnnxRuntimeEngine(), draw(3, 24, seed=1)

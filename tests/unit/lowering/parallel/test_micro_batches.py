@@ -12,9 +12,7 @@ from graphkiln_backend.lowering.parallel.micro_batches import Cutting, FindStage
 
 
 def stage(seconds: float) -> StageCost:
-    return StageCost(
-        begin=0, end=1, seconds=seconds, weight_bytes=0, activation_bytes=0, handed_bytes=0, flops=0
-    )
+    return StageCost(begin=0, end=1, seconds=seconds, weight_bytes=0, activation_bytes=0, handed_bytes=0, flops=0)
 
 
 def simulated(times: list[float], count: int) -> float:
