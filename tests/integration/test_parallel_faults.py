@@ -62,6 +62,7 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     limit = f"--compute-limit={COMPUTE_LIMIT_S}"
     with Serving(tmp_path_factory.mktemp("faults"), "--model-store", store, limit) as running:
         running.wait_ready()
+        running.wait_until(lambda: "serving HTTP" in running.log)
         yield running
 
 
