@@ -30,7 +30,7 @@ _TIMEOUTS_S = (10, 60)
 _LONGEST_MANIFEST = 4 << 20
 """What registries take at most. Source: OCI Distribution, "Pushing Manifests"."""
 _BLOCK = 1 << 20
-_DENIED = {401, 403}
+_DENIED, _MISSING = {401, 403}, 404
 
 
 class OciRegistry:
@@ -45,10 +45,9 @@ class OciRegistry:
     """
 
     def __init__(self, artifact: str, protocol: str) -> None:
-        from oras.container import Container
         from oras.provider import Registry
 
-        self.container: Any = Container(artifact)
+        self.container = _container(artifact)
         self._registry: Any = Registry(insecure=protocol == "http")
         self._registry.session.request = partial(self._registry.session.request, timeout=_TIMEOUTS_S)
         self._once = partial(Registry.do_request.__wrapped__, self._registry)
@@ -75,11 +74,17 @@ class OciRegistry:
         """Fetches a blob, and holds it to its digest.
 
         Raises:
-            RemoteStoreError: Other bytes came.
+            RemoteStoreError: Other bytes came, or there is none.
             OSError: It cannot be written.
             Exception: Whatever oras and requests raise.
         """
         response = self._request(self._url(self.container.get_blob_url(digest)), stream=True)
+        if response.status_code == _MISSING:
+            raise RemoteStoreError(
+                f"{self.container}: the registry has lost {digest}, which its manifest names",
+                hint="push it again: graphkiln push STORE ADDRESS",
+                passing=True,
+            )
         response.raise_for_status()
         seen = hashlib.sha256()
         with target.open("wb") as file:
@@ -111,6 +116,19 @@ class OciRegistry:
         if response.status_code in _DENIED:
             raise PermissionError(f"{response.status_code} {response.reason}")
         return response
+
+
+def _container(artifact: str) -> Any:
+    """The artifact, as oras names it.
+
+    It takes a host without a dot or a port for a part of the repository's name, and asks Docker Hub.
+    """
+    from oras.container import Container
+
+    host, _, name = artifact.partition("/")
+    container: Any = Container(f"localhost:0/{name}")
+    container.registry = host
+    return container
 
 
 def _docker_configurations() -> list[str]:

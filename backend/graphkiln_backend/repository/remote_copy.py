@@ -150,13 +150,22 @@ class RemoteCopy:
         files = {path: file for listing in units.values() for path, file in listing.items()}
         missing = {path: file for path, file in files.items() if self._held.get(path) != file}
         self._check_room(sum(file.size for file in missing.values()))
-        if missing:
-            megabytes = sum(file.size for file in missing.values()) / 1e6
-            _log.info("%s: copying %d files, %.1f MB", self.files.address, len(missing), megabytes)
         for path in files.keys() - missing.keys():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
-        self.files.fetch_all(missing, folder)
+        if missing:
+            self._copy(missing, folder)
+
+    def _copy(self, files: Listing, folder: Path) -> None:
+        begun, megabytes = time.monotonic(), sum(file.size for file in files.values()) / 1e6
+        _log.info("%s: copying %d files, %.1f MB", self.files.address, len(files), megabytes)
+        try:
+            self.files.fetch_all(files, folder)
+        except SystemExit:  # of a signal: a person did not wait for it, or a probe
+            seconds, there = time.monotonic() - begun, _size_of(files, folder) / 1e6
+            words = "%s: stopped after %.0f s, when %.1f of %.1f MB were copied; the next start begins anew"
+            _log.warning(words, self.files.address, seconds, there, megabytes)
+            raise
 
     def _check_room(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -229,6 +238,11 @@ def unit_of(path: str) -> Unit | None:
         return None
     has_version = len(parts) > 2 and version_number(parts[1]) is not None
     return parts[0], parts[1] if has_version else ""
+
+
+def _size_of(files: Listing, folder: Path) -> int:
+    """Bytes of files that are there, whole or in part."""
+    return sum((folder / path).stat().st_size for path in files if (folder / path).exists())
 
 
 def _is_whole(folder: Path, unit: Unit) -> bool:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.repository.oci_registry import OciFileSystem
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError, without_secrets
 from graphkiln_backend.repository.remote_credentials import client_options
+from graphkiln_backend.repository.side_by_side import call_each
 
 _log = logging.getLogger("graphkiln.repository")
 
@@ -47,7 +48,8 @@ _ABSENT = {
 _UNREACHABLE = {
     "ConnectionError", "HTTPClientError", "ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError",
     "ClientConnectionError", "ClientConnectorError", "ServiceRequestError", "ServiceResponseError", "TimeoutError",
-    "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled",
+    "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled", "ProtocolError",
+    "ChunkedEncodingError", "ClientPayloadError", "ResponseStreamingError",
 }  # fmt: skip
 _WORDS = 200
 _AT_ONCE = 4
@@ -116,7 +118,6 @@ class RemoteFiles:
             RemoteStoreError: One cannot be read, or is another one now.
             OSError: One cannot be written.
         """
-        from concurrent.futures import ThreadPoolExecutor  # which a server of local stores does without
 
         def fetch(path: str) -> None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -125,8 +126,7 @@ class RemoteFiles:
                 words = f"{self.address}/{path}: {size} bytes came, not {wanted[path].size}"
                 raise RemoteStoreError(words, passing=True)
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(fetch, wanted))
+        call_each(fetch, wanted, _AT_ONCE)
 
     def _opened(self) -> Any:
         if self._system is None:
@@ -170,7 +170,7 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
             f"{address}: {address.scheme}:// needs {package}", hint="pip install 'graphkiln[remote]'"
         )
     names, status, credentials = set(_names(error)), _status(error), _CREDENTIALS[address.scheme]
-    words, hint, passing = " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS], "", True
+    words, hint, passing = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:_WORDS], "", True
     if names & _NO_CREDENTIALS:
         words, hint, passing = "no credentials were found", credentials, False
     elif names & _DENIED or status in {401, 403}:

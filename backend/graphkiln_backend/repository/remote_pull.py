@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import filecmp
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from graphkiln_backend.repository.remote_copy import Listing, Unit, by_unit
 from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 from graphkiln_backend.repository.remote_model import is_model
 from graphkiln_backend.repository.stores import walk
-
-_HIDDEN = ".pull-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,28 +112,44 @@ class FetchedStore:
         return fetched.is_file() and filecmp.cmp(fetched, self.store / path, shallow=False)
 
 
-@contextmanager
-def fetch_store(address: RemoteAddress, store: Path) -> Iterator[FetchedStore]:
-    """Fetches the models of a remote store, to be placed into one of this machine.
+@dataclass(frozen=True, slots=True)
+class ListedStore:
+    """The models of a remote store, of which nothing was fetched yet.
+
+    Attributes:
+        files: The remote store.
+        units: Its files: versions as wholes, and of each model what lies beside its versions.
+    """
+
+    files: RemoteFiles
+    units: Mapping[Unit, Listing]
+
+    def fetch(self, store: Path, folder: Path) -> FetchedStore:
+        """Fetches all of it, to be placed into a store of this machine.
+
+        Args:
+            store: Where it belongs.
+            folder: Where it lies until then, empty; on the same file system.
+
+        Raises:
+            RemoteStoreError: It cannot be read.
+            OSError: It cannot be written.
+        """
+        wanted = {path: file for listing in self.units.values() for path, file in listing.items()}
+        missing = {path: file for path, file in wanted.items() if not _link(path, file, store, folder)}
+        self.files.fetch_all(missing, folder)
+        return FetchedStore(folder, store, self.units)
+
+
+def list_store(address: RemoteAddress) -> ListedStore:
+    """Lists the models of a remote store.
 
     Args:
         address: The store, or a model in it.
-        store: Where they belong; made when missing.
 
     Raises:
         RemoteStoreError: There is no model, or it cannot be read.
-        OSError: It cannot be written.
     """
-    files, units = _list_models(address)
-    store.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=_HIDDEN, dir=store) as temporary:
-        folder = Path(temporary)
-        wanted = {path: file for listing in units.values() for path, file in listing.items()}
-        files.fetch_all({path: file for path, file in wanted.items() if not _link(path, file, store, folder)}, folder)
-        yield FetchedStore(folder, store, units)
-
-
-def _list_models(address: RemoteAddress) -> tuple[RemoteFiles, Mapping[Unit, Listing]]:
     files = RemoteFiles(address)
     listing = files.list()
     if is_model(listing):
@@ -145,7 +158,7 @@ def _list_models(address: RemoteAddress) -> tuple[RemoteFiles, Mapping[Unit, Lis
     units = by_unit(listing)
     if not any(version for _, version in units):
         raise RemoteStoreError(f"there is no model at {address}", hint="name a model store, or a model of one")
-    return files, units
+    return ListedStore(files, units)
 
 
 def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:

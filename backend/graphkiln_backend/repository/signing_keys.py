@@ -137,10 +137,7 @@ class TrustedKeys:
             RepositoryError: Something cannot be read, holds no public Ed25519 key, or holds a private one.
         """
         _require_cryptography()
-        files = [place]
-        if place.is_dir():
-            files = sorted(path for path in place.iterdir() if path.suffix in {PUBLIC_SUFFIX, ".pem"})
-        names = {key_id: file.stem for file in files for key_id in _public_keys(file)}
+        names = {key_id: file.stem for file in _key_files(place) for key_id in _public_keys(file)}
         if not names:
             raise RepositoryError(f"there is no key in {place}: no *.pub and no *.pem", hint=_HOW_TO_MAKE)
         return cls(names)
@@ -159,6 +156,15 @@ def is_signed(key_id: str, message: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _key_files(place: Path) -> list[Path]:
+    try:
+        if not place.is_dir():
+            return [place]
+        return sorted(path for path in place.iterdir() if path.suffix in {PUBLIC_SUFFIX, ".pem"})
+    except OSError as error:
+        raise _unreadable(f"the keys in {place}", error) from error
 
 
 def _public_keys(file: Path) -> Iterator[str]:
@@ -188,9 +194,14 @@ def _read(file: Path) -> str:
     try:
         return read_text(file, _LIMIT)
     except OSError as error:
-        raise RepositoryError(f"the key {file} cannot be read: {error.strerror or error}", hint=_HOW_TO_MAKE) from error
+        raise _unreadable(f"the key {file}", error) from error
     except UnicodeDecodeError as error:
         raise RepositoryError(f"{file} is not a key in PEM", hint=_HOW_TO_MAKE) from error
+
+
+def _unreadable(what: str, error: OSError) -> RepositoryError:
+    hint = "may this user read it?" if isinstance(error, PermissionError) else _HOW_TO_MAKE
+    return RepositoryError(f"{what} cannot be read: {error.strerror or error}", hint=hint)
 
 
 def _require_cryptography() -> None:

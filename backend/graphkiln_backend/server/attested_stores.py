@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
 from graphkiln_backend.repository.signing_keys import TrustedKeys
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy, Taken
-from graphkiln_backend.server.owned_folder import OwnedFolder, locked_if_dead, owned_folders, remove_owned
+from graphkiln_backend.server.owned_folder import OwnedFolder, remove_dead
 from graphkiln_backend.server.rollout import AdmissionStopped, Keeper
 
 _log = logging.getLogger("graphkiln.server")
@@ -211,10 +211,7 @@ def _copies_folder(cache: CacheSettings) -> Path | None:
         make_private(folder)
     except OSError:  # a read-only cache
         return None
-    for left in owned_folders(folder):
-        with locked_if_dead(left) as dead, suppress(OSError):
-            if dead:
-                remove_owned(left)
+    remove_dead(folder)
     return folder
 
 

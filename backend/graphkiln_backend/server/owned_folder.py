@@ -116,9 +116,17 @@ def locked_if_dead(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def owned_folders(parent: Path) -> list[Path]:
+def owned_folders(parent: Path, prefix: str = PREFIX) -> list[Path]:
     """The folders in a folder that were made as `OwnedFolder`, by whichever process."""
-    return sorted(path.parent for path in parent.glob(f"{PREFIX}*/{OWNER_FILE}"))
+    return sorted(path.parent for path in parent.glob(f"{prefix}*/{OWNER_FILE}"))
+
+
+def remove_dead(parent: Path, prefix: str = PREFIX) -> None:
+    """Removes those of them whose owners are dead, as far as that can be told and done."""
+    for left in owned_folders(parent, prefix):
+        with locked_if_dead(left) as dead, suppress(OSError):
+            if dead:
+                remove_owned(left)
 
 
 def remove_owned(path: Path) -> None:

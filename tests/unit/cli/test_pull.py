@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import RunVerb
+from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 from signed import SignedStore
+
+from graphkiln.cli import pull as module
+
+PULL = """
+import sys
+from graphkiln.cli.main import main
+sys.argv = ["graphkiln", "pull", *sys.argv[1:]]
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +67,68 @@ def test_a_folder_is_no_address(run: RunVerb, tmp_path: Path) -> None:
     done = run("pull", tmp_path / "store", tmp_path / "copy")
     assert done.code == 2
     assert "is no address" in done.err
+
+
+def test_keys_that_cannot_be_read_are_said_before_anything_travels(run: RunVerb, tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    for keys, words in ((tmp_path / "nowhere", "cannot be read: No such file"), (tmp_path / "keys", "there is no key")):
+        done = run("pull", "oci://127.0.0.1:1/models:1", tmp_path / "store", "--trusted-keys", keys)
+        assert (done.code, done.out) == (2, "")
+        assert words in done.err
+        assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("missing", "the registry has lost"), ("altered", "sent other bytes"), ("broken", "500")]
+)
+def test_a_fetch_that_fails_is_one_line_and_leaves_nothing(
+    run: RunVerb, tmp_path: Path, fault: str, words: str
+) -> None:
+    with FaultyRegistry({"m/1/model.onnx": b"content"}) as registry:
+        registry.fault = fault
+        done = run("pull", registry.address, tmp_path / "store")
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert len(done.err.splitlines()) == 1
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_store_that_cannot_be_written(run: RunVerb, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with FaultyRegistry({"m/1/model.onnx": b"content"}) as registry:
+        done = run("pull", registry.address, tmp_path / "file")
+    assert done.code == 2
+    assert f"{tmp_path / 'file'} cannot be written: " in done.err
+
+
+def test_a_store_on_a_read_only_volume(run: RunVerb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(30, "Read-only file system", str(tmp_path / ".pull-x"))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with FaultyRegistry({"m/1/model.onnx": b"content"}) as registry:
+        done = run("pull", registry.address, tmp_path)
+    assert (done.code, done.err) == (
+        2,
+        f"graphkiln: {tmp_path} cannot be written: Read-only file system (pull into another folder)\n",
+    )
+
+
+def test_what_a_killed_pull_left_is_removed_and_what_a_living_one_needs_is_not(run: RunVerb, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with FaultyRegistry({"m/1/model.onnx": b"content"}) as registry:
+        registry.fault = "hang half way"
+        command = [sys.executable, "-c", PULL, registry.address, str(store)]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as killed:
+            assert registry.hanging.wait(60)
+            killed.kill()
+        assert killed.returncode == -signal.SIGKILL
+        (left,) = store.glob(".pull-*")
+        registry.fault = ""
+        with module._staging_folder(store) as living:
+            assert not left.exists()
+            assert run("pull", registry.address, store).code == 0
+            assert living.is_dir()
+    assert [path.name for path in store.iterdir()] == ["m"]
+    assert (store / "m" / "1" / "model.onnx").read_bytes() == b"content"

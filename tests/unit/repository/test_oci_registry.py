@@ -6,12 +6,15 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 
+from graphkiln_backend.repository import oci_registry as module
 from graphkiln_backend.repository.oci_push import push_store
-from graphkiln_backend.repository.oci_registry import digest_of, read_layers, split_root
+from graphkiln_backend.repository.oci_registry import OciRegistry, digest_of, read_layers, split_root
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_files import RemoteFiles
 
@@ -149,3 +152,65 @@ def test_credentials_are_those_of_docker(
         (folder / "config.json").write_text(json.dumps({"auths": {server.host: entry}}))
         push_store(store, there)
         assert "m/1/model.onnx" in RemoteFiles(there).list()
+
+
+class TestFaults:
+    """What a registry does wrong is one line that names it, and passes where it may."""
+
+    @pytest.fixture
+    def faulty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:
+        monkeypatch.setattr(module, "_TIMEOUTS_S", (10, 0.2))
+        with FaultyRegistry({"m/1/model.onnx": b"the content of a file"}) as registry:
+            yield registry
+
+    @pytest.mark.parametrize(
+        ("fault", "words"),
+        [
+            ("missing", "the registry has lost sha256:"),
+            ("altered", "the registry sent other bytes than sha256:"),
+            ("cut", "cannot be reached|other bytes than sha256:"),
+            ("broken", "500 Server Error"),
+            ("hang", "cannot be reached"),
+            ("hang half way", "cannot be reached"),
+        ],
+    )
+    def test_a_file(self, faulty: FaultyRegistry, tmp_path: Path, fault: str, words: str) -> None:
+        faulty.fault = fault
+        files = RemoteFiles(address(faulty.address))
+        with pytest.raises(RemoteStoreError, match=words) as raised:
+            files.fetch_all(files.list(), tmp_path)
+        assert raised.value.passing
+        assert "\n" not in str(raised.value)
+
+    def test_all_of_it(self, faulty: FaultyRegistry) -> None:
+        faulty.fault = "silent"
+        with pytest.raises(RemoteStoreError, match="cannot be reached") as raised:
+            RemoteFiles(address(faulty.address)).list()
+        assert raised.value.passing
+
+    def test_without_a_fault_it_is_a_registry(self, faulty: FaultyRegistry, tmp_path: Path) -> None:
+        files = RemoteFiles(address(faulty.address))
+        files.fetch_all(files.list(), tmp_path)
+        assert (tmp_path / "m/1/model.onnx").read_bytes() == b"the content of a file"
+
+
+@pytest.mark.parametrize(
+    ("artifact", "asked"),
+    [
+        ("registry/models:1", "http://registry/v2/models/manifests/1"),
+        ("registry/team.a/models:1", "http://registry/v2/team.a/models/manifests/1"),
+        ("h.example:5000/team/models:1", "http://h.example:5000/v2/team/models/manifests/1"),
+        (f"h/models:1@sha256:{'0' * 64}", f"http://h/v2/models/manifests/sha256:{'0' * 64}"),
+    ],
+)
+def test_the_host_that_is_named_is_asked(artifact: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def answer(url: str, **_: object) -> SimpleNamespace:
+        seen.append(url)
+        return SimpleNamespace(status_code=200, content=b"{}", raise_for_status=lambda: None)
+
+    registry = OciRegistry(artifact, "http")
+    monkeypatch.setattr(registry, "_once", answer)
+    registry.manifest()
+    assert seen == [asked]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
+from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store, without_secrets
+
+DIGITS = "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,11 @@ from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote
         ),
         ("oci://localhost:5000/m:1/a/", "localhost:5000/m:1/a", {"protocol": "http", "artifact": "localhost:5000/m:1"}),
         ("oci://http://registry:5000/m:1", "registry:5000/m:1", {"protocol": "http", "artifact": "registry:5000/m:1"}),
+        (
+            f"oci://ghcr.io/m:1@sha256:{DIGITS}",
+            f"ghcr.io/m:1@sha256:{DIGITS}",
+            {"protocol": "https", "artifact": f"ghcr.io/m:1@sha256:{DIGITS}"},
+        ),
     ],
 )
 def test_what_triton_takes(text: str, root: str, options: dict[str, str]) -> None:
@@ -76,3 +83,33 @@ def test_a_model_in_a_store() -> None:
     assert store
     with pytest.raises(RepositoryError, match="whole store"):
         store.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("oci://ann:hunter2@ghcr.io/models:1", "hunter2"),
+        ("s3://AKIAIOSFODNN7EXAMPLE:wJal/rXU+tnFEMI@localhost:9000/bucket/x", "wJal"),
+        ("s3://https://ann:hunter2@minio:9000/bucket/x", "hunter2"),
+        ("as://account/container/models?sv=2024-11-04&sp=r&sig=hunter2%3D", "hunter2"),
+        ("s3://bucket/models?X-Amz-Security-Token=hunter2", "hunter2"),
+        ("ftp://ann:hunter2@host/models", "hunter2"),
+    ],
+)
+def test_credentials_are_refused_and_not_repeated(text: str, secret: str) -> None:
+    with pytest.raises(RepositoryError) as raised:
+        RemoteAddress.parse(text)
+    assert secret not in f"{raised.value}{raised.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "text", ["oci://host:5000/models@sha256:" + DIGITS, "hf://owner/repository@main/x", "s3://h:9000/bucket/a@b/x"]
+)
+def test_what_only_looks_like_credentials_stays(text: str) -> None:
+    assert without_secrets(text) == text
+    assert RemoteAddress.parse(text)
+
+
+def test_what_a_client_says_of_an_address_loses_its_signature() -> None:
+    said = "500 for url: https://blobs.example.org/a?X-Amz-Signature=abc123&X-Amz-Expires=9 (no more)"
+    assert without_secrets(said) == "500 for url: https://blobs.example.org/a?...&X-Amz-Expires=9 (no more)"

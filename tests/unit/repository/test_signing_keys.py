@@ -92,6 +92,23 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
         TrustedKeys.read(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("what", ["is_dir", "iterdir", "open"])
+def test_keys_that_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    generate_key_pair(tmp_path / "release")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    if what == "open":
+        monkeypatch.setattr(module, "read_text", refuse)
+    else:
+        monkeypatch.setattr(Path, what, refuse)
+    (tmp_path / "release").unlink()
+    with pytest.raises(RepositoryError, match="cannot be read: Permission denied") as raised:
+        TrustedKeys.read(tmp_path)
+    assert raised.value.hint == "may this user read it?"
+
+
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     other = ec.generate_private_key(ec.SECP256R1())
     private, public = tmp_path / "ec", tmp_path / "ec.pub"

@@ -20,6 +20,7 @@ from graphkiln_backend.server.owned_folder import (
     create_locked,
     locked_if_dead,
     owned_folders,
+    remove_dead,
     remove_owned,
 )
 
@@ -173,3 +174,12 @@ def test_the_default_parent_is_that_of_temporary_files(tmp_path: Path, monkeypat
     with OwnedFolder(prefix="graphkiln-cache-") as folder:
         assert folder.path.parent == tmp_path
         assert folder.path.name.startswith("graphkiln-cache-")
+
+
+def test_only_what_the_dead_left_is_removed_and_only_with_the_prefix(tmp_path: Path) -> None:
+    dead = left_by_a_dead_process(tmp_path)
+    with OwnedFolder(tmp_path) as living:
+        remove_dead(tmp_path, "other-")
+        assert dead.is_dir()
+        remove_dead(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [living.path.name]
