@@ -14,8 +14,7 @@ from graphkiln_backend.graph.spelling import did_you_mean, nearest
 from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
 
 _TRUE = {"true", "1", "on"}
-_ADDRESS_FLAGS = ("http-address", "grpc-address")
-_IPV6_FORMS = {"http-address": "ipv6:{}", "grpc-address": "[{}]"}
+_IPV6_FORMS = {"http": "ipv6:{}", "metrics": "ipv6:{}", "grpc": "[{}]"}
 """As libevhtp and gRPC want them, which tritonserver hands its addresses to."""
 _STORE_FLAGS = ("model-repository", "model-store")
 _MANAGED_FLAGS = ("backend-directory",)
@@ -143,14 +142,14 @@ class TritonFlags:
     def _host(self, service: str) -> str:
         """Without an address of its own, the metrics service listens where HTTP does: tritonserver's own rule."""
         default = self.values.get("http-address", self.default_host) if service == "metrics" else self.default_host
-        return self.values.get(f"{service}-address", default)
+        return self.values.get(f"{service}-address", default).removeprefix("ipv6:").strip("[]")
 
     @property
     def addresses(self) -> dict[str, str]:
         """Values of the flags that say where services listen, where the user gave none."""
-        forms = _IPV6_FORMS if ":" in self.default_host else {}
+        names = {service: f"{service}-address" for service in ("http", "grpc")}
         return {
-            name: forms.get(name, "{}").format(self.default_host) for name in _ADDRESS_FLAGS if name not in self.values
+            name: spelled_for(service, self.default_host) for service, name in names.items() if name not in self.values
         }
 
     def listen_addresses(self) -> list[ListenAddress]:
@@ -167,6 +166,11 @@ class TritonFlags:
             address = self.listen_address(service)
             if address and self.values.get(f"reuse-{service}-port", "false").lower() not in _TRUE:
                 check_free(service, address)
+
+
+def spelled_for(service: str, host: str) -> str:
+    """A host as tritonserver wants to be told of it, for `http`, `grpc` or `metrics`."""
+    return _IPV6_FORMS[service].format(host) if ":" in host else host
 
 
 def _near_folder(argument: str) -> str:

@@ -1,50 +1,50 @@
-"""The image's health check: is the server in this container ready, with or without TLS?
+"""The image's health check: does the server in this container live, wherever it was told to listen?
 
-Certificates are not verified, because nothing is sent. A server that asks for a client's certificate says no more than
-that it lives.
+It asks for what the liveness probe of deploy/kubernetes asks for: while models load, nobody answers, and a model that is
+not ready is no reason to end the others. What listens for HTTPS is a process of its own; tritonserver behind it is asked.
 """
 
 from __future__ import annotations
 
 import http.client
-import ssl
+import socket
 import sys
 
-_HOST, _PORT = "127.0.0.1", 8000
+from graphkiln_backend.server.served_address import served_addresses
+
 _TIMEOUT_S = 4.0
 
 
-def is_healthy(host: str = _HOST, port: int = _PORT) -> bool:
-    """Whether the server is ready; whether it lives, where it asks for a certificate."""
-    try:
-        return _is_ready(http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S))
-    except (OSError, http.client.HTTPException):
-        return _is_ready_with_tls(host, port)
+def is_alive(protocol: str, host: str, port: int) -> bool:
+    """Whether a server says that it lives; where it speaks gRPC alone, whether it listens.
 
-
-def _is_ready_with_tls(host: str, port: int) -> bool:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    Args:
+        protocol: `http` or `grpc`.
+        host: Its name or IP address.
+        port: Its TCP port.
+    """
     try:
-        connection.connect()
-    except OSError:
-        return False
-    try:
-        return _is_ready(connection)
-    except (ConnectionError, ssl.SSLError):  # closed after the handshake: it wants a certificate
-        return True
+        if protocol == "http":
+            return _says_so(host, port)
+        with socket.create_connection((host, port), timeout=_TIMEOUT_S):
+            return True
     except (OSError, http.client.HTTPException):
         return False
 
 
-def _is_ready(connection: http.client.HTTPConnection) -> bool:
+def _says_so(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", "/v2/health/ready", headers={"Connection": "close"})
+        connection.request("GET", "/v2/health/live", headers={"Connection": "close"})
         return connection.getresponse().status == http.HTTPStatus.OK
     finally:
         connection.close()
 
 
+def main() -> int:
+    """The exit code: 0 where a server lives."""
+    return 0 if any(is_alive(*address) for address in served_addresses()) else 1
+
+
 if __name__ == "__main__":
-    sys.exit(0 if is_healthy() else 1)
+    sys.exit(main())

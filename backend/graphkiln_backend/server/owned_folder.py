@@ -26,6 +26,8 @@ PREFIX = "graphkiln-"
 """What the names of all such folders begin with."""
 OWNER_FILE = "owner.json"
 """For people: whose folder it is."""
+OTHER_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where TMPDIR cannot be used, or is full
+"""Where run folders are made where that of temporary files does not do."""
 
 
 class OwnedFolder(Closeable):

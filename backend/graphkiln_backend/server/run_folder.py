@@ -3,6 +3,7 @@
 In `/tmp/graphkiln-XXXX/`:
 
 - `owner.json`: says that the folder has an owner (graphkiln_backend.server.owned_folder)
+- `address.json`: where its server listens (graphkiln_backend.server.served_address)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
 - `backends/onnxruntime/`: the same, where no C++ backend of that name is installed
@@ -37,7 +38,7 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.owned_folder import PREFIX, OwnedFolder, create_locked
+from graphkiln_backend.server.owned_folder import OTHER_PARENTS, PREFIX, OwnedFolder, create_locked
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 
 _log = logging.getLogger("graphkiln.server")
@@ -47,7 +48,6 @@ BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 _MODEL_FILE = (
     '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln_backend.triton.model import TritonPythonModel\n'
 )
-OTHER_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where TMPDIR cannot be used, or is full
 _ENVIRONMENTS = b"/tmp/python_env_"
 """Where Triton's Python backend (24.10) makes a folder, followed by six random letters: a constant in its library."""
 _ROOM_BYTES = 16 << 20

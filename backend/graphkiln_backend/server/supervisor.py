@@ -25,6 +25,7 @@ from graphkiln_backend.server.processes import Guard, Reaper, kill_group
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.restarts import RestartBudget
 from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.served_address import publish_address
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.suspension import SILENT_S
 from graphkiln_backend.triton.snapshot import SnapshotReader
@@ -131,6 +132,7 @@ class Supervisor:
             if command is None:
                 return 0
             self._budget.write(folder.instances)
+            publish_address(folder.path, self._launch.flags)
             with self._launch.start(folder, command) as server, Guard(server):
                 try:
                     return self._supervise(server, folder, signals)

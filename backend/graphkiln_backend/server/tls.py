@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
+from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port, spelled_for
 from graphkiln_backend.server.listening_child import ListeningChild
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFla
 
 def _moved_http(flags: TritonFlags) -> dict[str, str]:
     metrics = flags.listen_address("metrics")
-    kept = {"metrics-address": metrics.host} if metrics else {}
+    kept = {"metrics-address": spelled_for("metrics", metrics.host)} if metrics else {}
     return {"http-address": DEFAULT_HOST, "http-port": str(free_port()), **kept}
 
 

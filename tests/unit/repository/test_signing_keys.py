@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository import signing_keys as module
 from graphkiln_backend.repository.signing_keys import (
     SigningKey,
     TrustedKeys,

@@ -208,6 +208,12 @@ def test_addresses_have_the_forms_that_their_libraries_want() -> None:
     assert TritonFlags.parse(["--http-address=1.2.3.4"], KNOWN).addresses == {"grpc-address": "127.0.0.1"}
 
 
+@pytest.mark.parametrize("text", ["::1", "ipv6:::1", "[::1]"])
+def test_addresses_are_read_in_the_forms_of_their_libraries(text: str) -> None:
+    given = TritonFlags.parse([f"--http-address={text}"], KNOWN)
+    assert [address.host for address in given.listen_addresses()] == ["::1", "127.0.0.1", "::1"]
+
+
 @pytest.mark.parametrize(("host", "public"), [("::1", False), ("127.0.0.1", False), ("::", True), ("0.0.0.0", True)])
 def test_which_addresses_other_machines_reach(host: str, public: bool) -> None:
     assert {address.is_public for address in TritonFlags.parse([], KNOWN, host).listen_addresses()} == {public}

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import http.server
-import ssl
+import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trustme
-from certificates import address, write
 from running import free_ports
 
-from graphkiln_backend.server.healthcheck import is_healthy
-from graphkiln_backend.server.tls import TlsTerminator
+from graphkiln_backend.server import served_address
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.healthcheck import is_alive, main
+from graphkiln_backend.server.owned_folder import OwnedFolder
+from graphkiln_backend.server.served_address import publish_address
+
+KNOWN = {"http-port": True}
 
 
 @contextmanager
-def serving(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """A server that responds with a status to whatever it is asked; yields its port."""
+def serving(status: int) -> Iterator[int]:
+    """A server whose liveness is a status, and which is not ready; yields its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
+            self.send_response(status if self.path == "/v2/health/live" else 400)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A handshake that fails."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        if context:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server.server_address[1]
@@ -46,29 +44,28 @@ def serving(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]
             thread.join()
 
 
-def tls(folder: Path) -> ssl.SSLContext:
-    files = write(trustme.CA().issue_cert("127.0.0.1"), folder)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(files.certificate, files.key)
-    return context
+@pytest.mark.parametrize(("status", "alive"), [(200, True), (400, False), (503, False)])
+def test_a_server_over_http(status: int, alive: bool) -> None:
+    with serving(status) as port:
+        assert is_alive("http", "127.0.0.1", port) is alive
 
 
-@pytest.mark.parametrize(("status", "healthy"), [(200, True), (400, False), (503, False)])
-def test_without_tls_and_with_it(tmp_path: Path, status: int, healthy: bool) -> None:
-    for context in (None, tls(tmp_path)):
-        with serving(status, context) as port:
-            assert is_healthy(port=port) is healthy
+def test_a_server_that_speaks_grpc_alone_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert is_alive("grpc", "127.0.0.1", listener.getsockname()[1])
 
 
-def test_a_server_that_asks_for_a_certificate_lives(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    files = write(authority.issue_cert("127.0.0.1"), tmp_path, authority)
-    port, inner = free_ports(2)
-    with TlsTerminator(files, address(port), address(inner)):
-        assert is_healthy(port=port)
-    assert not is_healthy(port=port)
-
-
-def test_nobody() -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_nobody(protocol: str) -> None:
     (port,) = free_ports(1)
-    assert not is_healthy(port=port)
+    assert not is_alive(protocol, "127.0.0.1", port)
+
+
+def test_the_server_that_runs_is_found_wherever_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(served_address, "OTHER_PARENTS", ())
+    assert main() == 1
+    with serving(200) as port, OwnedFolder() as run:
+        publish_address(run.path, TritonFlags.parse([f"--http-port={port}"], KNOWN))
+        assert main() == 0
+    assert main() == 1

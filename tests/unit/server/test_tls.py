@@ -183,6 +183,10 @@ class TestFlags:
         assert inner.arguments[0] == "--http-port=9000"
         assert f"--http-port={http.port}" in inner.arguments[1:], "the last one counts"
 
+    def test_metrics_stay_on_an_address_of_ipv6(self, files: TlsFiles) -> None:
+        inner = behind_tls(TritonFlags.parse([], KNOWN, "::"), files)
+        assert "--metrics-address=ipv6:::" in inner.arguments, "as libevhtp wants it"
+
     def test_grpc_gets_tritons_own_tls(self, files: TlsFiles, authority: trustme.CA, tmp_path: Path) -> None:
         inner = behind_tls(self.parse(), files)
         assert "--grpc-use-ssl=true" in inner.arguments
