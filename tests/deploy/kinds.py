@@ -95,12 +95,18 @@ def _check_text(manifest: str) -> None:
 
 def pods(node: Any) -> Iterator[Manifest]:
     """The specifications of pods within a custom resource, without what is not a pod's."""
+    names = ("containers", "initContainers", "volumes", "securityContext", "serviceAccountName")
+    for pod in with_containers(node):
+        yield {name: pod[name] for name in names if name in pod}
+
+
+def with_containers(node: Any) -> Iterator[Manifest]:
+    """Everything within a manifest that has containers."""
     if isinstance(node, dict):
         if "containers" in node:
-            names = ("containers", "initContainers", "volumes", "securityContext", "serviceAccountName")
-            yield {name: node[name] for name in names if name in node}
+            yield node
         for value in node.values():
-            yield from pods(value)
+            yield from with_containers(value)
     elif isinstance(node, list):
         for value in node:
-            yield from pods(value)
+            yield from with_containers(value)

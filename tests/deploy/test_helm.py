@@ -50,10 +50,28 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"store": {"remote": {"dockerConfig": "mine"}}}, "at '/store/remote/dockerConfig'"),
     ({"autoscaling": {"busy": 70}}, "at '/autoscaling/busy'"),
     ({"pod": {"hostNetwork": True}}, "'hostNetwork' not allowed"),
+    ({"server": {"host": "127.0.0.1"}}, "at '/server/host'"),
+    ({"server": {"extraArguments": ["--allow-http=false"]}}, "at '/server/extraArguments/0'"),  # probes ask it
+    ({"server": {"extraArguments": ["--http-restricted-api=model-repository,health:key=1"]}}, "extraArguments/0"),
+    ({"sharedMemory": "5Gi"}, "sharedMemory is 5Gi, more than resources.limits.memory, which is 4Gi"),
+    (
+        {"resources": {"requests": {"memory": "4097Mi"}}},
+        "resources.requests.memory is 4097Mi, more than resources.limits.memory, which is 4Gi",
+    ),
+    (
+        {"resources": {"limits": {"cpu": "1500m"}}},
+        "resources.requests.cpu is 2, more than resources.limits.cpu, which is 1500m",
+    ),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"server": {"drain": 60, "loadDeadline": 1200, "preStop": 20, "extraArguments": ["--log-verbose=1"]}},
-    {"store": {"volume": {"claim": "mine"}}, "replicas": 5, "image": {"tag": "7"}},
+    {
+        "store": {"volume": {"claim": "mine"}},
+        "replicas": 5,
+        "image": {"tag": "7"},
+        "sharedMemory": "4096Mi",  # all of it, and no more
+        "server": {"extraArguments": ["--http-restricted-api=model-repository:key=1"]},
+    },
     {
         "name": "other",
         "store": {

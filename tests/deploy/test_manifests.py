@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from graphkiln.cli.main import app
 
-OVERLAYS = ("cpu", "gpu", "s3", "image", "autoscaling", "keda", "monitoring", "signed")
+OVERLAYS = ("cpu", "gpu", "s3", "image", "ipv6", "autoscaling", "keda", "monitoring", "signed")
 KUSTOMIZATIONS = [*(f"kubernetes/overlays/{name}" for name in OVERLAYS), "kserve"]
 _PLAIN = ("score/rayjob.yaml",)
 _CORE = {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
@@ -164,8 +164,9 @@ def test_the_server_knows_every_option_that_it_is_given(deploy: Path, name: str)
     assert arguments[:2] == ["graphkiln", "serve"]
     command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     context = command.make_context("serve", [*arguments[2:]])
-    assert context.params["host"] == "0.0.0.0"
-    TritonFlags.parse(context.args, find_installation().flags, "0.0.0.0")
+    host = "::" if name == "ipv6" else "0.0.0.0"
+    assert context.params["host"] == host
+    TritonFlags.parse(context.args, find_installation().flags, host)
 
 
 @needs_kubectl
@@ -225,4 +226,4 @@ def test_a_store_in_s3_may_be_reached_and_so_may_its_credentials(deploy: Path) -
     open_ports = {port["port"] for rule in policy["egress"] if "to" not in rule for port in rule["ports"]}
     assert open_ports == {53, 443}
     metadata = [block["ipBlock"]["cidr"] for rule in policy["egress"] for block in rule.get("to", ())]
-    assert metadata == ["169.254.169.254/32", "169.254.170.23/32"]
+    assert metadata == ["169.254.169.254/32", "169.254.170.23/32", "fd00:ec2::254/128", "fd00:ec2::23/128"]

@@ -6,8 +6,10 @@ import pytest
 from queue_speed import read_queue, rows_of
 
 
-def told(rate: float, queue_us: float, infer_us: float, batch: float, p99_ms: float) -> dict[str, object]:
-    client = {"per_second": rate, "latency_ms": {"p50": 1.0, "p99": p99_ms}}
+def told(
+    rate: float, queue_us: float, infer_us: float, batch: float, p99_ms: float, errors: dict[str, int] | None = None
+) -> dict[str, object]:
+    client = {"per_second": rate, "latency_ms": {"p50": 1.0, "p99": p99_ms}, "errors": errors or {}, "unsent": 0}
     return {"client": client, "server_us": {"queue": queue_us, "infer": infer_us}, "batch": batch}
 
 
@@ -20,6 +22,12 @@ def test_a_hundred_requests_a_second_that_wait_20_ms_are_two_that_wait() -> None
 
 def test_nothing_that_was_computed_keeps_nobody_busy() -> None:
     assert read_queue(told(0, 0, 0, 0, 0), instances=1).busy == 0
+
+
+def test_requests_that_failed_are_counted() -> None:
+    rounds = [read_queue(told(10, 0, 0, 1, 9, errors), 1) for errors in ({"HTTP 503": 2, "Timeout": 1}, {})]
+    (row,) = rows_of("m", {1.0: rounds})
+    assert row["failed"] == 3
 
 
 def test_rows_are_medians_and_ratios_to_the_smallest_share() -> None:
