@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zoo
+from faulty_registry import FaultyRegistry
 from object_store import CREDENTIALS, ObjectStore
-from running import Server, StartServer, run_command
+from running import COMMAND, Server, StartServer, free_ports, run_command
 
 from graphkiln import Client, ClientError
 
@@ -104,3 +106,33 @@ def test_what_cannot_be_served_is_one_line(remote: ObjectStore) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert words in done.stderr
         assert len(done.stderr.strip().splitlines()) <= 3, done.stderr
+
+
+def serve(address: str, folder: Path) -> list[str]:
+    ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
+    return ["serve", "--model-store", address, "--cache", str(folder / "cache"), *ports]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("missing", "the registry has lost sha256:"), ("altered", "the registry sent other bytes")]
+)
+def test_a_registry_that_fails_is_one_line_and_an_exit_code(fault: str, words: str, tmp_path: Path) -> None:
+    with FaultyRegistry({"m/1/model.onnx": b"the content of a file"}) as registry:
+        registry.fault = fault
+        done = run_command(*serve(registry.address, tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 2, done.stderr  # what is copied, and what went wrong
+
+
+def test_a_start_that_is_stopped_while_it_copies_ends_and_says_how_far_it_came(tmp_path: Path) -> None:
+    with FaultyRegistry({f"m/1/part{number}.bin": bytes([number]) * 500_000 for number in range(9)}) as registry:
+        registry.fault = "hang half way"
+        command = [*COMMAND, *serve(registry.address, tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as stopped:
+            assert registry.hanging.wait(60)
+            stopped.terminate()
+            _, said = stopped.communicate(timeout=60)
+    assert stopped.returncode == 0, said
+    assert " of 4.5 MB were copied; the next start begins anew" in said.splitlines()[-1]
+    assert list(tmp_path.rglob("part*.bin")) == []
