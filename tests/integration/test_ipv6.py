@@ -52,12 +52,13 @@ def wait_ready(server: Server) -> None:
 def test_both_families_reach_every_port(start_server: StartServer, store: Path) -> None:
     server = start_server(store, "--host", "::")
     wait_ready(server)
+    image = store.parents[1] / "docs" / "digits" / "seven.png"
     for host, named in (("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")):
         assert status(host, server.http_port, "/v2/health/live") == 200
         assert status(host, server.metrics_port, "/metrics") == 200
         for url in (f"http://{named}:{server.http_port}", f"grpc://{named}:{server.grpc_port}"):
             with Client(url, timeout_s=30) as client:
-                assert client.model("digits").classify(store.parents[1] / "docs/digits/seven.png")[0].label == "seven"
+                assert client.model("digits").classify(image).classifications[0].label == "seven"
     (address,) = served_addresses([server.temporary])
     assert address == ("http", "::1", server.http_port)
     assert is_alive(*address)
