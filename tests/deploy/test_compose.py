@@ -24,8 +24,9 @@ def _mounts(service: dict[str, Any]) -> dict[str, str]:
     """Where in the container -> what is mounted there; a variable stands for its default."""
     found = {}
     for volume in service["volumes"]:
-        source, target, *_ = volume.replace("${MODELS:-", "").replace("}", "").split(":")
-        found[target] = source
+        long = volume if isinstance(volume, dict) else {}
+        source, target = (long["source"], long["target"]) if long else volume.split(":")[:2]
+        found[target] = source.replace("${MODELS:-", "").replace("}", "")
     return found
 
 
@@ -36,6 +37,12 @@ def test_everything_that_is_mounted_is_there(folder: Path, compose: dict[str, An
                 assert (folder / source).exists(), f"{name}: {source}"
             else:
                 assert source in compose["volumes"], f"{name}: {target}"
+
+
+def test_a_store_that_is_misspelt_is_an_error_and_no_empty_folder(compose: dict[str, Any]) -> None:
+    (models,) = (each for each in compose["services"]["graphkiln"]["volumes"] if isinstance(each, dict))
+    assert models["source"].startswith("${MODELS:-")
+    assert (models["target"], models["read_only"], models["bind"]) == ("/models", True, {"create_host_path": False})
 
 
 def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: dict[str, Any]) -> None:

@@ -33,6 +33,8 @@ def tell_states(
 ) -> None:
     """Logs what is served, an event for each version, and where; arguments as of `print_states`."""
     display.close()
+    if not states:
+        _log.warning("no model is loaded")
     for state in states:
         if state.status and state.state == "READY":
             served = f"{_engine(state.status)}, {state.status.precision}, loaded in {state.status.load_ms:.0f} ms"

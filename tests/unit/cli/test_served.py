@@ -40,6 +40,13 @@ def test_a_program_gets_an_event_for_each_version(display: LoadDisplay, caplog: 
     assert fourth.getMessage().startswith("page https://127.0.0.1:8003")
 
 
+def test_a_program_is_told_that_there_is_nothing(display: LoadDisplay, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "graphkiln"):
+        tell_states([], FLAGS, display, secure=False)
+    assert [record.getMessage() for record in caplog.records] == ["no model is loaded", "serving HTTP 127.0.0.1:1234"]
+    assert caplog.records[0].levelname == "WARNING"
+
+
 def test_a_person_gets_a_table(display: LoadDisplay, capsys: pytest.CaptureFixture[str]) -> None:
     print_states(STATES, FLAGS, display, secure=False)
     table = capsys.readouterr().out
