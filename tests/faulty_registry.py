@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import ssl
 import threading
 
 from graphkiln_backend.graph.closing import Closeable
@@ -15,11 +16,17 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Of handshakes and of clients that go away: they are what is tested."""
+
+
 class FaultyRegistry(Closeable):
     """Serves `models:1` until it is closed.
 
     Args:
         files: The artifact's files, by their paths in the store.
+        tls: With a certificate; None for plain HTTP.
 
     Attributes:
         fault: What happens to whoever asks for a file: nothing, `hang`, `hang half way`, `missing`, `altered`, `cut`,
@@ -27,7 +34,7 @@ class FaultyRegistry(Closeable):
         hanging: Set as long as somebody waits for what does not come.
     """
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], tls: ssl.SSLContext | None = None) -> None:
         self.fault = ""
         self.hanging = threading.Event()
         self.released = threading.Event()
@@ -37,7 +44,9 @@ class FaultyRegistry(Closeable):
             for path, content in files.items()
         ]
         self.manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "layers": layers}).encode()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 

@@ -51,6 +51,9 @@ _UNREACHABLE = {
     "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled", "ProtocolError",
     "ChunkedEncodingError", "ClientPayloadError", "ResponseStreamingError",
 }  # fmt: skip
+_NO_TLS = {"SSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError"}
+_AUTHORITIES = {"s3": "AWS_CA_BUNDLE", "oci": "REQUESTS_CA_BUNDLE"}
+"""What names the certificate authorities that a client trusts; SSL_CERT_FILE for the others."""
 _WORDS = 200
 _AT_ONCE = 4
 
@@ -170,17 +173,27 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
             f"{address}: {address.scheme}:// needs {package}", hint="pip install 'graphkiln[remote]'"
         )
     names, status, credentials = set(_names(error)), _status(error), _CREDENTIALS[address.scheme]
-    words, hint, passing = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:_WORDS], "", True
+    words, hint, passing = without_secrets(" ".join(f"{type(error).__name__}: {error}".split())), "", True
     if names & _NO_CREDENTIALS:
         words, hint, passing = "no credentials were found", credentials, False
     elif names & _DENIED or status in {401, 403}:
         words, hint, passing = "access is denied", f"may these credentials read it? {credentials}", False
     elif names & _ABSENT or status == 404:
         words, hint, passing = "there is no such bucket, folder or file", "check its spelling", False
+    elif names & _NO_TLS:
+        words, hint = _what_tls_lacks(words, address.scheme)
     elif names & _UNREACHABLE:
         words = f"cannot be reached ({type(error).__name__})"
         hint = "check the network and the address; behind a proxy, set HTTPS_PROXY"
-    return RemoteStoreError(f"{address}: {words}", hint=hint, passing=passing)
+    return RemoteStoreError(f"{address}: {words[:_WORDS]}", hint=hint, passing=passing)
+
+
+def _what_tls_lacks(words: str, scheme: str) -> tuple[str, str]:
+    """What happened, and what to do."""
+    if "WRONG_VERSION_NUMBER" in words:
+        return "does not speak TLS", f"{scheme}://http://HOST:PORT/... asks it without" if scheme in {"s3", "oci"} else ""
+    variable = _AUTHORITIES.get(scheme, "SSL_CERT_FILE")
+    return "its certificate is not trusted", f"{variable} names a file with the authorities that are"
 
 
 def _names(error: BaseException) -> Iterator[str]:

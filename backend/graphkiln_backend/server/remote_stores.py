@@ -60,6 +60,8 @@ class RemoteStore:
             self._say(f"{error}; what was copied before is served")
         size = self.copy.size_bytes() / 1e6
         _log.info("%s is served from its copy in %s, %.1f MB", self.copy.files.address, self.copy.store, size)
+        if self.copy.is_empty:
+            _log.warning("%s holds no model: is that the right address?", self.copy.files.address)
 
     def follow(self, stopped: Callable[[], bool]) -> bool:
         """Takes over what changed; trouble is said once, and once more when it is over.

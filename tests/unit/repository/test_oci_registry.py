@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+import trustme
 from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 
@@ -214,3 +217,32 @@ def test_the_host_that_is_named_is_asked(artifact: str, asked: str, monkeypatch:
     monkeypatch.setattr(registry, "_once", answer)
     registry.manifest()
     assert seen == [asked]
+
+
+class TestTls:
+    FILES: ClassVar = {"m/1/model.onnx": b"content"}
+
+    @pytest.fixture(autouse=True)
+    def _no_proxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+        monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+
+    def test_a_certificate_of_ones_own_authority(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        authority = trustme.CA()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        with FaultyRegistry(self.FILES, context) as registry:
+            files = RemoteFiles(address(registry.address.replace("oci://", "oci://https://")))
+            with pytest.raises(RemoteStoreError, match="its certificate is not trusted") as raised:
+                files.list()
+            assert raised.value.hint.startswith("REQUESTS_CA_BUNDLE ")
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+            assert list(files.list()) == ["m/1/model.onnx"]
+
+    def test_a_registry_without_it(self) -> None:
+        with FaultyRegistry(self.FILES) as registry:
+            with pytest.raises(RemoteStoreError, match="does not speak TLS") as raised:
+                RemoteFiles(address(registry.address.replace("oci://", "oci://https://"))).list()
+            assert raised.value.hint.startswith("oci://http://")

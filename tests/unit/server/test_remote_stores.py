@@ -99,6 +99,14 @@ def test_a_later_one_serves_what_was_copied(caplog: pytest.LogCaptureFixture) ->
     assert "cannot be reached; what was copied before is served" in caplog.text
 
 
+def test_a_store_without_a_model_may_be_another_one_than_was_meant(caplog: pytest.LogCaptureFixture) -> None:
+    remote_store(is_empty=True)[0].begin()
+    assert "s3://bucket/store holds no model: is that the right address?" in caplog.text
+    caplog.clear()
+    remote_store()[0].begin()
+    assert "holds no model" not in caplog.text
+
+
 def test_access_that_is_denied_ends_the_start_whatever_was_copied() -> None:
     store, _ = remote_store(DENIED)
     with pytest.raises(RemoteStoreError):
