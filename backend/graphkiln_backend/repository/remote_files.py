@@ -7,6 +7,7 @@ need be imported that is not used; the cause of an error counts, too, since some
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ _UNREACHABLE = {
     "gaierror", "TransportError", "FSTimeoutError", "ServerTimeoutError", "OfflineModeIsEnabled", "ProtocolError",
     "ChunkedEncodingError", "ClientPayloadError", "ResponseStreamingError",
 }  # fmt: skip
-_NO_TLS = {"SSLError", "ClientConnectorSSLError", "ClientConnectorCertificateError"}
+_DISTRUST = re.compile(r"certificate verify failed: (.*?) ?(?:\(_ssl|['\"\])]|$)")
 _AUTHORITIES = {"s3": "AWS_CA_BUNDLE", "oci": "REQUESTS_CA_BUNDLE"}
 """What names the certificate authorities that a client trusts; SSL_CERT_FILE for the others."""
 _WORDS = 200
@@ -180,20 +181,15 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
         words, hint, passing = "access is denied", f"may these credentials read it? {credentials}", False
     elif names & _ABSENT or status == 404:
         words, hint, passing = "there is no such bucket, folder or file", "check its spelling", False
-    elif names & _NO_TLS:
-        words, hint = _what_tls_lacks(words, address.scheme)
+    elif found := _DISTRUST.search(words):
+        words = f"its certificate is not trusted: {found[1]}"
+        hint = f"{_AUTHORITIES.get(address.scheme, 'SSL_CERT_FILE')} names a file with the authorities that are"
+    elif "WRONG_VERSION_NUMBER" in words:
+        words, hint = "does not speak TLS", f"{address.scheme}://http://HOST:PORT/... asks it without"
     elif names & _UNREACHABLE:
         words = f"cannot be reached ({type(error).__name__})"
         hint = "check the network and the address; behind a proxy, set HTTPS_PROXY"
     return RemoteStoreError(f"{address}: {words[:_WORDS]}", hint=hint, passing=passing)
-
-
-def _what_tls_lacks(words: str, scheme: str) -> tuple[str, str]:
-    """What happened, and what to do."""
-    if "WRONG_VERSION_NUMBER" in words:
-        return "does not speak TLS", f"{scheme}://http://HOST:PORT/... asks it without" if scheme in {"s3", "oci"} else ""
-    variable = _AUTHORITIES.get(scheme, "SSL_CERT_FILE")
-    return "its certificate is not trusted", f"{variable} names a file with the authorities that are"
 
 
 def _names(error: BaseException) -> Iterator[str]:
