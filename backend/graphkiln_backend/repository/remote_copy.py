@@ -163,8 +163,7 @@ class RemoteCopy:
             self.files.fetch_all(files, folder)
         except SystemExit:  # of a signal: a person did not wait for it, or a probe
             seconds, there = time.monotonic() - begun, _size_of(files, folder) / 1e6
-            words = "%s: stopped after %.0f s, when %.1f of %.1f MB were copied; the next start begins anew"
-            _log.warning(words, self.files.address, seconds, there, megabytes)
+            _log.warning("%s: %.1f of %.1f MB came in %.0f s", self.files.address, there, megabytes, seconds)
             raise
 
     def _check_room(self, needed_bytes: int) -> None:

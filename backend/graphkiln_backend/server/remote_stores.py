@@ -48,6 +48,7 @@ class RemoteStore:
             RemoteStoreError: It cannot be read; where it is only out of reach and was copied before, that is a warning.
             OSError: The copy cannot be written.
         """
+        begun = time.monotonic()
         try:
             changes = self.copy.fetch(settled=True)
             _check_store(self.copy.files.address, changes)
@@ -58,6 +59,10 @@ class RemoteStore:
             if self.copy.is_empty or not error.passing:
                 raise
             self._say(f"{error}; what was copied before is served")
+        except SystemExit:  # of a signal; what a probe ends again and again must have its reason in the log
+            seconds, address = time.monotonic() - begun, self.copy.files.address
+            _log.warning("%s: stopped after %.0f s, before it was copied; the next start begins anew", address, seconds)
+            raise
         size = self.copy.size_bytes() / 1e6
         _log.info("%s is served from its copy in %s, %.1f MB", self.copy.files.address, self.copy.store, size)
         if self.copy.is_empty:

@@ -198,7 +198,6 @@ def test_a_version_that_is_replaced_keeps_no_old_file(files: FakeFiles, copy: Re
 def test_a_copy_that_is_stopped_says_how_far_it_came(
     files: FakeFiles, copy: RemoteCopy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a probe ends again and again must leave its reason in the log."""
     files.contents = {"a/1/model.onnx": bytes(3_000_000), "a/1/weights.bin": bytes(5_000_000)}
 
     def stop_half_way(wanted: dict[str, RemoteFile], folder: Path) -> None:
@@ -210,5 +209,5 @@ def test_a_copy_that_is_stopped_says_how_far_it_came(
     monkeypatch.setattr(files, "fetch_all", stop_half_way)
     with pytest.raises(SystemExit):
         copy.fetch(settled=True)
-    assert "s3://bucket/store: stopped after 0 s, when 3.0 of 8.0 MB were copied" in caplog.text
+    assert "s3://bucket/store: 3.0 of 8.0 MB came in 0 s" in caplog.text
     assert [path for path in copy.folder.rglob("*") if path.is_file()] == []

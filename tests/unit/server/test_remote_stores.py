@@ -51,7 +51,7 @@ class FakeCopy:
 
     def fetch(self, *, settled: bool = False) -> Changes:  # noqa: ARG002 - the same for all
         outcome = self.outcomes.pop(0) if self.outcomes else Changes(folder=Path(), listing={})
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -105,6 +105,15 @@ def test_a_store_without_a_model_may_be_another_one_than_was_meant(caplog: pytes
     caplog.clear()
     remote_store()[0].begin()
     assert "holds no model" not in caplog.text
+
+
+def test_a_start_that_is_stopped_says_what_it_was_at(caplog: pytest.LogCaptureFixture) -> None:
+    stopped: Any = SystemExit(0)
+    store, copy = remote_store(stopped, is_empty=True)
+    with pytest.raises(SystemExit):
+        store.begin()
+    assert "s3://bucket/store: stopped after 0 s, before it was copied" in caplog.text
+    assert copy.taken == []
 
 
 def test_access_that_is_denied_ends_the_start_whatever_was_copied() -> None:
