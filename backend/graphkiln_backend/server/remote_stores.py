@@ -55,6 +55,8 @@ class RemoteStore:
             self.copy.take_over(changes)
             for model, version in sorted(changes.waiting):
                 _log.warning("%s: %s %s is not whole or still changes there", self.copy.files.address, model, version)
+            if self.copy.is_empty and not changes.waiting:
+                _log.warning("%s holds no model: is that the right address?", self.copy.files.address)
         except RemoteStoreError as error:
             if self.copy.is_empty or not error.passing:
                 raise
@@ -65,8 +67,6 @@ class RemoteStore:
             raise
         size = self.copy.size_bytes() / 1e6
         _log.info("%s is served from its copy in %s, %.1f MB", self.copy.files.address, self.copy.store, size)
-        if self.copy.is_empty:
-            _log.warning("%s holds no model: is that the right address?", self.copy.files.address)
 
     def follow(self, stopped: Callable[[], bool]) -> bool:
         """Takes over what changed; trouble is said once, and once more when it is over.
