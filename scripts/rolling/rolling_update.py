@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -20,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+from graphkiln.story.facts import machine_facts
 from rolling.load import Outcome, Sender
 from rolling.pods import ServedPod
 from rolling.proxy import Proxy, wait
@@ -75,6 +77,12 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
     return outcome
 
 
+def machine() -> dict[str, object]:
+    """Where and when it was: figures of a machine that is busy are others."""
+    facts = machine_facts()
+    return {**{name: facts[name] for name in ("machine", "system", "date")}, "load_average": os.getloadavg()}
+
+
 def main() -> None:
     """Runs it from the command line; the exit code is 1 where a request failed."""
     parser = argparse.ArgumentParser(description="Replaces two servers behind haproxy under load.")
@@ -89,7 +97,7 @@ def main() -> None:
         if shutil.which(program) is None:
             sys.exit(f"graphkiln: no {program} on this machine: apt-get install haproxy podman kubernetes-client")
     outcome = asyncio.run(roll(options.rate, options.rounds, options.image, pause=not options.without_pause))
-    text = json.dumps(asdict(outcome), indent=1)
+    text = json.dumps({"pause": not options.without_pause, **asdict(outcome), "machine": machine()}, indent=1)
     if options.json:
         options.json.write_text(text + "\n")
     sys.stdout.write(text + "\n")
