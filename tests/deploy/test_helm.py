@@ -71,6 +71,7 @@ TAKEN: list[dict[str, Any]] = [
         "image": {"tag": "7"},
         "sharedMemory": "4096Mi",  # all of it, and no more
         "server": {"extraArguments": ["--http-restricted-api=model-repository:key=1"]},
+        "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "2000m"}},  # a number, as --set makes one
     },
     {
         "name": "other",
@@ -180,6 +181,8 @@ def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
         if "persistentVolumeClaim" in each
     ]
     assert (claims, deployment["spec"]["replicas"]) == (["mine"], 5)
+    resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == (2, "2000m")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "graphkiln:7"
 
 

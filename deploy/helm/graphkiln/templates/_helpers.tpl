@@ -31,19 +31,19 @@ scaleDown:
 {{- /* A quantity as a number. */ -}}
 {{- define "graphkiln.amount" -}}
 {{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
-{{- mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexFind "[A-Za-z]*$" .)) -}}
+{{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (get $units (regexFind "[A-Za-z]*$" (toString .))) -}}
 {{- end }}
 
 {{- /* What no schema can compare, and no API server either. */ -}}
 {{- define "graphkiln.check" -}}
 {{- $limits := .Values.resources.limits -}}
 {{- if gt (include "graphkiln.amount" .Values.sharedMemory | float64) (include "graphkiln.amount" $limits.memory | float64) -}}
-{{- fail (printf "sharedMemory is %s, more than resources.limits.memory, which is %s: what lies there counts as memory" .Values.sharedMemory $limits.memory) -}}
+{{- fail (printf "sharedMemory is %s, more than resources.limits.memory, which is %v: what lies there counts as memory" .Values.sharedMemory $limits.memory) -}}
 {{- end -}}
 {{- range $name, $amount := .Values.resources.requests -}}
 {{- $limit := get $limits $name -}}
 {{- if and $limit (gt (include "graphkiln.amount" $amount | float64) (include "graphkiln.amount" $limit | float64)) -}}
-{{- fail (printf "resources.requests.%s is %s, more than resources.limits.%s, which is %s" $name $amount $name $limit) -}}
+{{- fail (printf "resources.requests.%s is %v, more than resources.limits.%s, which is %v" $name $amount $name $limit) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
