@@ -136,5 +136,5 @@ def test_a_start_that_is_stopped_while_it_copies_ends_and_says_how_far_it_came(t
     assert stopped.returncode == 0, said
     *_, how_far, why = said.splitlines()
     assert " of 4.5 MB came in " in how_far
-    assert "before it was copied; the next start begins anew" in why
+    assert why.endswith("before it was copied")
     assert list(tmp_path.rglob("part*.bin")) == []

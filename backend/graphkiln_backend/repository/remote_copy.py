@@ -2,7 +2,8 @@
 
 What is copied as a whole is a version, or everything of a model beside its versions. Uploads are not atomic: a version
 is taken over when two listings in a row say the same of it, and when every file is there that its manifest names.
-Fetching and taking over are two steps: the first waits for the network and touches nothing that is served.
+Fetching and taking over are two steps: the first waits for the network and touches nothing that is served. What came
+before it was interrupted does not travel again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.repository.arrivals import Arrivals, note
 from graphkiln_backend.repository.remote_address import RemoteStoreError
 from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 from graphkiln_backend.repository.version_folders import version_number
@@ -66,11 +68,12 @@ class RemoteCopy:
     folder: Path
     _seen: Listing | None = None
     _held: dict[str, RemoteFile] = field(default_factory=dict)
+    _arrived: Arrivals = field(default_factory=Arrivals)
 
     def __post_init__(self) -> None:
         self.store.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._staging, ignore_errors=True)  # what a dead process was about to fetch
-        self._staging.mkdir()
+        self._staging.mkdir(exist_ok=True)
+        self._arrived = Arrivals.find(self._staging)  # what a dead process was about to fetch
         self._held = {path: file for path, file in self._read_stamps().items() if self._is_here(path, file)}
 
     @property
@@ -110,8 +113,11 @@ class RemoteCopy:
             if stable and before is None:
                 time.sleep(SETTLE_S)
             after = by_unit(self.files.list()) if stable else {}
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)  # the disk may be full
+            raise
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)  # the next try begins anew: the disk would fill
+            self._arrived = Arrivals.find(self._staging)  # for the next try, which forgets those of this one
             raise
         whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_whole(folder, unit)}
         return Changes(
@@ -148,11 +154,14 @@ class RemoteCopy:
 
     def _fetch_units(self, units: Mapping[Unit, Listing], folder: Path) -> None:
         files = {path: file for listing in units.values() for path, file in listing.items()}
-        missing = {path: file for path, file in files.items() if self._held.get(path) != file}
-        self._check_room(sum(file.size for file in missing.values()))
-        for path in files.keys() - missing.keys():
+        changed = {path: file for path, file in files.items() if self._held.get(path) != file}
+        for path in files.keys() - changed.keys():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
+        missing = {path: file for path, file in changed.items() if not self._arrived.link(path, file, folder)}
+        self._arrived.forget()
+        self._arrived = Arrivals()
+        self._check_room(sum(file.size for file in missing.values()))
         if missing:
             self._copy(missing, folder)
 
@@ -160,7 +169,7 @@ class RemoteCopy:
         begun, megabytes = time.monotonic(), sum(file.size for file in files.values()) / 1e6
         _log.info("%s: copying %d files, %.1f MB", self.files.address, len(files), megabytes)
         try:
-            self.files.fetch_all(files, folder)
+            self.files.fetch_all(files, folder, lambda path: note(path, files[path], folder))
         except SystemExit:  # of a signal: a person did not wait for it, or a probe
             seconds, there = time.monotonic() - begun, _size_of(files, folder) / 1e6
             _log.warning("%s: %.1f of %.1f MB came in %.0f s", self.files.address, there, megabytes, seconds)

@@ -63,7 +63,7 @@ class RemoteStore:
             self._say(f"{error}; what was copied before is served")
         except SystemExit:  # of a signal; what a probe ends again and again must have its reason in the log
             seconds, address = time.monotonic() - begun, self.copy.files.address
-            _log.warning("%s: stopped after %.0f s, before it was copied; the next start begins anew", address, seconds)
+            _log.warning("%s: stopped after %.0f s, before it was copied", address, seconds)
             raise
         size = self.copy.size_bytes() / 1e6
         _log.info("%s is served from its copy in %s, %.1f MB", self.copy.files.address, self.copy.store, size)

@@ -153,7 +153,7 @@ def test_a_version_without_its_weights_waits(files: FakeFiles, copy: RemoteCopy,
     assert follow(copy) == sorted(files.contents)
 
 
-def test_what_cannot_be_fetched_leaves_nothing_behind(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_what_came_before_the_network_failed_does_not_travel_again_and_does_not_pile_up(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large"}
 
     def fail(path: str) -> None:
@@ -164,7 +164,26 @@ def test_what_cannot_be_fetched_leaves_nothing_behind(files: FakeFiles, copy: Re
     for _ in range(3):
         with pytest.raises(RemoteStoreError):
             copy.fetch(settled=True)
+    assert len(list((copy.folder / "staging").iterdir())) == 1
+    assert sorted(files.fetched) == ["a/1/model.onnx", *["a/1/weights"] * 3]
+    files.on_fetch = lambda _: None
+    assert follow(copy, settled=True) == ["a/1/model.onnx", "a/1/weights"]
+    assert files.fetched.count("a/1/model.onnx") == 1
+
+
+def test_where_the_disk_is_full_nothing_is_kept(files: FakeFiles, copy: RemoteCopy) -> None:
+    files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large"}
+
+    def fail(path: str) -> None:
+        if path == "a/1/weights":
+            raise OSError(28, "No space left on device")
+
+    files.on_fetch = fail
+    with pytest.raises(OSError, match="No space left"):
+        copy.fetch(settled=True)
     assert list((copy.folder / "staging").iterdir()) == []
+    files.on_fetch = lambda _: None
+    assert follow(copy, settled=True) == ["a/1/model.onnx", "a/1/weights"]
 
 
 def test_a_file_that_comes_short_is_not_taken(files: FakeFiles, copy: RemoteCopy) -> None:
@@ -195,19 +214,24 @@ def test_a_version_that_is_replaced_keeps_no_old_file(files: FakeFiles, copy: Re
     assert not list((copy.folder / "staging").iterdir())
 
 
-def test_a_copy_that_is_stopped_says_how_far_it_came(
+def test_a_copy_that_is_stopped_says_how_far_it_came_and_the_next_goes_on_from_there(
     files: FakeFiles, copy: RemoteCopy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.contents = {"a/1/model.onnx": bytes(3_000_000), "a/1/weights.bin": bytes(5_000_000)}
 
-    def stop_half_way(wanted: dict[str, RemoteFile], folder: Path) -> None:
-        first = min(wanted)
-        (folder / first).parent.mkdir(parents=True)
-        files.fetch(first, folder / first)
+    def stop_half_way(wanted: dict[str, RemoteFile], folder: Path, arrived: Callable[[str], object]) -> None:
+        (folder / "a" / "1").mkdir(parents=True)
+        for path, size in zip(sorted(wanted), (3_000_000, 1_000_000), strict=True):
+            (folder / path).write_bytes(files.contents[path][:size])
+        arrived(min(wanted))
         raise SystemExit(0)
 
-    monkeypatch.setattr(files, "fetch_all", stop_half_way)
-    with pytest.raises(SystemExit):
-        copy.fetch(settled=True)
-    assert "s3://bucket/store: 3.0 of 8.0 MB came in 0 s" in caplog.text
-    assert [path for path in copy.folder.rglob("*") if path.is_file()] == []
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "fetch_all", stop_half_way)
+        with pytest.raises(SystemExit):
+            copy.fetch(settled=True)
+    assert "s3://bucket/store: 4.0 of 8.0 MB came in 0 s" in caplog.text
+    follow(RemoteCopy(files, copy.folder), settled=True)
+    assert files.fetched == ["a/1/weights.bin"]
+    assert {path: (copy.store / path).read_bytes() for path in files.contents} == files.contents
+    assert list((copy.folder / "staging").iterdir()) == []
