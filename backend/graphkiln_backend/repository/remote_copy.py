@@ -20,7 +20,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.repository.arrivals import Arrivals, note
+from graphkiln_backend.repository.kept_files import KeptFiles, note
 from graphkiln_backend.repository.remote_address import RemoteStoreError
 from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 from graphkiln_backend.repository.version_folders import version_number
@@ -68,12 +68,12 @@ class RemoteCopy:
     folder: Path
     _seen: Listing | None = None
     _held: dict[str, RemoteFile] = field(default_factory=dict)
-    _arrived: Arrivals = field(default_factory=Arrivals)
+    _kept: KeptFiles = field(default_factory=KeptFiles)
 
     def __post_init__(self) -> None:
         self.store.mkdir(parents=True, exist_ok=True)
         self._staging.mkdir(exist_ok=True)
-        self._arrived = Arrivals.find(self._staging)  # what a dead process was about to fetch
+        self._kept = KeptFiles.find(self._staging)  # what a dead process was about to fetch
         self._held = {path: file for path, file in self._read_stamps().items() if self._is_here(path, file)}
 
     @property
@@ -117,7 +117,7 @@ class RemoteCopy:
             shutil.rmtree(folder, ignore_errors=True)  # the disk may be full
             raise
         except BaseException:
-            self._arrived = Arrivals.find(self._staging)  # for the next try, which forgets those of this one
+            self._kept = KeptFiles.find(self._staging)  # for the next try, which forgets those of this one
             raise
         whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_whole(folder, unit)}
         return Changes(
@@ -158,9 +158,9 @@ class RemoteCopy:
         for path in files.keys() - changed.keys():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
-        missing = {path: file for path, file in changed.items() if not self._arrived.link(path, file, folder)}
-        self._arrived.forget()
-        self._arrived = Arrivals()
+        missing = {path: file for path, file in changed.items() if not self._kept.link(path, file, folder)}
+        self._kept.forget()
+        self._kept = KeptFiles()
         self._check_room(sum(file.size for file in missing.values()))
         if missing:
             self._copy(missing, folder)

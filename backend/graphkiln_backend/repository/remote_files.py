@@ -112,14 +112,14 @@ class RemoteFiles:
             raise translate(error, replace(self.address, text=f"{self.address}/{path}")) from error
 
     def fetch_all(
-        self, wanted: Mapping[str, RemoteFile], folder: Path, arrived: Callable[[str], object] = lambda _: None
+        self, wanted: Mapping[str, RemoteFile], folder: Path, whole: Callable[[str], object] = lambda _: None
     ) -> None:
         """Copies files into a folder, some at a time; each must be as large as it was listed.
 
         Args:
             wanted: Files by their paths, here and there.
             folder: Where they go; folders in it are made.
-            arrived: Called with the path of each that is whole, by many threads.
+            whole: Called with the path of each that is whole, by many threads.
 
         Raises:
             RemoteStoreError: One cannot be read, or is another one now.
@@ -132,7 +132,7 @@ class RemoteFiles:
             if (size := (folder / path).stat().st_size) != wanted[path].size:
                 words = f"{self.address}/{path}: {size} bytes came, not {wanted[path].size}"
                 raise RemoteStoreError(words, passing=True)
-            arrived(path)
+            whole(path)
 
         call_each(fetch, wanted, _AT_ONCE)
 

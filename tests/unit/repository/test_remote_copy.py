@@ -219,11 +219,11 @@ def test_a_copy_that_is_stopped_says_how_far_it_came_and_the_next_goes_on_from_t
 ) -> None:
     files.contents = {"a/1/model.onnx": bytes(3_000_000), "a/1/weights.bin": bytes(5_000_000)}
 
-    def stop_half_way(wanted: dict[str, RemoteFile], folder: Path, arrived: Callable[[str], object]) -> None:
+    def stop_half_way(wanted: dict[str, RemoteFile], folder: Path, whole: Callable[[str], object]) -> None:
         (folder / "a" / "1").mkdir(parents=True)
         for path, size in zip(sorted(wanted), (3_000_000, 1_000_000), strict=True):
             (folder / path).write_bytes(files.contents[path][:size])
-        arrived(min(wanted))
+        whole(min(wanted))
         raise SystemExit(0)
 
     with monkeypatch.context() as patched:

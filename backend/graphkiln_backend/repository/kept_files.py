@@ -1,4 +1,4 @@
-"""Files that came before a process was stopped or killed, or the network failed: nobody need fetch them again.
+"""Files that were fetched before a process was stopped or killed, or the network failed: nobody need fetch them again.
 
 Each is noted once it is whole, in a line of its own; of what came in part, nothing is noted.
 """
@@ -15,32 +15,32 @@ from pathlib import Path
 
 from graphkiln_backend.repository.remote_files import RemoteFile
 
-_NOTES = ".arrived"
+_NOTES = ".whole"
 
-Arrival = tuple[str, RemoteFile]
+Listed = tuple[str, RemoteFile]
 """A path in the store, and what was listed there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Files that came into folders of which nothing was taken over.
+class KeptFiles:
+    """Files that were fetched into folders of which nothing was taken over.
 
     Attributes:
         places: Where each of them lies.
         folders: What holds them.
     """
 
-    places: Mapping[Arrival, Path] = field(default_factory=dict)
+    places: Mapping[Listed, Path] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
 
     @classmethod
-    def find(cls, staging: Path) -> Arrivals:
+    def find(cls, staging: Path) -> KeptFiles:
         """What lies in the folders of a folder; all else in them is removed.
 
         Raises:
             OSError: The folder cannot be read.
         """
-        places: dict[Arrival, Path] = {}
+        places: dict[Listed, Path] = {}
         folders = []
         for folder in staging.iterdir():
             noted = dict(_read_notes(folder))
@@ -51,7 +51,7 @@ class Arrivals:
         return cls(places, tuple(folders))
 
     def link(self, path: str, file: RemoteFile, folder: Path) -> bool:
-        """Puts a file that came into another folder, too; whether there is one.
+        """Puts a file into another folder, too; whether there is one.
 
         Raises:
             OSError: It cannot be linked.
@@ -79,7 +79,7 @@ def note(path: str, file: RemoteFile, folder: Path) -> None:
         notes.write(json.dumps([path, file.stamp, file.size]) + "\n")
 
 
-def _read_notes(folder: Path) -> Iterator[tuple[Arrival, Path]]:
+def _read_notes(folder: Path) -> Iterator[tuple[Listed, Path]]:
     with suppress(OSError):
         for line in (folder / _NOTES).read_text().splitlines():
             with suppress(ValueError, TypeError, OSError):  # cut off, or without its file
