@@ -65,3 +65,10 @@ def test_a_store_that_this_user_may_not_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     line = last_line((*ALONE, "--user", "12345:12345", "-v", f"{tmp_path}:/models:ro"))
     assert "model store '/models' cannot be read by user 12345" in line
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/models", "oci://127.0.0.1:1/models:1"])
+def test_a_remote_store_in_the_image_that_has_no_client_for_it(address: str) -> None:
+    line = last_line(ALONE, "graphkiln", "serve", "--model-store", address)
+    assert f"{address}: {address.partition(':')[0]}:// needs " in line
+    assert "the image of the target `remote`" in line

@@ -116,7 +116,7 @@ class TestReading:
         with pytest.raises(RemoteStoreError, match="sent other bytes than sha256:"):
             files.fetch("m/1/model.onnx", tmp_path / "fetched")
 
-    @pytest.mark.parametrize("artifact", ["models:nosuch", "nosuch/models:1"])
+    @pytest.mark.parametrize("artifact", ["models:nosuch", "nosuch/models:1", f"models@sha256:{'0' * 64}"])
     def test_one_that_is_missing(self, registry: OciServer, artifact: str) -> None:
         with pytest.raises(RemoteStoreError, match="there is no such") as raised:
             RemoteFiles(address(f"oci://{registry.host}/{artifact}")).list()
