@@ -49,7 +49,7 @@ def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: d
     server = compose["services"]["graphkiln"]
     deployment = yaml.safe_load((folder / "../kubernetes/base/deployment.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
-    told = set(pod["containers"][0]["args"]) - {"--load-deadline=600"}  # the default
+    told = set(pod["containers"][0]["args"]) - {"--load-deadline=600", "--cache-size=8G"}  # the default; no limit here
     assert told <= set(server["command"])
     assert server["read_only"] is True
     assert server["tmpfs"] == ["/tmp:exec"]

@@ -53,6 +53,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"server": {"host": "127.0.0.1"}}, "at '/server/host'"),
     ({"server": {"extraArguments": ["--allow-http=false"]}}, "at '/server/extraArguments/0'"),  # probes ask it
     ({"server": {"extraArguments": ["--http-restricted-api=model-repository,health:key=1"]}}, "extraArguments/0"),
+    ({"artifactSize": "20G"}, "artifactSize is 20G, no less than cacheSize, which is 20Gi"),
+    ({"server": {"extraArguments": ["--cache-size=30G"]}}, "at '/server/extraArguments/0'"),
     ({"sharedMemory": "5Gi"}, "sharedMemory is 5Gi, more than resources.limits.memory, which is 4Gi"),
     (
         {"resources": {"requests": {"memory": "4097Mi"}}},

@@ -10,9 +10,10 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from kinds import Manifest, check, kustomize, needs_kubectl, only
+from kinds import Manifest, check, kustomize, needs_kubectl, only, with_containers
 from typer.main import get_command
 
+from graphkiln.cli.cache import parse_size
 from graphkiln.cli.main import app
 
 OVERLAYS = ("cpu", "gpu", "s3", "image", "ipv6", "autoscaling", "keda", "monitoring", "signed")
@@ -227,3 +228,15 @@ def test_a_store_in_s3_may_be_reached_and_so_may_its_credentials(deploy: Path) -
     assert open_ports == {53, 443}
     metadata = [block["ipBlock"]["cidr"] for rule in policy["egress"] for block in rule.get("to", ())]
     assert metadata == ["169.254.169.254/32", "169.254.170.23/32", "fd00:ec2::254/128", "fd00:ec2::23/128"]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_lowered_graphs_leave_room_for_copies_in_their_volume(deploy: Path, folder: str) -> None:
+    (pod,) = (pod for each in kustomize(deploy / folder) for pod in with_containers(each))
+    (container,) = pod["containers"]
+    cache, size = _option(container["args"], "cache"), parse_size(_option(container["args"], "cache-size"))
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    (name,) = (mounts[path] for path in mounts if cache == path or cache.startswith(f"{path}/"))
+    (volume,) = (each for each in pod["volumes"] if each["name"] == name)
+    assert 2 * size <= parse_size(volume["emptyDir"]["sizeLimit"].removesuffix("i"))

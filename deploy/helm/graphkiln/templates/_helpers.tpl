@@ -40,6 +40,9 @@ scaleDown:
 {{- if gt (include "graphkiln.amount" .Values.sharedMemory | float64) (include "graphkiln.amount" $limits.memory | float64) -}}
 {{- fail (printf "sharedMemory is %s, more than resources.limits.memory, which is %v: what lies there counts as memory" .Values.sharedMemory $limits.memory) -}}
 {{- end -}}
+{{- if ge (include "graphkiln.amount" (printf "%si" .Values.artifactSize) | float64) (include "graphkiln.amount" .Values.cacheSize | float64) -}}
+{{- fail (printf "artifactSize is %s, no less than cacheSize, which is %s: stores are copied there, too, and pods whose volume is full are evicted" .Values.artifactSize .Values.cacheSize) -}}
+{{- end -}}
 {{- range $name, $amount := .Values.resources.requests -}}
 {{- $limit := get $limits $name -}}
 {{- if and $limit (gt (include "graphkiln.amount" $amount | float64) (include "graphkiln.amount" $limit | float64)) -}}
