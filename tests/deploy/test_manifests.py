@@ -240,3 +240,13 @@ def test_lowered_graphs_leave_room_for_copies_in_their_volume(deploy: Path, fold
     (name,) = (mounts[path] for path in mounts if cache == path or cache.startswith(f"{path}/"))
     (volume,) = (each for each in pod["volumes"] if each["name"] == name)
     assert 2 * size <= parse_size(volume["emptyDir"]["sizeLimit"].removesuffix("i"))
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_weights_that_fit_into_memory_fit_into_temporary_files(deploy: Path, folder: str) -> None:
+    """Several instances of a model map one copy of its weights, which lies in the run's folder."""
+    (pod,) = (pod for each in kustomize(deploy / folder) for pod in with_containers(each))
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "tmp")
+    memory = pod["containers"][0]["resources"]["limits"]["memory"]
+    assert parse_size(volume["emptyDir"]["sizeLimit"].removesuffix("i")) >= parse_size(memory.removesuffix("i"))
