@@ -1,6 +1,6 @@
 """The Dockerfile's stages: each is made of what is there, and those of the GPU image are those of the CPU image.
 
-No builder here builds the target `gpu` to its end. What can be held to is that nothing in it differs from what is built.
+No builder here builds the target `gpu` to its end. What can be held to is that it is made as what is built.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def test_the_gpu_image_is_the_cpu_image_with_other_libraries() -> None:
 
 
 def test_a_stage_that_is_missing_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM debian:12 AS a\n# FROM x AS b\nRUN one \\\n    two\nFROM a\nCOPY --from=c / /\n")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM debian:12 AS a\n# FROM x AS b\nRUN one \\\n    two\nFROM a\nCOPY --from=c / /\n"
+    )
     found = stages(tmp_path / "Dockerfile")
     assert found == {"a": ["FROM debian:12 AS a", "RUN one two"], "the last one": ["FROM a", "COPY --from=c / /"]}
     assert list(copied(found["the last one"])) == [("c", ["/"])]

@@ -1,4 +1,4 @@
-"""A server that listens on `::` is reached over IPv6 and over IPv4, on all of its ports, and by the image's health check."""
+"""A server that listens on `::` is reached over IPv6 and IPv4, on all of its ports, and by the image's health check."""
 
 from __future__ import annotations
 

@@ -78,7 +78,17 @@ class OciRegistry:
             OSError: It cannot be written.
             Exception: Whatever oras and requests raise.
         """
-        response = self._request(self._url(self.container.get_blob_url(digest)), stream=True)
+        with self._request(self._url(self.container.get_blob_url(digest)), stream=True) as response:
+            self._check_there(response, digest)
+            seen = hashlib.sha256()
+            with target.open("wb") as file:
+                for block in response.iter_content(_BLOCK):
+                    seen.update(block)
+                    file.write(block)
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise RemoteStoreError(f"{self.container}: the registry sent other bytes than {digest}", passing=True)
+
+    def _check_there(self, response: Any, digest: str) -> None:
         if response.status_code == _MISSING:
             raise RemoteStoreError(
                 f"{self.container}: the registry has lost {digest}, which its manifest names",
@@ -86,13 +96,6 @@ class OciRegistry:
                 passing=True,
             )
         response.raise_for_status()
-        seen = hashlib.sha256()
-        with target.open("wb") as file:
-            for block in response.iter_content(_BLOCK):
-                seen.update(block)
-                file.write(block)
-        if f"sha256:{seen.hexdigest()}" != digest:
-            raise RemoteStoreError(f"{self.container}: the registry sent other bytes than {digest}", passing=True)
 
     def upload(self, path: Path, digest: str, size: int) -> None:
         """Uploads a blob that the registry does not have yet; raises whatever oras and requests raise."""

@@ -175,7 +175,8 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
     if isinstance(error, ImportError):
         package = _PACKAGES[address.scheme]
         return RemoteStoreError(
-            f"{address}: {address.scheme}:// needs {package}", hint="pip install 'graphkiln[remote]', or the image of the target `remote`"
+            f"{address}: {address.scheme}:// needs {package}",
+            hint="pip install 'graphkiln[remote]', or the image of the target `remote`",
         )
     names, status, credentials = set(_names(error)), _status(error), _CREDENTIALS[address.scheme]
     words, hint, passing = without_secrets(" ".join(f"{type(error).__name__}: {error}".split())), "", True

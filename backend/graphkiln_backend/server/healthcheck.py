@@ -1,7 +1,8 @@
 """The image's health check: does the server in this container live, wherever it was told to listen?
 
-It asks for what the liveness probe of deploy/kubernetes asks for: while models load, nobody answers, and a model that is
-not ready is no reason to end the others. What listens for HTTPS is a process of its own; tritonserver behind it is asked.
+It asks for what the liveness probe of deploy/kubernetes asks for: while models load, nobody answers, and a model that
+is not ready is no reason to end the others. What listens for HTTPS is a process of its own; tritonserver behind it is
+asked.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from queue_speed import read_queue, rows_of
 
+CLIENT = {"per_second": 10.0, "latency_ms": {"p50": 1.0, "p99": 9.0}}
 
-def told(
-    rate: float, queue_us: float, infer_us: float, batch: float, p99_ms: float, errors: dict[str, int] | None = None
-) -> dict[str, object]:
-    client = {"per_second": rate, "latency_ms": {"p50": 1.0, "p99": p99_ms}, "errors": errors or {}, "unsent": 0}
+
+def told(rate: float, queue_us: float, infer_us: float, batch: float, p99_ms: float) -> dict[str, object]:
+    client = {"per_second": rate, "latency_ms": {"p50": 1.0, "p99": p99_ms}, "errors": {}, "unsent": 0}
     return {"client": client, "server_us": {"queue": queue_us, "infer": infer_us}, "batch": batch}
 
 
@@ -24,10 +24,11 @@ def test_nothing_that_was_computed_keeps_nobody_busy() -> None:
     assert read_queue(told(0, 0, 0, 0, 0), instances=1).busy == 0
 
 
-def test_requests_that_failed_are_counted() -> None:
-    rounds = [read_queue(told(10, 0, 0, 1, 9, errors), 1) for errors in ({"HTTP 503": 2, "Timeout": 1}, {})]
-    (row,) = rows_of("m", {1.0: rounds})
-    assert row["failed"] == 3
+def test_requests_that_failed_or_were_not_sent_are_counted() -> None:
+    good, bad = told(10, 0, 0, 1, 9), told(10, 0, 0, 1, 9)
+    bad["client"] = {**CLIENT, "errors": {"HTTP 503": 2, "Timeout": 1}, "unsent": 4}
+    (row,) = rows_of("m", {1.0: [read_queue(each, 1) for each in (good, bad)]})
+    assert row["failed"] == 7
 
 
 def test_rows_are_medians_and_ratios_to_the_smallest_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 from signed import SignedStore
 
-from graphkiln.cli import pull as module
+from graphkiln_backend.server.owned_folder import OwnedFolder
 
 PULL = """
 import sys
@@ -115,7 +116,17 @@ def test_a_store_on_a_read_only_volume(run: RunVerb, tmp_path: Path, monkeypatch
     )
 
 
-def test_what_a_killed_pull_left_is_removed_and_what_a_living_one_needs_is_not(run: RunVerb, tmp_path: Path) -> None:
+def test_what_the_dead_left_is_removed_and_what_the_living_need_is_not(run: RunVerb, tmp_path: Path) -> None:
+    dead, living = OwnedFolder(tmp_path, ".pull-"), OwnedFolder(tmp_path, ".pull-")
+    os.close(dead._lock)  # as the kernel does for a process that dies
+    dead._lock = -1
+    with living, FaultyRegistry({"m/1/model.onnx": b"content"}) as registry:
+        assert run("pull", registry.address, tmp_path).code == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == [living.path.name, "m"]
+
+
+@pytest.mark.slow
+def test_what_a_killed_pull_left_is_removed_by_the_next_one(run: RunVerb, tmp_path: Path) -> None:
     store = tmp_path / "store"
     with FaultyRegistry({"m/1/model.onnx": b"content"}) as registry:
         registry.fault = "hang half way"
@@ -126,9 +137,7 @@ def test_what_a_killed_pull_left_is_removed_and_what_a_living_one_needs_is_not(r
         assert killed.returncode == -signal.SIGKILL
         (left,) = store.glob(".pull-*")
         registry.fault = ""
-        with module._staging_folder(store) as living:
-            assert not left.exists()
-            assert run("pull", registry.address, store).code == 0
-            assert living.is_dir()
+        assert list(left.iterdir())
+        assert run("pull", registry.address, store).code == 0
     assert [path.name for path in store.iterdir()] == ["m"]
     assert (store / "m" / "1" / "model.onnx").read_bytes() == b"content"

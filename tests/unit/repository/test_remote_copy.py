@@ -153,7 +153,9 @@ def test_a_version_without_its_weights_waits(files: FakeFiles, copy: RemoteCopy,
     assert follow(copy) == sorted(files.contents)
 
 
-def test_what_came_before_the_network_failed_does_not_travel_again_and_does_not_pile_up(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_what_came_before_the_network_failed_does_not_travel_again_and_does_not_pile_up(
+    files: FakeFiles, copy: RemoteCopy
+) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large"}
 
     def fail(path: str) -> None:

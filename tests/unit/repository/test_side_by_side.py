@@ -54,7 +54,5 @@ def test_the_first_error_is_raised_and_nothing_is_begun_after_it() -> None:
 
 
 def test_calls_that_never_end_keep_no_process_that_is_told_to() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", TOLD_TO_END], capture_output=True, text=True, check=False, timeout=60
-    )
+    ended = subprocess.run([sys.executable, "-c", TOLD_TO_END], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout) == (7, "called 0\n"), ended.stderr
