@@ -19,8 +19,9 @@
     scripts/benchmark queue        what waits and how busy instances are, at shares of the highest rate
     scripts/benchmark story        the acceleration story of ResNet-101 (weights: scripts/train-story)
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
-    scripts/benchmark parallel     one model over two groups of cores: copies, stages, shards; what sums take
     scripts/benchmark sums         what a sum of two shards takes in the process, beside gloo between two processes
+    scripts/benchmark parallel     one model over two groups of cores: copies, stages, shards; what sums take; goes on
+                                   where it was interrupted (--only NAME: this one, again)
     scripts/benchmark devices      the same on paper for two to eight GPUs, from counted costs and link speeds
     scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
@@ -54,7 +55,8 @@ from encoded_speed import benchmark_encoded
 from light_speed import benchmark_light
 from lowering_speed import benchmark_lowered_load, benchmark_lowering, benchmark_session
 from memory_use import benchmark_memory
-from parallel_speed import benchmark_devices, benchmark_parallel
+from parallel_paper import benchmark_devices
+from parallel_speed import benchmark_parallel
 from peers_speed import benchmark_peers
 from precision_speed import benchmark_precision
 from queue_speed import benchmark_queue
@@ -109,15 +111,19 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     ),
     "parallel": (
         benchmark_parallel,
-        "two groups of one core: batches of 32 behind each other beside two copies, one row alone beside one core",
+        "two groups of one core: batches behind each other, ratio to two copies; one row alone, ratio to one core",
     ),
     "sums": (benchmark_sums, "two shards that compute nothing, ratio of sums in the process to gloo of two processes"),
     "devices": (benchmark_devices, "on paper: two to eight GPUs from counted costs and data sheets, batches of 32"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 
-ONLY = ("precision", "score", "tune")
+ONLY = ("precision", "score", "tune", "parallel")
 """Benchmarks of which a part can be measured."""
+USUAL: tuple[int, float] = (5, 3.0)
+"""Rounds and seconds of a measurement, where nobody says."""
+_OWN_USUAL: dict[str, tuple[int, float]] = {"parallel": (3, 1.0)}
+"""Of benchmarks whose single requests take seconds."""
 BESIDE_CPP = ("light", "memory", "start")
 """Benchmarks that also measure Triton's C++ backend, where it is given."""
 
@@ -129,8 +135,8 @@ def main() -> None:
     )
     parser.add_argument("benchmark", choices=[*BENCHMARKS, "all", "compare", "report"], help="what to measure")
     parser.add_argument("results", nargs="*", type=Path, help="for compare: two JSON files, or two folders of them")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each measurement (default: 3)")
+    parser.add_argument("--rounds", type=int, help="rounds that count (default: 5; parallel: 3)")
+    parser.add_argument("--seconds", type=float, help="seconds of each measurement (default: 3; parallel: 1)")
     parser.add_argument(
         "--cpp-backend",
         type=Path,
@@ -138,7 +144,7 @@ def main() -> None:
         help="for light, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
     parser.add_argument(
-        "--only", default="", metavar="NAME", help="for precision, score and tune: measure this part alone, again"
+        "--only", default="", metavar="NAME", help=f"for {', '.join(ONLY)}: measure this part alone, again"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
@@ -181,12 +187,16 @@ def _compare(old: Path, new: Path, *, as_json: bool) -> int:
 
 def _run(name: str, options: argparse.Namespace) -> None:
     benchmark, title = BENCHMARKS[name]
+    usual_rounds, usual_seconds = _OWN_USUAL.get(name, USUAL)
+    rounds = usual_rounds if options.rounds is None else options.rounds
+    seconds = usual_seconds if options.seconds is None else options.seconds
+    load = os.getloadavg()[0]
     peers = [options.cpp_backend] if name in BESIDE_CPP else []
     only = [options.only] if name in ONLY else []
-    rows = benchmark(options.rounds, options.seconds, *peers, *only)
+    rows = benchmark(rounds, seconds, *peers, *only)
     if options.save or options.benchmark == "all":
-        command = f"scripts/benchmark {name} --rounds {options.rounds} --seconds {options.seconds:g}"
-        reporting.save_result(name, title, command, rows)
+        command = f"scripts/benchmark {name} --rounds {rounds} --seconds {seconds:g}"
+        reporting.save_result(name, title, command, rows, load)
     if options.json:
         print(json.dumps({"cores": usable_cores(), "load_average": os.getloadavg(), "rows": rows}, indent=2))
         return

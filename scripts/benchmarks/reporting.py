@@ -25,7 +25,9 @@ which all set-ups took turns: its ratios can be trusted further than figures of 
 """
 
 
-def save_result(name: str, title: str, command: str, rows: Sequence[dict[str, Any]]) -> None:
+def save_result(
+    name: str, title: str, command: str, rows: Sequence[dict[str, Any]], load_average: float | None = None
+) -> None:
     """Writes one result as JSON.
 
     Args:
@@ -33,9 +35,12 @@ def save_result(name: str, title: str, command: str, rows: Sequence[dict[str, An
         title: What it measures, and what its ratios are relative to.
         command: What repeats it.
         rows: The table; all rows have the same columns.
+        load_average: Of the minute before it began; None where nobody looked.
     """
     RESULTS.mkdir(exist_ok=True)
     facts = {**machine_facts(), "commit": _commit()}
+    if load_average is not None:
+        facts["load average"] = f"{load_average:.2f}"
     result = {"title": title, "command": command, "facts": facts, "rows": list(rows)}
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
@@ -58,10 +63,15 @@ def render_page() -> str:
             f"    {result['command']}\n\n"
             f"{_table(result['rows'], list(result['rows'][0]))}\n"
             f"{facts['machine']}; GPU: {facts['gpu']}; {facts['system']}; {facts['date']}; "
-            f"commit {facts['commit']}.  \n"
+            f"commit {facts['commit']}{_load(facts)}.  \n"
             f"{facts['versions']}\n"
         )
     return "\n".join(sections)
+
+
+def _load(facts: dict[str, str]) -> str:
+    """What ran beside it, of results that say so."""
+    return f"; load average before it {facts['load average']}" if "load average" in facts else ""
 
 
 def fill_tables(text: str) -> str:

@@ -190,3 +190,18 @@ def test_the_cpp_backend_is_handed_to_benchmarks_beside_it(monkeypatch: pytest.M
     monkeypatch.setitem(benchmark.BENCHMARKS, "light", (fake, "light"))
     run(monkeypatch, "light", "--rounds", "1", *words)
     assert found == [1, 3.0, Path("somewhere") if words else None]
+
+
+@pytest.mark.parametrize(("words", "rounds", "seconds"), [([], 3, 1.0), (["--rounds", "2", "--seconds", "4"], 2, 4.0)])
+def test_a_benchmark_of_long_requests_has_rounds_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], rounds: int, seconds: float
+) -> None:
+    found: list[object] = []
+
+    def fake(rounds: int, seconds: float, only: str) -> list[dict[str, object]]:
+        found.extend((rounds, seconds, only))
+        return [{"set-up": "x", "ratio": 1.0}]
+
+    monkeypatch.setitem(benchmark.BENCHMARKS, "parallel", (fake, "parallel"))
+    run(monkeypatch, "parallel", "--only", "bert_base", *words)
+    assert found == [rounds, seconds, "bert_base"]

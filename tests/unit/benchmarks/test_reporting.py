@@ -29,6 +29,12 @@ class TestResults:
         assert {"machine", "gpu", "system", "versions", "date", "commit"} == set(result["facts"])
         assert re.fullmatch(r"[0-9a-f]{7,}|unknown", result["facts"]["commit"])
 
+    def test_the_load_of_the_machine_is_told_where_it_is_known(self) -> None:
+        reporting.save_result("first", "t", "c", ROWS, 0.254)
+        assert "; load average before it 0.25.  \n" in reporting.render_page()
+        reporting.save_result("first", "t", "c", ROWS)
+        assert "load average" not in reporting.render_page()
+
     def test_a_second_one_replaces_the_first(self, folder: Path) -> None:
         for rows in (ROWS, ROWS[:1]):
             reporting.save_result("first", "t", "c", rows)

@@ -56,5 +56,3 @@ PCIE_GPU = Speed(flops_per_s=4e13, bytes_per_s=2e12, link_bytes_per_s=2.5e10, li
 """An A100 that computes fp32 products in TF32, at a third of its peak, behind PCIe 4.0 x16.
 
 Source: NVIDIA, "A100 Tensor Core GPU" (data sheet); PCI-SIG, "PCI Express 4.0" (31.5 GB/s before packets)."""
-NVLINK_GPU = Speed(flops_per_s=4e13, bytes_per_s=2e12, link_bytes_per_s=2.4e11, link_s=8e-6)
-"""The same behind NVLink of the third generation (300 GB/s each way). Source: the same data sheet."""

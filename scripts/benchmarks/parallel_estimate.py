@@ -8,13 +8,17 @@ Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.lowering.parallel.cuts import find_stages
-from graphkiln_backend.lowering.parallel.speed import Speed
+from graphkiln_backend.lowering.parallel.speed import PCIE_GPU, Speed
+from graphkiln_backend.passes.node_costs import ALL_REDUCE
 
-_SUM = "AllReduce"
+NVLINK_GPU = replace(PCIE_GPU, link_bytes_per_s=2.4e11, link_s=8e-6)
+"""An A100 behind NVLink of the third generation (300 GB/s each way).
+
+Source: NVIDIA, "A100 Tensor Core GPU" (data sheet)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +70,8 @@ def estimate_shards(whole: GraphCosts, shard: GraphCosts, shards: int, speed: Sp
         rows: Samples of a batch.
     """
     computed = speed.node_seconds(shard, rows)
-    sums = [sum(node.writes.values()) for node in shard.nodes if node.op_type == _SUM]
-    own = sum(seconds for node, seconds in zip(shard.nodes, computed, strict=True) if node.op_type != _SUM)
+    sums = [sum(node.writes.values()) for node in shard.nodes if node.op_type == ALL_REDUCE]
+    own = sum(seconds for node, seconds in zip(shard.nodes, computed, strict=True) if node.op_type != ALL_REDUCE)
     handed = sum(speed.link_seconds(2 * (shards - 1) / shards * rows * size) for size in sums)
     return Estimate(
         latency_s=own + handed,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from parallel_estimate import estimate_copies, estimate_pipeline, estimate_shards
 
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
-from graphkiln_backend.lowering.parallel.estimate import estimate_copies, estimate_pipeline, estimate_shards
 from graphkiln_backend.lowering.parallel.speed import Speed
 
 SPEED = Speed(flops_per_s=10.0, bytes_per_s=1e9, link_bytes_per_s=4.0, link_s=1.0)
