@@ -108,6 +108,67 @@ LOOKING_UP = """(float[batch,512] x, int64[batch,1] row) => (float[batch,512] y)
     y = MatMul(e, w4)
 }"""
 
+DECODER = """(float[batch,tokens,24] x) => (float[batch,tokens,24] y) {
+    sizes = Shape<start=0, end=2>(x)
+    rows = Reshape(x, flat)
+    p0 = Gemm(rows, wqkv, bqkv)
+    wide = Concat<axis=0>(sizes, three)
+    p = Reshape(p0, wide)
+    q0, k0, v0 = Split<axis=2>(p, each)
+    q1 = Reshape(q0, split)
+    q = Transpose<perm=[0,2,1,3]>(q1)
+    k1 = Reshape(k0, split)
+    k = Transpose<perm=[0,2,3,1]>(k1)
+    v1 = Reshape(v0, split)
+    v = Transpose<perm=[0,2,1,3]>(v1)
+    s0 = MatMul(q, k)
+    s = Softmax<axis=-1>(s0)
+    c0 = MatMul(s, v)
+    c1 = Transpose<perm=[0,2,1,3]>(c0)
+    c = Reshape(c1, joined)
+    c2 = Reshape(c, flat)
+    o0 = Gemm(c2, wo, bo)
+    narrow = Concat<axis=0>(sizes, one)
+    o = Reshape(o0, narrow)
+    y = Add(o, x)
+}"""
+
+RELATIVE = """(float[batch,tokens,24] x) => (float[batch,tokens,24] y) {
+    q0 = MatMul(x, wq)
+    q1 = Reshape(q0, split)
+    q = Transpose<perm=[0,2,1,3]>(q1)
+    k0 = MatMul(x, wk)
+    k1 = Reshape(k0, split)
+    k = Transpose<perm=[0,2,3,1]>(k1)
+    v0 = MatMul(x, wv)
+    v1 = Reshape(v0, split)
+    v = Transpose<perm=[0,2,1,3]>(v1)
+    s0 = MatMul(q, k)
+    tokens = Shape<start=1, end=2>(x)
+    last = Squeeze(tokens)
+    n = Range(origin, last, step)
+    down = Unsqueeze(n, second)
+    right = Unsqueeze(n, first)
+    apart0 = Sub(down, right)
+    apart1 = Abs(apart0)
+    apart = Min(apart1, most)
+    e0 = Gather(table, apart)
+    e1 = Transpose<perm=[2,0,1]>(e0)
+    e = Unsqueeze(e1, first)
+    s1 = Add(s0, e)
+    every = Concat<axis=0>(single, heads, tokens, tokens)
+    z = ConstantOfShape(every)
+    s2 = Add(s1, z)
+    l = Expand(little, every)
+    s3 = Add(s2, l)
+    s = Softmax<axis=-1>(s3)
+    c0 = MatMul(s, v)
+    c1 = Transpose<perm=[0,2,1,3]>(c0)
+    c = Reshape(c1, joined)
+    o = MatMul(c, wo)
+    y = Add(o, x)
+}"""
+
 
 def _small(*shape: int, seed: int) -> AnyArray:
     return draw(*shape, seed=seed) * (0.5 / shape[0] ** 0.5)
@@ -155,6 +216,25 @@ def looking_up(rows: int) -> onnx_ir.Model:
     """Five products; in front of the fourth a row of a table is added, which fails where the table has no such row."""
     weights = {f"w{number}": draw(WIDE, WIDE, seed=number) / WIDE**0.5 for number in range(5)}
     return graph(LOOKING_UP, **weights, table=draw(rows, WIDE, seed=9), one=ints(1))
+
+
+def decoder() -> onnx_ir.Model:
+    """Attention as GPT-2 has it: one product of all rows for queries, keys and values, whose shape is computed."""
+    return graph(
+        DECODER, opset=20, wqkv=_small(WIDTH, 3 * WIDTH, seed=1), bqkv=draw(3 * WIDTH, seed=2), flat=ints(-1, WIDTH),
+        three=ints(3 * WIDTH), one=ints(WIDTH), each=ints(WIDTH, WIDTH, WIDTH), split=ints(0, 0, HEADS, DEPTH),
+        joined=ints(0, 0, WIDTH), wo=_small(WIDTH, WIDTH, seed=3), bo=draw(WIDTH, seed=4),
+    )  # fmt: skip
+
+
+def relative() -> onnx_ir.Model:
+    """Attention as T5 has it: a bias for each head and distance, from a table; what is made in computed shapes."""
+    squares = {name: _small(WIDTH, WIDTH, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+    return graph(
+        RELATIVE, opset=20, **squares, split=ints(0, 0, HEADS, DEPTH), joined=ints(0, 0, WIDTH),
+        origin=ints(0).reshape(()), step=ints(1).reshape(()), first=ints(0), second=ints(1), most=ints(3),
+        table=draw(4, HEADS, seed=9), single=ints(1), heads=ints(HEADS), little=draw(1, 1, 1, seed=10),
+    )  # fmt: skip
 
 
 def save(model: onnx_ir.Model, folder: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from graphkiln_backend.passes.sharding_cuts import (
     is_weight,
 )
 from graphkiln_backend.passes.sharding_rules import RULES
+from graphkiln_backend.passes.sharding_shapes import state_size
 from graphkiln_backend.passes.sharding_tables import cut_tables
 from graphkiln_backend.passes.splicing import insert_behind
 from graphkiln_backend.passes.stated_shapes import state_shapes
@@ -83,7 +85,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
     if not region.effects:
         raise LoweringError(
             f"no product of {graph_path} can be cut into {shards} shards",
-            attempts=tuple(reasons[:3]),
+            attempts=tuple(f"{node.name}: {reason}" for node, reason in islice(reasons.items(), 3)),
             hint="choose another `tensor`, or `pipeline`, which cuts between products",
         )
     _cut_weights(model, region, shards, shard)
@@ -92,7 +94,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
             _local(size, shards) if axis == cut.axis else size for axis, size in enumerate(value.shape or ())
         )
     partial = [_add_up(model, node.outputs[0]) for node, effects in region.effects.items() if effects.reduced]
-    tables = cut_tables(model, shards, shard)
+    tables = cut_tables(model, shards, shard, region.effects)
     columns = [str(padded.producer().inputs[0].name) for padded in tables]  # type: ignore[union-attr]
     partial += [_add_up(model, padded) for padded in tables]
     model.opset_imports[_DOMAIN] = 1
@@ -101,25 +103,41 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
     return Sharded(model=model, local=local)
 
 
-def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, list[str]]:
-    """All that can be cut, and why the rest cannot, a line for each product that a cut could begin with.
+def left_whole(graph_path: Path, shards: int) -> dict[str, str]:
+    """The products that every shard computes whole, by name: why they cannot be cut.
+
+    Args:
+        graph_path: The graph.
+        shards: How many there are.
+
+    Raises:
+        LoweringError: It cannot be read.
+    """
+    model = load_for_splitting(graph_path)
+    state_shapes(model)
+    _, reasons = find_regions(model, shards)
+    return {str(node.name): reason for node, reason in reasons.items()}
+
+
+def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_ir.Node, str]]:
+    """All that can be cut, and why each product cannot that a cut could begin with and that stays whole.
 
     Args:
         model: The graph, with its shapes; not changed.
         shards: How many.
     """
-    found, reasons = Region(), []
+    found, reasons = Region(), dict[onnx_ir.Node, str]()
     for node in model.graph:
         if node.op_type not in ("MatMul", "Gemm") or node in found.effects or not is_weight(node.inputs[1]):
             continue
         try:
             region = _grow(model, node, shards)
         except CannotShard as reason:
-            reasons.append(f"{node.name}: {reason}")
+            reasons[node] = str(reason)
             continue
         found.cuts |= region.cuts
         found.effects |= region.effects
-    return found, reasons
+    return found, {node: reason for node, reason in reasons.items() if node not in found.effects}
 
 
 def _grow(model: onnx_ir.Model, node: onnx_ir.Node, shards: int) -> Region:
@@ -190,6 +208,7 @@ def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) 
             if (name, key) not in made:
                 made[name, key] = add_weight(model, f"{name}_{key}", array)
             node.replace_input_with(number, made[name, key])
+        state_size(model, node, effects, shards)
 
 
 def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) -> Iterator[tuple[int, Any, str]]:
@@ -198,13 +217,16 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
         array = _tensor(node, number).numpy()  # type: ignore[union-attr]
         part = np.take(array, cut.indices(array.shape[cut.axis], shards, shard), axis=cut.axis)
         yield number, part, f"part{cut.axis}x{cut.block}"
+    for number in effects.divided:
+        yield number, _tensor(node, number).numpy() // shards, "divided"  # type: ignore[union-attr]
     for number in effects.first_only if shard else ():
         yield number, np.zeros_like(_tensor(node, number).numpy()), "zero"  # type: ignore[union-attr]
-    if effects.target:
-        axis, sizes = effects.target.axis, _tensor(node, 1).numpy().copy()  # type: ignore[union-attr]
-        if sizes[axis] > 0:
+    if effects.target and is_weight(node.inputs[effects.shape_input]):
+        sizes = _tensor(node, effects.shape_input).numpy().copy()  # type: ignore[union-attr]
+        axis = effects.target.axis - len(dims(node.outputs[0])) + len(sizes)
+        if axis >= 0 and sizes[axis] > 1:
             sizes[axis] //= shards
-        yield 1, sizes, f"shape{axis}"
+        yield effects.shape_input, sizes, f"shape{axis}"
 
 
 def _local(size: object, shards: int) -> int | None:

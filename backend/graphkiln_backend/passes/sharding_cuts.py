@@ -6,7 +6,8 @@ each other, each block is cut: queries, keys and values in one weight, or the he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,9 @@ class Effects:
         values: Cuts through the activations that it reads and computes.
         weights: Cuts through its weights, by the number of the input.
         first_only: Weights that the first shard alone has, and zeros elsewhere: a sum would add them for each shard.
-        target: Of a Reshape: the cut through its output, whose size stands in the weight that names the shape.
+        target: The cut through an output whose shape is an input.
+        shape_input: The number of that input.
+        divided: Weights that hold sizes of the dimension that is cut: of each a shard has its part.
         reduced: Whether its output is a partial sum.
     """
 
@@ -50,6 +53,8 @@ class Effects:
     weights: Mapping[int, Cut] = field(default_factory=dict)
     first_only: frozenset[int] = frozenset()
     target: Cut | None = None
+    shape_input: int = 1
+    divided: frozenset[int] = frozenset()
     reduced: bool = False
 
 
@@ -90,3 +95,43 @@ def add_weight(model: onnx_ir.Model, name: str, array: Any) -> Value:
     )
     model.graph.register_initializer(weight)
     return weight
+
+
+Facts = Mapping[Value, Cut]
+"""The cuts that are known."""
+Rule = Callable[[onnx_ir.Node, Facts, int], Effects]
+"""Node, known cuts, number of shards -> what follows; raises `CannotShard`."""
+
+
+def fact_of(facts: Facts, value: Value | None) -> Cut | None:
+    """The cut through a tensor, where it is known."""
+    return facts.get(value) if value is not None else None
+
+
+def cuts_of(node: onnx_ir.Node, facts: Facts) -> list[tuple[Value, Cut]]:
+    """The tensors of a node that are known to be cut."""
+    return [(value, facts[value]) for value in (*node.inputs, *node.outputs) if value is not None and value in facts]
+
+
+def only_cut(cuts: Iterable[Cut], node: onnx_ir.Node) -> Cut:
+    """The one cut; raises `CannotShard` where there are several."""
+    different = set(cuts)
+    if len(different) != 1:
+        raise CannotShard(f"{node.name} would be cut in {len(different)} ways")
+    return different.pop()
+
+
+def checked(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Mapping[int, Cut]:
+    """Cuts through weights, by the number of the input; raises `CannotShard` where one cannot be cut so."""
+    for number, cut in cuts.items():
+        value = node.inputs[number]
+        if value is not None:
+            check_divides(value, cut, shards)
+    return cuts
+
+
+def elements(shape: Sequence[Any]) -> int:
+    """Of a shape whose sizes are known; raises `CannotShard` where one varies."""
+    if not all(isinstance(dim, int) for dim in shape):
+        raise CannotShard("a dimension behind the cut varies")
+    return math.prod(shape)

@@ -5,16 +5,26 @@ Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Comput
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir
 
-from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects, Value, check_divides, dims, is_weight
-
-Facts = Mapping[Value, Cut]
-Rule = Callable[[onnx_ir.Node, Facts, int], Effects]
+from graphkiln_backend.passes.sharding_cuts import (
+    CannotShard,
+    Cut,
+    Effects,
+    Facts,
+    Rule,
+    Value,
+    checked,
+    cuts_of,
+    dims,
+    fact_of,
+    is_weight,
+    only_cut,
+)
+from graphkiln_backend.passes.sharding_shapes import expanded, filled, looked_up, reshaped, split_along
 
 
 def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
@@ -25,21 +35,21 @@ def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
     if is_weight(left) or len(dims(right)) != 2 or (node.op_type == "Gemm" and node.attributes.get_int("transA") == 1):
         raise CannotShard(f"{node.name} is no product of an activation and a matrix of weights")
     columns, rows = (0, 1) if transposed else (1, 0)
-    fed, got = _fact(facts, left), _fact(facts, node.outputs[0])
+    fed, got = fact_of(facts, left), fact_of(facts, node.outputs[0])
     if fed and fed.axis == len(dims(left)) - 1:
         if got:
             raise CannotShard(f"{node.name} would be cut twice")
         only = frozenset([2]) if bias and bias[0] is not None else frozenset[int]()
         if only and not is_weight(bias[0]):
             raise CannotShard(f"{node.name} adds something that is no weight")
-        return Effects(weights=_checked(node, {1: Cut(rows, fed.block)}, shards), first_only=only, reduced=True)
+        return Effects(weights=checked(node, {1: Cut(rows, fed.block)}, shards), first_only=only, reduced=True)
     if got and got.axis == len(dims(node.outputs[0])) - 1:
         if fed:
             raise CannotShard(f"{node.name} would be cut twice")
         cuts = {1: Cut(columns, got.block)}
         if bias and bias[0] is not None and dims(bias[0])[-1:] == [dims(right)[columns]]:
             cuts[2] = Cut(len(dims(bias[0])) - 1, got.block)
-        return Effects(weights=_checked(node, cuts, shards))
+        return Effects(weights=checked(node, cuts, shards))
     cut = fed or got
     return Effects(values={left: cut, node.outputs[0]: cut} if left and cut else {})
 
@@ -69,8 +79,8 @@ def _activation_product(node: onnx_ir.Node, facts: Facts) -> Effects:
 def _elementwise(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
     out = node.outputs[0]
     rank = len(dims(out))
-    cuts = {Cut(cut.axis + rank - len(dims(value)), cut.block) for value, cut in _cuts_of(node, facts)}
-    cut = _only(cuts, node)
+    cuts = {Cut(cut.axis + rank - len(dims(value)), cut.block) for value, cut in cuts_of(node, facts)}
+    cut = only_cut(cuts, node)
     values, weights = {out: cut}, dict[int, Cut]()
     for number, value in enumerate(node.inputs):
         axis = cut.axis - rank + len(dims(value)) if value is not None else -1
@@ -84,18 +94,20 @@ def _elementwise(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
             weights[number] = Cut(axis, cut.block)
         else:
             values[value] = Cut(axis, cut.block)
-    return Effects(values=values, weights=_checked(node, weights, shards))
+    return Effects(values=values, weights=checked(node, weights, shards))
 
 
 def _same_axis(taken: Callable[[onnx_ir.Node, int], set[int]]) -> Rule:
     """A rule of nodes that leave all axes where they are and treat all but some alike."""
 
     def rule(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:  # noqa: ARG001 - as all rules
-        cut = _only({cut for _, cut in _cuts_of(node, facts)}, node)
+        cut = only_cut((cut for _, cut in cuts_of(node, facts)), node)
         if cut.axis in taken(node, len(dims(node.outputs[0]))):
             raise CannotShard(f"{node.name} needs the whole of dimension {cut.axis}")
-        data = [value for value in node.inputs if value is not None and not is_weight(value)]
-        return Effects(values=dict.fromkeys((*data, *node.outputs), cut))
+        data, *others = node.inputs
+        if data is None or any(value in facts for value in others if value is not None):
+            raise CannotShard(f"{node.name} reads something else that is cut")
+        return Effects(values=dict.fromkeys((data, *node.outputs), cut))
 
     return rule
 
@@ -108,7 +120,7 @@ def _moved_axis(move: Callable[[onnx_ir.Node, int], list[int]]) -> Rule:
         if data is None or is_weight(data):
             raise CannotShard(f"{node.name} reads a weight")
         origin = move(node, len(dims(out)))
-        fed, got = _fact(facts, data), _fact(facts, out)
+        fed, got = fact_of(facts, data), fact_of(facts, out)
         if got:
             axis = origin[got.axis]
             if axis < 0:
@@ -119,50 +131,6 @@ def _moved_axis(move: Callable[[onnx_ir.Node, int], list[int]]) -> Rule:
         return Effects(values={data: fed, out: Cut(origin.index(fed.axis), fed.block)})
 
     return rule
-
-
-def _reshape(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
-    data, out = node.inputs[0], node.outputs[0]
-    if data is None or not is_weight(node.inputs[1]):
-        raise CannotShard(f"{node.name} computes its shape")
-    fed, got = _fact(facts, data), _fact(facts, out)
-    target = got or _carried(data, fed, out, shards)
-    source = fed or _carried(out, got, data, shards)
-    if _carried(data, source, out, shards) != target:
-        raise CannotShard(f"{node.name} does not keep parts together")
-    return Effects(values={data: source, out: target}, target=target)
-
-
-def _carried(data: Value, cut: Cut | None, out: Value, shards: int) -> Cut:
-    """A cut through a tensor as one through the same elements in another shape.
-
-    A cut tensor is a row of blocks, each of which is cut into equal parts; the blocks stay what they are.
-    """
-    if cut is None:
-        raise CannotShard(f"nothing is known of '{data.name}'")
-    source, target = dims(data), dims(out)
-    block, behind = cut.block * _elements(source[cut.axis + 1 :]), 1
-    for axis in range(len(target) - 1, -1, -1):
-        size = target[axis]
-        if not isinstance(size, int) or size * behind >= block:
-            whole = isinstance(size, int) or _begins_alike(source, cut.axis, target[:axis])
-            own = block // behind
-            if block % behind or own % shards or not whole or (isinstance(size, int) and size % own):
-                break
-            return Cut(axis, own)
-        behind *= size
-    raise CannotShard(f"'{out.name}' has no dimension that holds whole parts of '{data.name}'")
-
-
-def _begins_alike(source: list[Any], axis: int, before: list[Any]) -> bool:
-    """Whether dimensions before a cut are those before another one, so that as many blocks lie behind both."""
-    return len(before) <= axis and source[: len(before)] == before
-
-
-def _elements(shape: list[Any]) -> int:
-    if not all(isinstance(dim, int) for dim in shape):
-        raise CannotShard("a dimension behind the cut varies")
-    return math.prod(shape)
 
 
 def _transposed(node: onnx_ir.Node, rank: int) -> list[int]:
@@ -178,14 +146,6 @@ def _unsqueezed(node: onnx_ir.Node, rank: int) -> list[int]:
     made = _axes(node, rank)
     origin = iter(range(rank))
     return [-1 if axis in made else next(origin) for axis in range(rank)]
-
-
-def _gathered(node: onnx_ir.Node, rank: int) -> list[int]:
-    if not is_weight(node.inputs[1]):
-        raise CannotShard(f"{node.name} reads what is computed")
-    kept = len(dims(node.inputs[1]))
-    axis = node.attributes.get_int("axis", 0) % (rank - kept + 1)
-    return [*range(axis), *[-1] * kept, *range(axis + 1, rank - kept + 1)]
 
 
 def _normalized(node: onnx_ir.Node, rank: int) -> set[int]:
@@ -213,29 +173,6 @@ def _constants(node: onnx_ir.Node, number: int) -> list[int]:
     return [int(each) for each in value.const_value.numpy().reshape(-1)]
 
 
-def _fact(facts: Facts, value: Value | None) -> Cut | None:
-    return facts.get(value) if value is not None else None
-
-
-def _cuts_of(node: onnx_ir.Node, facts: Facts) -> list[tuple[Value, Cut]]:
-    """The tensors of a node that are known to be cut."""
-    return [(value, facts[value]) for value in (*node.inputs, *node.outputs) if value is not None and value in facts]
-
-
-def _only(cuts: set[Cut], node: onnx_ir.Node) -> Cut:
-    if len(cuts) != 1:
-        raise CannotShard(f"{node.name} would be cut in {len(cuts)} ways")
-    return next(iter(cuts))
-
-
-def _checked(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Mapping[int, Cut]:
-    for number, cut in cuts.items():
-        value = node.inputs[number]
-        if value is not None:
-            check_divides(value, cut, shards)
-    return cuts
-
-
 _ELEMENTWISE = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Where", "Min", "Max", "Mod", "Equal", "Less", "Greater", "And", "Or", "Not"),
     *("Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Mish"),
@@ -248,12 +185,14 @@ RULES: dict[str, Rule] = {
     "Softmax": _same_axis(_one_axis(-1)),
     "LogSoftmax": _same_axis(_one_axis(-1)),
     "LayerNormalization": _same_axis(_normalized),
-    "Split": _same_axis(_one_axis(0)),
+    "Split": split_along,
     "Slice": _same_axis(_sliced),
-    "Reshape": _reshape,
+    "Reshape": reshaped,
+    "Expand": expanded,
+    "ConstantOfShape": filled,
     "Transpose": _moved_axis(_transposed),
     "Squeeze": _moved_axis(_squeezed),
     "Unsqueeze": _moved_axis(_unsqueezed),
-    "Gather": _moved_axis(_gathered),
+    "Gather": looked_up,
 }
 """Operator -> its rule. A graph is sharded as far as rules reach; the rest every shard computes whole."""

@@ -5,6 +5,7 @@ What a shard looks up is padded with zeros to the width of the whole table, so t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,22 @@ _WORTH_BYTES = 1 << 20
 """Of a table: looking up in a smaller one in every shard costs less than a sum."""
 
 
-def cut_tables(model: onnx_ir.Model, shards: int, shard: int) -> list[Value]:
+def cut_tables(
+    model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()
+) -> list[Value]:
     """Cuts the tables of a graph, in place.
 
     Args:
         model: The graph.
         shards: How many there are.
         shard: Which one this is.
+        cut: Nodes whose tables are cut already.
 
     Returns:
         The padded rows of each lookup, still to be summed up.
     """
-    return [_cut(model, node, shards, shard) for node in list(model.graph) if _is_lookup(node, shards)]
+    lookups = [node for node in model.graph if node not in cut and _is_lookup(node, shards)]
+    return [_cut(model, node, shards, shard) for node in lookups]
 
 
 def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:

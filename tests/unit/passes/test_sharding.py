@@ -17,8 +17,8 @@ from graphkiln_backend.passes.base import weight_bytes
 from graphkiln_backend.passes.sharding import Sharded, shard_graph
 from graphkiln_backend.passes.stages import find_parts, write_part
 
-SHAPES = {"mlp": (3, 24), "attention": (2, 5, 24), "fused": (2, 5, 24)}
-SUMS = {"mlp": 1, "attention": 2, "fused": 1}
+SHAPES = {"mlp": (3, 24), **dict.fromkeys(("attention", "fused", "decoder", "relative"), (2, 5, 24))}
+SUMS = {"mlp": 1, "attention": 2, "fused": 1, "decoder": 1, "relative": 1}
 
 
 def cut(make: Callable[[], onnx_ir.Model], folder: Path, shards: int) -> list[Sharded]:
