@@ -199,6 +199,7 @@ _KINDS = {
     "torchvision": ("torchvision", "torchvision"),
     "timm": ("timm", "timm"),
     "huggingface": ("huggingface", "huggingface"),
+    "decoder": ("decoder", "huggingface"),
     "python": ("python_module", "convert"),
     "oneflow": ("oneflow_graph", "convert"),
     "torchscript": ("torchscript", "convert"),

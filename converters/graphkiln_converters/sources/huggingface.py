@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.huggingface_fitting import RESAMPLING, fitted_preprocess, fitted_size
+from graphkiln_converters.sources.huggingface_opening import create, is_without_weights, opened
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
     image_task,
@@ -81,21 +82,10 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: There is no such model, or it is neither an image nor a text encoder.
     """
-    try:
+    with opened(location):
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         check_takes_images_alone(config, location)
         model = _model(location, config)
-    except GraphkilnError:
-        raise
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise ConversionError(
-                f"'{location}' brings code of its own, which is not run", hint="wrap the model: python:FILE:FACTORY"
-            ) from error
-        raise ConversionError(
-            f"transformers cannot open '{location}': {(str(error).splitlines() or [''])[0]}",
-            hint="name a folder with config.json, or an id of the hub (needs the internet)",
-        ) from error
     if options.weights:
         load_weights(model, options.weights)
     inputs, preprocess = _inputs(model, config, location, options)
@@ -107,7 +97,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         reference=own.reference.eval() if own and own.reference else None,
         task=own.task if own else None,
         description=described(f"huggingface:{location}", options)
-        if _is_without_weights(location)
+        if is_without_weights(location)
         else f"huggingface:{location}",
         libraries=("torch", "transformers"),
         inputs=inputs,
@@ -121,24 +111,12 @@ def list_model_types() -> list[str]:
     return list(transformers.CONFIG_MAPPING)
 
 
-def _is_without_weights(location: str) -> bool:
-    folder = Path(location)
-    return folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin"))
-
-
 def _model(location: str, config: Any) -> Any:
     config.use_cache = False
-    config._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch; fused attention is opaque to export
     architecture = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     if config.model_type == "t5":
         architecture = transformers.T5EncoderModel
-    factory: Any = architecture or transformers.AutoModel
-    if _is_without_weights(location):
-        torch.manual_seed(0)
-        return factory._from_config(config) if architecture else factory.from_config(config)  # noqa: SLF001
-    return factory.from_pretrained(
-        location, config=config, dtype=torch.float32, trust_remote_code=False, weights_only=True
-    )
+    return create(location, config, architecture or transformers.AutoModel)
 
 
 def _most_tokens(model: Any, config: Any) -> int:

@@ -24,7 +24,7 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, oneflow:DIR, "
+            help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, decoder:DIR_OR_ID, oneflow:DIR, "
             "python:FILE_OR_MODULE:FACTORY, torchscript:FILE, FILE.pt2, FILE.onnx, FILE.skops or FILE.keras.",
             show_default=False,
         ),

@@ -1,0 +1,61 @@
+"""Opens models of transformers: their weights, or random ones, and what transformers says of those that it cannot open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+
+
+@contextmanager
+def opened(location: str) -> Iterator[None]:
+    """Translates what transformers says of a model that it cannot open.
+
+    Args:
+        location: As the user wrote it.
+
+    Raises:
+        ConversionError: It is not there, is none that transformers knows, or brings code of its own.
+    """
+    try:
+        yield
+    except GraphkilnError:
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ConversionError(
+                f"'{location}' brings code of its own, which is not run", hint="wrap the model: python:FILE:FACTORY"
+            ) from error
+        raise ConversionError(
+            f"transformers cannot open '{location}': {(str(error).splitlines() or [''])[0]}",
+            hint="name a folder with config.json, or an id of the hub (needs the internet)",
+        ) from error
+
+
+def is_without_weights(location: str) -> bool:
+    """Whether it is a folder that holds a configuration alone."""
+    folder = Path(location)
+    return folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin"))
+
+
+def create(location: str, config: Any, factory: Any) -> Any:
+    """A model of transformers as it is exported, with the weights of its folder, or random ones where it has none.
+
+    Args:
+        location: The folder, or a hub's id.
+        config: Of the model.
+        factory: The class, or one of transformers' that finds the class (`AutoModel`).
+    """
+    config._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch; fused attention is opaque to export
+    if is_without_weights(location):
+        torch.manual_seed(0)
+        make = getattr(factory, "_from_config", None) or factory.from_config
+        return make(config)
+    return factory.from_pretrained(
+        location, config=config, dtype=torch.float32, trust_remote_code=False, weights_only=True
+    )
