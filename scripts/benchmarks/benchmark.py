@@ -22,6 +22,7 @@
     scripts/benchmark sums         what a sum of two shards takes in the process, beside gloo between two processes
     scripts/benchmark parallel     one model over two groups of cores: copies, stages, shards; what sums take; goes on
                                    where it was interrupted (--only NAME: this one, again)
+    scripts/benchmark models       OneFlow's library of models, whole and split (--only NAME: this one, again)
     scripts/benchmark devices      the same on paper for two to eight GPUs, from counted costs and link speeds
     scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
@@ -52,6 +53,7 @@ from client_speed import benchmark_client, benchmark_images
 from comparing import compare, format_changes
 from container_start import benchmark_container
 from encoded_speed import benchmark_encoded
+from library_split import benchmark_models
 from light_speed import benchmark_light
 from lowering_speed import benchmark_lowered_load, benchmark_lowering, benchmark_session
 from memory_use import benchmark_memory
@@ -114,11 +116,12 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         "two groups of one core: batches behind each other, ratio to two copies; one row alone, ratio to one core",
     ),
     "sums": (benchmark_sums, "two shards that compute nothing, ratio of sums in the process to gloo of two processes"),
+    "models": (benchmark_models, "OneFlow's library of models: converted, proven, whole and split over two cores"),
     "devices": (benchmark_devices, "on paper: two to eight GPUs from counted costs and data sheets, batches of 32"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }
 
-ONLY = ("precision", "score", "tune", "parallel")
+ONLY = ("precision", "score", "tune", "parallel", "models")
 """Benchmarks of which a part can be measured."""
 USUAL: tuple[int, float] = (5, 3.0)
 """Rounds and seconds of a measurement, where nobody says."""
