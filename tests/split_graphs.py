@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir
-from graphs import draw, graph, ints
+from graphs import compute, draw, graph, ints
 from lowered import ORT
 
 from graphkiln_backend.engines.base import SessionConfig
@@ -18,6 +20,8 @@ from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.lowering.parallel.cuts import find_stages
 from graphkiln_backend.lowering.parallel.parts import count_costs, write_parts
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE
+from graphkiln_backend.passes.sharding import Sharded, shard_graph
+from graphkiln_backend.passes.stages import find_parts, write_part
 
 CORE = min(os.sched_getaffinity(0))
 HEADS, DEPTH, WIDTH, TOKENS = 4, 6, 24, 5
@@ -251,3 +255,25 @@ def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batc
     write_parts(graph, cuts, tensor, folder)
     numbers = Parallelism(pipeline=pipeline, tensor=tensor, micro_batches=micro_batches if pipeline > 1 else 0)
     return replace(ORT, parallel=numbers, places=(Place(CPU, (CORE,)),) * (pipeline * tensor), cuts=cuts)
+
+
+def cut(make: Callable[[], onnx_ir.Model], folder: Path, shards: int) -> list[Sharded]:
+    """All shards of a graph."""
+    path = split_graphs.save(make(), folder)
+    return [shard_graph(path, shards, shard) for shard in range(shards)]
+
+
+def together(shards: list[Sharded], folder: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
+    """What the shards compute, part by part, by ONNX's reference; sums in fp64."""
+    tensors = [dict(feeds) for _ in shards]
+    listed = [find_parts(each.model, ()) for each in shards]
+    for number, part in enumerate(listed[0]):
+        for own, each, parts in zip(tensors, shards, listed, strict=True):
+            target = folder / "part.onnx"
+            write_part(each.model, parts[number], target)
+            own.update(compute(onnx_ir.load(target), **{name: own[name] for name in parts[number].inputs}))
+        for name, total in part.reduced.items():
+            summed = np.sum([own[name].astype(np.float64) for own in tensors], axis=0).astype(np.float32)
+            for own in tensors:
+                own[total] = summed
+    return tensors[0]

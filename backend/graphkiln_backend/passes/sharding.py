@@ -31,6 +31,7 @@ from graphkiln_backend.passes.sharding_cuts import (
     dims,
     is_weight,
 )
+from graphkiln_backend.passes.sharding_heads import cut_heads, is_head
 from graphkiln_backend.passes.sharding_rules import RULES
 from graphkiln_backend.passes.sharding_shapes import state_size
 from graphkiln_backend.passes.sharding_tables import cut_tables
@@ -94,9 +95,10 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
             _local(size, shards) if axis == cut.axis else size for axis, size in enumerate(value.shape or ())
         )
     partial = [_add_up(model, node.outputs[0]) for node, effects in region.effects.items() if effects.reduced]
-    tables = cut_tables(model, shards, shard, region.effects)
-    columns = [str(padded.producer().inputs[0].name) for padded in tables]  # type: ignore[union-attr]
-    partial += [_add_up(model, padded) for padded in tables]
+    padded = [cut(model, shards, shard, region.effects) for cut in (cut_tables, cut_heads)]
+    tables = [value for values in padded for value in values]
+    columns = [str(value.producer().inputs[0].name) for value in tables]  # type: ignore[union-attr]
+    partial += [_add_up(model, value) for value in tables]
     model.opset_imports[_DOMAIN] = 1
     local = frozenset((*(str(value.name) for value in region.cuts), *partial, *columns))
     RemoveUnusedNodesPass()(model)
@@ -116,7 +118,7 @@ def left_whole(graph_path: Path, shards: int) -> dict[str, str]:
     model = load_for_splitting(graph_path)
     state_shapes(model)
     _, reasons = find_regions(model, shards)
-    return {str(node.name): reason for node, reason in reasons.items()}
+    return {str(node.name): reason for node, reason in reasons.items() if not is_head(node)}
 
 
 def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_ir.Node, str]]:

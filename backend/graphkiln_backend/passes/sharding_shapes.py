@@ -1,7 +1,7 @@
 """How cuts go through nodes that make other shapes: reshaped, split, repeated, filled and looked up tensors.
 
-Where the shape of an output is an input of the node, its size along the cut is written down for a shard: in a shape that
-is a weight, or over one that is computed.
+Where the shape of an output is an input of the node, its size along the cut is written down for a shard: in a shape
+that is a weight, or over one that is computed.
 """
 
 from __future__ import annotations

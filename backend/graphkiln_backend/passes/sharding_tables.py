@@ -56,11 +56,28 @@ def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> V
     own = width // shards
     columns = Cut(1, width).indices(width, shards, shard)
     node.replace_input_with(0, add_weight(model, f"{table.name}_columns", array[:, columns]))
-    found = node.outputs[0]
     rank = len(node.inputs[1].shape or ()) + 1 if node.inputs[1] is not None else 2
+    return pad_columns(model, node, shard * own, (shard + 1) * own, width=width, rank=rank)
+
+
+def pad_columns(model: onnx_ir.Model, node: onnx_ir.Node, begin: int, end: int, *, width: int, rank: int) -> Value:
+    """Puts the columns that a shard computes where they stand in the whole, with zeros around them.
+
+    Args:
+        model: The graph.
+        node: Computes them, and nothing else.
+        begin: The first one.
+        end: Behind the last one.
+        width: Of the whole.
+        rank: Of what it computes; columns are its last dimension.
+
+    Returns:
+        What all who read the columns now read: the sum over all shards is the whole.
+    """
+    found = node.outputs[0]
     pads = np.zeros(2 * rank, np.int64)
-    pads[rank - 1], pads[-1] = shard * own, width - (shard + 1) * own
-    padded = onnx_ir.node("Pad", [found, add_weight(model, f"{table.name}_pads", pads)], name=f"{node.name}_padded")
+    pads[rank - 1], pads[-1] = begin, width - end
+    padded = onnx_ir.node("Pad", [found, add_weight(model, f"{found.name}_pads", pads)], name=f"{node.name}_padded")
     result = insert_behind(model, found, padded, "_columns")
-    found.shape = None if found.shape is None else onnx_ir.Shape([*list(found.shape)[:-1], own])
+    found.shape = None if found.shape is None else onnx_ir.Shape([*list(found.shape)[:-1], end - begin])
     return result

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx_ir
 import pytest
 import split_graphs
 from graphs import compute, draw, graph, operators
+from split_graphs import cut, together
 
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.passes.base import weight_bytes
-from graphkiln_backend.passes.sharding import Sharded, shard_graph
-from graphkiln_backend.passes.stages import find_parts, write_part
 
 SHAPES = {"mlp": (3, 24), **dict.fromkeys(("attention", "fused", "decoder", "relative"), (2, 5, 24))}
 SUMS = {"mlp": 1, "attention": 2, "fused": 1, "decoder": 1, "relative": 1}
-
-
-def cut(make: Callable[[], onnx_ir.Model], folder: Path, shards: int) -> list[Sharded]:
-    path = split_graphs.save(make(), folder)
-    return [shard_graph(path, shards, shard) for shard in range(shards)]
-
-
-def together(shards: list[Sharded], folder: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
-    """What the shards compute, part by part, by ONNX's reference; sums in fp64."""
-    tensors = [dict(feeds) for _ in shards]
-    listed = [find_parts(each.model, ()) for each in shards]
-    for number, part in enumerate(listed[0]):
-        for own, each, parts in zip(tensors, shards, listed, strict=True):
-            target = folder / "part.onnx"
-            write_part(each.model, parts[number], target)
-            own.update(compute(onnx_ir.load(target), **{name: own[name] for name in parts[number].inputs}))
-        for name, total in part.reduced.items():
-            summed = np.sum([own[name].astype(np.float64) for own in tensors], axis=0).astype(np.float32)
-            for own in tensors:
-                own[total] = summed
-    return tensors[0]
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -1,0 +1,91 @@
+"""Large products at the end of a graph, cut into columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import split_graphs
+from graphs import compute, draw, graph, operators
+from split_graphs import cut, together
+
+from graphkiln_backend.passes import sharding_heads
+from graphkiln_backend.passes.sharding import left_whole
+from graphkiln_backend.passes.sharding_heads import cut_heads
+
+HEAD = "(float[b,3,8] x) => (float[b,3,7] y) {{ {} }}"
+MATRIX, ROW = draw(8, 7), draw(7, seed=1)
+GEMM = "(float[b,8] x) => (float[b,7] y) { y = Gemm<transB=1>(x, w, c) }"
+
+
+@pytest.fixture(autouse=True)
+def _small_products_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding_heads, "_WORTH_BYTES", 224)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize(
+    ("text", "weights", "shape"),
+    [
+        (HEAD.format("y = MatMul(x, w)"), {"w": MATRIX}, (2, 3, 8)),
+        (GEMM, {"w": np.ascontiguousarray(MATRIX.T), "c": ROW}, (2, 8)),
+        (GEMM, {"w": np.ascontiguousarray(MATRIX.T), "c": ROW[:1]}, (2, 8)),
+    ],
+    ids=["matmul", "gemm", "gemm with one bias"],
+)
+def test_the_sum_of_all_shards_is_the_whole(text: str, weights: Any, shape: tuple[int, ...], shards: int) -> None:
+    """Seven columns, in two or three parts."""
+    x = draw(*shape, seed=5)
+    parts = []
+    for shard in range(shards):
+        model = graph(text, **weights)
+        (padded,) = cut_heads(model, shards, shard)
+        assert model.graph.outputs[0] is padded
+        assert operators(model)[-1] == "Pad"
+        parts.append(compute(model, x=x)["y"])
+    np.testing.assert_allclose(np.sum(parts, axis=0), compute(graph(text, **weights), x=x)["y"], rtol=1e-6)
+    assert all(np.count_nonzero(part.any(axis=tuple(range(part.ndim - 1)))) in (2, 3, 4) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "weights"),
+    [
+        (HEAD.format("y = MatMul(x, w)"), {"w": draw(8, 7)[:, :6]}),
+        (HEAD.format("a = MatMul(x, w) c = MatMul(x, w) y = Add(a, c)"), {"w": MATRIX}),
+        ("(float[b,8] x) => (float[b,7] y) { y = Gemm(x, w, c) }", {"w": MATRIX, "c": draw(1, 7)}),
+        ("(float[8,b] x) => (float[b,7] y) { y = Gemm<transA=1>(x, w) }", {"w": MATRIX}),
+        ("(float[b,8] x, float[8,7] z) => (float[b,7] y) { y = MatMul(x, z) }", {}),
+    ],
+)
+def test_what_stays_whole(text: str, weights: Any) -> None:
+    """Small products, a matrix that others read, too, a bias of two dimensions, and other forms."""
+    if text == HEAD.format("y = MatMul(x, w)"):
+        text = text.replace("float[b,3,7] y", "float[b,3,6] y")
+    model = graph(text, **weights)
+    before = operators(model)
+    assert cut_heads(model, 2, 0) == []
+    assert operators(model) == before
+
+
+def test_behind_a_transformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block's products are followed to their sums, the head behind it is not: both are cut."""
+    monkeypatch.setattr(sharding_heads, "_WORTH_BYTES", 24 * 51 * 4)
+
+    def make() -> onnx_ir.Model:
+        text = split_graphs.MLP.replace("(float[batch,24] y)", "(float[batch,51] z)")
+        text = text.replace("y = Add(e, x)", "y = Add(e, x)\n    z = MatMul(y, head)")
+        small = {"s": draw(24), "o": draw(24, seed=1), "gate": draw(1, 48, seed=4)}
+        biases = {"b1": draw(48, seed=3), "b2": draw(24, seed=6)}
+        return graph(
+            text, **small, **biases, w1=draw(24, 48, seed=2) * 0.1, w2=draw(24, 48, seed=5) * 0.1,
+            head=draw(24, 51, seed=7),
+        )  # fmt: skip
+
+    shards = cut(make, tmp_path, 2)
+    assert [each.sums for each in shards] == [2, 2]
+    x = draw(3, 24, seed=50)
+    np.testing.assert_allclose(together(shards, tmp_path, x=x)["z"], compute(make(), x=x)["z"], rtol=1e-4, atol=1e-5)
+    assert left_whole(split_graphs.save(make(), tmp_path), 2) == {}
