@@ -259,7 +259,7 @@ def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batc
 
 def cut(make: Callable[[], onnx_ir.Model], folder: Path, shards: int) -> list[Sharded]:
     """All shards of a graph."""
-    path = split_graphs.save(make(), folder)
+    path = save(make(), folder)
     return [shard_graph(path, shards, shard) for shard in range(shards)]
 
 
