@@ -125,7 +125,7 @@ ONLY = ("precision", "score", "tune", "parallel", "models")
 """Benchmarks of which a part can be measured."""
 USUAL: tuple[int, float] = (5, 3.0)
 """Rounds and seconds of a measurement, where nobody says."""
-_OWN_USUAL: dict[str, tuple[int, float]] = {"parallel": (3, 1.0)}
+_OWN_USUAL: dict[str, tuple[int, float]] = {"parallel": (2, 1.0)}
 """Of benchmarks whose single requests take seconds."""
 BESIDE_CPP = ("light", "memory", "start")
 """Benchmarks that also measure Triton's C++ backend, where it is given."""
@@ -138,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument("benchmark", choices=[*BENCHMARKS, "all", "compare", "report"], help="what to measure")
     parser.add_argument("results", nargs="*", type=Path, help="for compare: two JSON files, or two folders of them")
-    parser.add_argument("--rounds", type=int, help="rounds that count (default: 5; parallel: 3)")
+    parser.add_argument("--rounds", type=int, help="rounds that count (default: 5; parallel: 2)")
     parser.add_argument("--seconds", type=float, help="seconds of each measurement (default: 3; parallel: 1)")
     parser.add_argument(
         "--cpp-backend",

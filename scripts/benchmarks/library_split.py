@@ -100,7 +100,7 @@ def rows_of(name: str, made: Made, version: ModelVersion, cache: ArtifactCache) 
     """
     costs = count_costs(version.graph_path, 1)
     whole = plan_instance(version, None, cores=_CORES, largest_batch=_LARGEST_BATCH)
-    with prove(whole, cache, (1, _LARGEST_BATCH)).session as session:
+    with prove(whole, cache, batch_sizes=(1, _LARGEST_BATCH)).session as session:
         together, alone = session.run(made.feeds), run_alone(session, made.feeds)
     yield {
         "model": name,
@@ -118,7 +118,7 @@ def rows_of(name: str, made: Made, version: ModelVersion, cache: ArtifactCache) 
         except LoweringError as error:
             yield _refused(name, split, error)
             continue
-        with prove(planned, cache, (1, _LARGEST_BATCH)).session as session:
+        with prove(planned, cache, batch_sizes=(1, _LARGEST_BATCH)).session as session:
             found = session.run(made.feeds)
         yield _row(name, split, planned, costs, found, made, alone if numbers.pipeline > 1 else together)
 

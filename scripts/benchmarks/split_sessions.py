@@ -73,17 +73,20 @@ def plan_instance(
     )
 
 
-def prove(planned: Planned, cache: ArtifactCache, batch_sizes: tuple[int, ...]) -> ProvenSession:
+def prove(
+    planned: Planned, cache: ArtifactCache, *, batch_sizes: tuple[int, ...], self_test: bool = True
+) -> ProvenSession:
     """Builds what was planned, and proves it: beside golden samples, or else beside the whole graph.
 
     Args:
         planned: The instance.
         cache: Where artifacts are kept.
         batch_sizes: What it will be asked for.
+        self_test: Whether it is compared with anything.
 
     Raises:
         LoweringError: It cannot be built, or computes something else.
     """
     artifacts = Artifacts(planned.version, Precision.FP32, cache)
     configs = plan(planned.settings, planned.resources, largest_batch=planned.largest_batch)
-    return select_session(artifacts, configs, Requirements(batch_sizes=batch_sizes))
+    return select_session(artifacts, configs, Requirements(batch_sizes=batch_sizes, self_test=self_test))

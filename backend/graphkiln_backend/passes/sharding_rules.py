@@ -6,7 +6,6 @@ Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Comput
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import onnx_ir
 

@@ -192,7 +192,7 @@ def test_the_cpp_backend_is_handed_to_benchmarks_beside_it(monkeypatch: pytest.M
     assert found == [1, 3.0, Path("somewhere") if words else None]
 
 
-@pytest.mark.parametrize(("words", "rounds", "seconds"), [([], 3, 1.0), (["--rounds", "2", "--seconds", "4"], 2, 4.0)])
+@pytest.mark.parametrize(("words", "rounds", "seconds"), [([], 2, 1.0), (["--rounds", "4", "--seconds", "4"], 4, 4.0)])
 def test_a_benchmark_of_long_requests_has_rounds_of_its_own(
     monkeypatch: pytest.MonkeyPatch, words: list[str], rounds: int, seconds: float
 ) -> None:
