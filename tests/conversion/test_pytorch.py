@@ -8,8 +8,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from converting import Convert
 from torch import nn
 
+from graphkiln_backend.repository.version import read_version
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, export_graph, freeze, run_module
 
@@ -48,3 +50,37 @@ def test_a_graph_file_of_one_input_and_one_output(tmp_path: Path) -> None:
     samples = np.stack([sample] * 5)
     (scores,) = session.run(["scores"], {"INPUT_0": samples})
     np.testing.assert_allclose(scores, run_module(module, samples), rtol=1e-5)
+
+
+NESTED = """
+import torch
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = torch.nn.Linear(4, 4)
+
+    def forward(self, token, past):
+        return {"present": [tuple(torch.cat([each, self.mix(token)[:, None]], 1) for each in pair) for pair in past]}
+
+def make():
+    torch.manual_seed(0)
+    return Step(), {"token": torch.zeros(2, 4), "past": [(torch.zeros(2, 5, 4), torch.zeros(2, 5, 4))]}
+"""
+
+
+def test_a_cache_in_lists_and_tuples_goes_in_and_comes_out(run: Convert, tmp_path: Path) -> None:
+    """Of any length: each tensor is an input and an output of its own."""
+    (tmp_path / "nested.py").write_text(NESTED)
+    version = read_version(
+        run(
+            f"python:{tmp_path / 'nested.py'}:make",
+            keep_names=True,
+            dynamic=("past_0_0:1=1..9", "past_0_1:1=1..9"),
+        )
+    )
+    assert version.manifest
+    signature = version.manifest.signature
+    assert [spec.name for spec in signature.inputs] == ["token", "past_0_0", "past_0_1"]
+    assert [spec.name for spec in signature.outputs] == ["present_0_0", "present_0_1"]
+    assert not isinstance(signature.inputs[1].shape[1], int)

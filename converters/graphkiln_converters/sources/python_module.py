@@ -16,6 +16,7 @@ from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.examples import input_specs
+from graphkiln_converters.sources.nested import Flattened, flat_inputs, is_nested
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import prepare_torchvision
 from graphkiln_converters.weights import load_weights
@@ -23,6 +24,8 @@ from graphkiln_converters.weights import load_weights
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
     """Calls the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
+
+    Tensors in tuples, lists and dicts inside of the example become inputs of their own.
 
     Raises:
         ConversionError: There is no such file or factory, it fails, or the input's shape is not known.
@@ -48,13 +51,16 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
             f"the shape of {factory_name}'s input is not known",
             hint="give the sizes of one sample (--shape 3x224x224), or return (module, example input) from the factory",
         )
+    nested = is_nested(example)
+    if nested:
+        module, example = Flattened(module, example), flat_inputs(module, example)
     inputs = input_specs(module, example) if example is not None else _specs(options)
     return TorchModel(
         module=freeze(module),
         description=f"python:{location}",
         libraries=("torch",),
         inputs=inputs,
-        keywords=isinstance(example, dict) or (example is None and "" not in options.shapes),
+        keywords=not nested and (isinstance(example, dict) or (example is None and "" not in options.shapes)),
     )
 
 

@@ -35,6 +35,13 @@ def make():
 def named():
     return Doubled(), {"image": torch.zeros(2, 3)}
 
+class Cached(nn.Module):
+    def forward(self, token, past):
+        return {"present": [(key + token, value * token) for key, value in past]}
+
+def nested():
+    return Cached(), {"token": torch.zeros(2, 1), "past": [(torch.zeros(2, 3), torch.zeros(2, 3))]}
+
 def alone():
     return Doubled()
 
@@ -81,6 +88,16 @@ class TestFactories:
         assert (spec.name, spec.shape, spec.dtype) == ("image", (3,), DType.FP32)
         np.testing.assert_array_equal(model.run({"image": np.ones((4, 3), "f4")})["output"], np.full((4, 3), 2))
         assert model.description == f"python:{file}:{factory}"
+
+    def test_tensors_in_tuples_and_lists_are_inputs_of_their_own(self, file: Path) -> None:
+        model = open_source(f"{file}:nested", OPTIONS)
+        assert [(spec.name, spec.shape) for spec in model.inputs] == [
+            *(("token", (1,)), ("past_0_0", (3,)), ("past_0_1", (3,))),
+        ]
+        key, value = np.arange(6, dtype="f4").reshape(2, 3), np.ones((2, 3), "f4")
+        found = model.run({"token": np.full((2, 1), 2, "f4"), "past_0_0": key, "past_0_1": value})
+        np.testing.assert_array_equal(found["present_0_0"], key + 2)
+        np.testing.assert_array_equal(found["present_0_1"], value * 2)
 
     def test_a_module_with_a_given_shape(self, file: Path) -> None:
         model = open_source(f"{file}:alone", SourceOptions(shapes={"": (3,)}))
