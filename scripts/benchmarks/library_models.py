@@ -161,7 +161,8 @@ def sine_positions(side: int, width: int) -> AnyArray:
     frequencies = _TEMPERATURE ** -(np.arange(width // 4) / (width // 4))
     angles = [np.outer(each, frequencies) for each in (right, down)]
     grid = np.concatenate([turn(angle) for angle in angles for turn in (np.sin, np.cos)], axis=1)
-    return np.concatenate([np.zeros((1, width)), grid])[None].astype(np.float32)
+    table: AnyArray = np.concatenate([np.zeros((1, width)), grid])[None].astype(np.float32)
+    return table
 
 
 class MaskedAutoencoder(nn.Module):

@@ -168,7 +168,8 @@ def difference(found: Arrays, expected: Arrays) -> float:
         norm = float(np.linalg.norm(array))
         if name not in found or found[name].shape != array.shape or not norm:
             raise ValueError(f"output '{name}' cannot be compared")
-        errors.append(float(np.linalg.norm(found[name] - array)) / norm)
+        apart = found[name].astype(np.float64) - array.astype(np.float64)
+        errors.append(float(np.linalg.norm(apart)) / norm)
     return max(errors)
 
 

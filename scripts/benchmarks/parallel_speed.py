@@ -132,9 +132,7 @@ def _build(graph: Path, set_up: str, batch: int, cache: ArtifactCache, opened: E
     return _Built(run=session.run, spread=planned.spread, sessions=[session])
 
 
-def _copies(
-    version: ModelVersion, numbers: Parallelism, batch: int, cache: ArtifactCache, opened: ExitStack
-) -> _Built:
+def _copies(version: ModelVersion, numbers: Parallelism, batch: int, cache: ArtifactCache, opened: ExitStack) -> _Built:
     """Whole sessions in threads on cores of their own; a caller takes the next free one."""
     free: SimpleQueue[tuple[Worker, Session]] = SimpleQueue()
     sessions = []

@@ -64,13 +64,9 @@ def plan_instance(
     settings = Settings(parallel=numbers)
     spread = None
     if numbers:
-        spread = spread_model(
-            numbers, settings, version, resources, saved=Precision.FP32, largest_batch=largest_batch
-        )
+        spread = spread_model(numbers, settings, version, resources, saved=Precision.FP32, largest_batch=largest_batch)
         settings, resources = spread.apply(settings, resources)
-    return Planned(
-        version=version, settings=settings, resources=resources, spread=spread, largest_batch=largest_batch
-    )
+    return Planned(version=version, settings=settings, resources=resources, spread=spread, largest_batch=largest_batch)
 
 
 def prove(

@@ -1,6 +1,6 @@
 """Cuts large products that no cut can be followed from into columns: from hidden states to the words of a vocabulary.
 
-Each shard computes its own columns, padded with zeros to the width of all of them: the sum over all shards is the whole.
+Each shard computes its own columns, padded with zeros to the width of all: the sum over all shards is the whole.
 The columns need not divide into equal parts.
 """
 
@@ -17,9 +17,7 @@ _WORTH_BYTES = 8 << 20
 """Of a product's weights: those of a smaller one are read and multiplied in less time than a sum takes."""
 
 
-def cut_heads(
-    model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()
-) -> list[Value]:
+def cut_heads(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
     """Cuts the large products of a graph that stay whole, in place.
 
     Args:
@@ -36,7 +34,7 @@ def cut_heads(
 
 def is_head(node: onnx_ir.Node) -> bool:
     """Whether a node multiplies with a large matrix of weights that no other node reads."""
-    if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA", 0) or len(node.inputs) < 2:
+    if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA") == 1 or len(node.inputs) < 2:
         return False
     matrix, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if matrix is None or matrix.const_value is None or not is_weight(matrix) or node.outputs[0].shape is None:
@@ -48,7 +46,7 @@ def is_head(node: onnx_ir.Node) -> bool:
 
 def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
     """Gives a product its columns and the bias of these, and pads what it computes."""
-    columns = 0 if node.attributes.get_int("transB", 0) else 1
+    columns = 0 if node.attributes.get_int("transB") == 1 else 1
     width = int(node.inputs[1].const_value.shape[columns])  # type: ignore[union-attr, arg-type]
     begin, end = width * shard // shards, width * (shard + 1) // shards
     for number, axis in ((1, columns), (2, 0)):

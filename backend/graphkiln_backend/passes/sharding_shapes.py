@@ -124,7 +124,8 @@ def state_size(model: onnx_ir.Model, node: onnx_ir.Node, effects: Effects, shard
         effects: What follows for it.
         shards: How many there are.
     """
-    shape, target = node.inputs[effects.shape_input], effects.target
+    target = effects.target
+    shape = node.inputs[effects.shape_input] if target else None
     if target is None or shape is None or is_weight(shape):
         return
     sizes = dims(node.outputs[0])

@@ -18,9 +18,7 @@ _WORTH_BYTES = 1 << 20
 """Of a table: looking up in a smaller one in every shard costs less than a sum."""
 
 
-def cut_tables(
-    model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()
-) -> list[Value]:
+def cut_tables(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
     """Cuts the tables of a graph, in place.
 
     Args:

@@ -30,7 +30,11 @@ _TOKENS, _LEAST_TOKENS, _MOST_TOKENS = 32, 8, 512
 _PAST, _MOST_PAST = 8, 64
 
 
-class _Past(DynamicLayer):  # type: ignore[misc]
+_Layer: Any = DynamicLayer
+"""Half of its methods say no types."""
+
+
+class _Past(_Layer):  # type: ignore[misc]
     """The cache of a layer's own attention, as it came in."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -45,7 +49,7 @@ class _Past(DynamicLayer):  # type: ignore[misc]
         return length
 
 
-class _Source(DynamicLayer):  # type: ignore[misc]
+class _Source(_Layer):  # type: ignore[misc]
     """Keys and values of the encoder's states: computed at each step, and not kept."""
 
     def update(
@@ -67,22 +71,22 @@ class DecoderStep(torch.nn.Module):
         self.model = model
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`names_of` in order -> `logits` `[batch, 1, tokens]`, and the cache, longer by one position."""
+        """The inputs in order -> `logits` `[batch, 1, tokens]`, and the cache, longer by one position."""
         tokens, mask, states, source_mask, *past = tensors
         pairs = list(zip(past[::2], past[1::2], strict=True))
-        own = Cache(layers=[_Past(keys, values) for keys, values in pairs])
+        layers: list[Any] = [_Past(keys, values) for keys, values in pairs]
         source = Cache(layers=[_Source() for _ in pairs])
         found = self.model(
             encoder_outputs=(states,),
             attention_mask=source_mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=mask,
-            past_key_values=EncoderDecoderCache(own, source),
+            past_key_values=EncoderDecoderCache(Cache(layers=layers), source),
             use_cache=True,
             return_dict=True,
         )
-        present = {}
-        for number, layer in enumerate(own.layers):
+        present: dict[str, torch.Tensor] = {}
+        for number, layer in enumerate(layers):
             present |= {f"present_key_{number}": layer.keys, f"present_value_{number}": layer.values}
         return {"logits": found.logits, **present}
 
@@ -100,7 +104,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
                 f"'{location}' is a {config.model_type}: decoder: takes a {_TYPE}",
                 hint="wrap one step of yours in a module that takes and returns its cache: python:FILE:FACTORY",
             )
-        model = create(location, config, transformers.AutoModelForSeq2SeqLM)
+        model = create(location, config, transformers.AutoModelForSeq2SeqLM, complete=True)
     if options.weights:
         load_weights(model, options.weights)
     model.encoder = torch.nn.Identity()  # its weights are another graph's

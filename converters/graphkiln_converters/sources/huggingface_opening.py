@@ -1,4 +1,4 @@
-"""Opens models of transformers: their weights, or random ones, and what transformers says of those that it cannot open."""
+"""Opens models of transformers: their weights, or random ones, and what it says of those that it cannot open."""
 
 from __future__ import annotations
 
@@ -43,19 +43,30 @@ def is_without_weights(location: str) -> bool:
     return folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin"))
 
 
-def create(location: str, config: Any, factory: Any) -> Any:
+def create(location: str, config: Any, factory: Any, *, complete: bool = False) -> Any:
     """A model of transformers as it is exported, with the weights of its folder, or random ones where it has none.
 
     Args:
         location: The folder, or a hub's id.
         config: Of the model.
         factory: The class, or one of transformers' that finds the class (`AutoModel`).
+        complete: Whether a weight that is not there is an error; transformers makes it random.
+
+    Raises:
+        ConversionError: One is not there.
     """
     config._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch; fused attention is opaque to export
     if is_without_weights(location):
         torch.manual_seed(0)
         make = getattr(factory, "_from_config", None) or factory.from_config
         return make(config)
-    return factory.from_pretrained(
-        location, config=config, dtype=torch.float32, trust_remote_code=False, weights_only=True
-    )
+    model, found = factory.from_pretrained(
+        location, config=config, dtype=torch.float32, trust_remote_code=False, weights_only=True,
+        output_loading_info=True,
+    )  # fmt: skip
+    if complete and (missing := sorted(found["missing_keys"])):
+        raise ConversionError(
+            f"'{location}' lacks {len(missing)} of the model's weights, such as {missing[0]}",
+            hint="name a folder that the whole model was saved to: they would be random",
+        )
+    return model

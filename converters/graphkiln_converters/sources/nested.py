@@ -1,7 +1,7 @@
 """Modules whose inputs are nested: tensors in tuples, lists and dicts, each of which becomes an input of the graph.
 
-Each is named by its place: `past_0_1` is the second tensor of the first element of `past`, `past_key` what the dict `past`
-holds as `key`. What is no tensor, such as a flag or None, stays what it is in the example.
+Each is named by its place: `past_0_1` is the second tensor of the first element of `past`, `past_key` what the dict
+`past` holds as `key`. What is no tensor, such as a flag or None, stays what it is in the example.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
 from graphkiln_backend.lowering.parallel.shards import ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
 
-
 NOTHING = Signature(inputs=(), outputs=())
 
 

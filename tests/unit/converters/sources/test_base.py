@@ -76,7 +76,7 @@ class TestKinds:
             ("onflow:dir", "did you mean 'oneflow:dir'?"),
             (
                 "zzz:model",
-                "known: torchvision:..., timm:..., huggingface:..., decoder:..., python:..., oneflow:..., torchscript:...",
+                "known: torchvision:..., timm:..., huggingface:..., decoder:..., python:..., oneflow:..., torchscript",
             ),
             ("model.pth", "FILE.onnx"),
             ("", "known: "),

@@ -50,7 +50,7 @@ class Factory:
 
     @classmethod
     def from_pretrained(cls, location: str, **options: Any) -> Any:
-        return ("its weights", location, options)
+        return ("its weights", location, options), {"missing_keys": {"b", "a"}}
 
 
 class Class(Factory):
@@ -74,3 +74,10 @@ def test_weights_are_its_own_or_random(tmp_path: Path, factory: type[Factory]) -
     found, location, options = create(str(tmp_path), config, factory)
     assert (found, location) == ("its weights", str(tmp_path))
     assert (options["trust_remote_code"], options["weights_only"]) == (False, True)
+
+
+def test_weights_that_are_not_there_are_an_error_where_all_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConversionError, match=r"lacks 2 of the model's weights, such as a") as caught:
+        create(str(tmp_path), SimpleNamespace(), Automatic, complete=True)
+    assert "they would be random" in caught.value.hint
