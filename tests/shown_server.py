@@ -33,10 +33,10 @@ def encoded(width: int = 1, height: int = 1, brightness: int = 200) -> bytes:
 
 
 def brightness(request: InferRequest, timeout_s: float) -> InferResponse:
-    """Scores of two classes, in any shape of image."""
+    """Probabilities of two classes, in any shape of image."""
     del timeout_s
     mean = np.asarray(request.inputs["X"]).mean(axis=(1, 2, 3))
-    scores = np.stack([255 - mean, mean], axis=1).astype(np.float32)
+    scores = np.stack([255 - mean, mean], axis=1).astype(np.float32) / 255
     return InferResponse(model="m", version="1", outputs={"Y": scores})
 
 

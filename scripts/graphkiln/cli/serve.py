@@ -93,6 +93,13 @@ def serve(
             show_default="127.0.0.1:8003",
         ),
     ] = "",
+    page_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host name by which the page may be called; addresses and localhost always are. May be repeated.",
+            metavar="NAME",
+        ),
+    ] = None,
     server_memory: Annotated[
         str,
         typer.Option(
@@ -157,7 +164,7 @@ def serve(
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
     flags = TritonFlags.parse([*context.args, *tritons_flags(log_format)], installation.flags, host)
-    page_listens = page_address(page_at) if page or page_at else None
+    page_listens = page_address(page_at) if page or page_at or page_name else None
     flags = with_quantiles(flags) if page_listens else flags
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     with open_stores([store for store in named if isinstance(store, Path)]) as folders:
@@ -202,7 +209,7 @@ def serve(
             with (
                 PublishedKey(key, flags),
                 open_terminator(tls, flags, inner),
-                open_page(page_listens, flags, inner, tls, stores),
+                open_page(page_listens, flags, inner, tls, stores, page_name or ()),
                 display,
             ):
                 code = supervisor.run()

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -23,6 +23,7 @@ from graphkiln.page.security import Guard, read_body
 from graphkiln.page.server import ShownServer
 from graphkiln.page.snippets import snippets
 from graphkiln.page.tensors import answer_tensors, golden_sample
+from graphkiln.reporting import LOOK
 from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
 from graphkiln_backend.graph.errors import (
     DeadlineExceeded,
@@ -81,6 +82,7 @@ class Views:
     def routes(self) -> list[Route]:
         """The paths of the application, without its files."""
         return [
+            Route("/look.css", self.look),
             Route("/api/models", self.models),
             Route("/api/metrics", self.metrics),
             Route(_VERSION, self.version),
@@ -92,10 +94,14 @@ class Views:
             Route("/api/models/{name}/unload", self.unload, methods=["POST"]),
         ]
 
+    async def look(self, _: Request) -> Response:
+        """Colors and marks that the page has in common with the reports."""
+        return FileResponse(LOOK)
+
     async def models(self, request: Request) -> Response:
         """Every version, and where the server is."""
         rows = await list_models(self._server, _key(request))
-        return _json({"models": rows, "url": self._server.url})
+        return _json({"models": rows, "url": _url(self._server, request)})
 
     async def version(self, request: Request) -> Response:
         """All about a version."""
@@ -104,8 +110,8 @@ class Views:
     async def image(self, request: Request) -> Response:
         """An answer about the image in the body."""
         content = await read_body(request)
-        top_k, softmax = _number(request, "top_k", 5), bool(_number(request, "softmax", 0))
-        return _json(await answer_image(self._server, *_asked(request), content, top_k=top_k, softmax=softmax))
+        top_k = _number(request, "top_k", 5)
+        return _json(await answer_image(self._server, *_asked(request), content, top_k=top_k))
 
     async def golden(self, request: Request) -> Response:
         """The golden sample of a version."""
@@ -121,7 +127,7 @@ class Views:
         sample = await golden_sample(self._server, *_asked(request))
         served = await self._server.served(*_asked(request))
         shapes = {name: row["shape"] for name, row in sample.items()}
-        return _json({"snippets": snippets(self._server.url, served, shapes)})
+        return _json({"snippets": snippets(_url(self._server, request), served, shapes)})
 
     async def metrics(self, _: Request) -> Response:
         """What each version has done so far."""
@@ -147,6 +153,10 @@ class Views:
 
 def _asked(request: Request) -> tuple[str, str]:
     return request.path_params["name"], str(request.path_params["version"])
+
+
+def _url(server: ShownServer, request: Request) -> str:
+    return server.url_for(request.headers["host"])
 
 
 def _key(request: Request) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -17,8 +19,12 @@ from graphkiln_backend.server.tls import TlsFiles
 
 DEFAULT_PORT = 8003
 """Triton's own are 8000 to 8002."""
+HOST_VARIABLE = "GRAPHKILN_PAGE_HOST"
+"""Environment variable: where the page listens when its address names no host. Images set it: in a container, 127.0.0.1
+is reached by nobody."""
 _PROTOCOL = "page"
 _NEEDED = ("starlette", "uvicorn")
+_NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)
 _QUANTILES = "summary_latencies=true"
 
 
@@ -31,6 +37,7 @@ class PageFacts:
         url: As people reach it; snippets name it.
         metrics_url: Of its metrics; empty where they are off.
         stores: Folders of models.
+        everywhere: Whether the server listens at every address of this machine.
         names: Host names by which the page may be called.
         tls: Certificate, key and client authorities, as `TlsFiles.words` names them; empty for plain HTTP.
     """
@@ -39,6 +46,7 @@ class PageFacts:
     url: str
     metrics_url: str
     stores: Sequence[str]
+    everywhere: bool = False
     names: Sequence[str] = ()
     tls: Sequence[str] = ()
 
@@ -47,22 +55,34 @@ def page_address(address: str) -> ListenAddress:
     """Where the page listens.
 
     Args:
-        address: `HOST`, `HOST:PORT` or `:PORT`; empty for 127.0.0.1:8003.
+        address: `HOST`, `HOST:PORT` or `:PORT`; empty for 127.0.0.1:8003, or for the host of the environment.
 
     Raises:
         ServerSetupError: It is something else.
     """
-    text = address if not address.startswith(":") else f"{DEFAULT_HOST}{address}"
+    default = os.environ.get(HOST_VARIABLE) or DEFAULT_HOST
+    text = f"{default}{address}" if address.startswith(":") else address or default
     try:
-        parts = urlsplit(f"//{text or DEFAULT_HOST}")
+        parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host or parts.path or parts.username:
         raise ServerSetupError(
-            f"'{address}' is no address for the page", hint=f"--page-address {DEFAULT_HOST}:{DEFAULT_PORT}"
+            f"'{text}' is no address for the page", hint=f"--page-address {DEFAULT_HOST}:{DEFAULT_PORT}"
         )
     return ListenAddress(protocol=_PROTOCOL, host=host, port=port or DEFAULT_PORT)
+
+
+def page_name(text: str) -> str:
+    """A host name by which the page may be called.
+
+    Raises:
+        ServerSetupError: It is something else, such as an address with a port.
+    """
+    if not _NAME.fullmatch(text):
+        raise ServerSetupError(f"'{text}' is no host name for the page", hint="--page-name models.example.org")
+    return text
 
 
 def page_url(address: ListenAddress, *, secure: bool) -> str:
@@ -78,7 +98,12 @@ def with_quantiles(flags: TritonFlags) -> TritonFlags:
 
 
 def open_page(
-    address: ListenAddress | None, flags: TritonFlags, inner: TritonFlags, tls: TlsFiles | None, stores: Sequence[Path]
+    address: ListenAddress | None,
+    flags: TritonFlags,
+    inner: TritonFlags,
+    tls: TlsFiles | None,
+    stores: Sequence[Path],
+    names: Sequence[str] = (),
 ) -> AbstractContextManager[object]:
     """Serves the page until the end of the block.
 
@@ -88,6 +113,7 @@ def open_page(
         inner: tritonserver's own (see `behind_tls`).
         tls: Certificate and key, which the page uses, too.
         stores: Folders of models that are served.
+        names: Host names by which the page may be called, beside the one of its address.
 
     Raises:
         EngineUnavailable: What the page needs is not installed.
@@ -98,17 +124,22 @@ def open_page(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise EngineUnavailable(f"the page needs {' and '.join(missing)}", extra="page")
-    facts = facts_of(address, flags, inner, tls, stores)
+    facts = facts_of(address, flags, inner, tls, stores, names)
     return ListeningChild("page", "graphkiln.page.process", (json.dumps(asdict(facts)),), address)
 
 
 def facts_of(
-    address: ListenAddress, flags: TritonFlags, inner: TritonFlags, tls: TlsFiles | None, stores: Sequence[Path]
+    address: ListenAddress,
+    flags: TritonFlags,
+    inner: TritonFlags,
+    tls: TlsFiles | None,
+    stores: Sequence[Path],
+    names: Sequence[str] = (),
 ) -> PageFacts:
     """What the page is told of a server.
 
     Raises:
-        ServerSetupError: The server has no HTTP.
+        ServerSetupError: The server has no HTTP, or a name is none.
     """
     public, private, metrics = (
         flags.listen_address("http"),
@@ -122,7 +153,8 @@ def facts_of(
         url=_url(public, secure=bool(tls)),
         metrics_url=f"{_url(metrics, secure=False)}/metrics" if metrics else "",
         stores=[str(store.absolute()) for store in stores],
-        names=[address.host],
+        everywhere=public.local_address[0] != public.host,
+        names=[address.host, *map(page_name, names)],
         tls=tls.words() if tls else (),
     )
 

@@ -35,7 +35,7 @@ async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any
 
 
 async def describe_version(server: ShownServer, name: str, version: str) -> dict[str, Any]:
-    """All that the server and the store say of a version.
+    """All that the server and the store say of a version now: nothing that was read before is used.
 
     Returns:
         `inputs` and `outputs` of the signature, `max_batch_size`, `kind` of task (empty for a model that takes no
@@ -44,6 +44,7 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
     Raises:
         ClientError: The request failed.
     """
+    server.forget(name, version)
     served = await server.served(name, version)
     placed = await server.placements()
     return {

@@ -39,6 +39,7 @@ def shown_server(facts: PageFacts) -> ShownServer:
         stores=Stores([Path(folder) for folder in facts.stores]),
         url=facts.url,
         metrics_url=facts.metrics_url,
+        everywhere=facts.everywhere,
     )
 
 

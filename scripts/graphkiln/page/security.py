@@ -44,6 +44,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+_BY_NAME = "open it by its address or as localhost; serve --page-name NAME has it answer to a name"
 _OWN = {"same-origin", "none"}
 """`Sec-Fetch-Site` of requests from the page, and of an address that a person typed. Source: W3C, Fetch Metadata."""
 
@@ -78,7 +79,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
         self._app = app
-        self._names = {"localhost", *(name.lower() for name in names)}
+        self._names = {"localhost", *(name.lower().removesuffix(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request. Source: ASGI specification 3.0."""
@@ -101,7 +102,7 @@ def find_fault(headers: Headers, scheme: str, names: Collection[str]) -> Refusal
     hosts = headers.getlist("host")
     if len(hosts) != 1 or not _is_ours(hosts[0], names):
         shown = ", ".join(hosts)[:80]
-        return Refusal(421, f"the page is not served as '{shown}'", "open it by its address, or as localhost")
+        return Refusal(421, f"the page is not served as '{shown}'", _BY_NAME)
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"{scheme}://{hosts[0]}".lower():
         return Refusal(403, f"the request comes from '{origin[:80]}'", "requests are taken from the page itself")
@@ -129,8 +130,10 @@ async def read_body(request: Request) -> bytes:
 def _is_ours(host: str, names: Collection[str]) -> bool:
     """Whether a `Host` is an address or a known name: neither can be made to lead here by a name server of others."""
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name in names or bool(ip_address(name))
+        parts = urlsplit(f"//{host}")
+        parts.port  # noqa: B018 - raises where it is none
+        name = (parts.hostname or "").removesuffix(".")  # the root of all names, which some write
+        return parts.netloc == host and "@" not in host and (name in names or bool(ip_address(name)))
     except ValueError:
         return False
 

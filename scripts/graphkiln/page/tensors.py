@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from graphkiln.page.security import BODY_LIMIT
 from graphkiln.page.server import ShownServer
-from graphkiln.page.timing import read_spent
+from graphkiln.page.timing import timed
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.proof import policy
 from graphkiln_client.transports.tensors import from_values
 
 EDITED = 20_000
 """Most elements of a tensor that a form shows; a larger golden one is sent as it is, and nobody types one."""
+_EXACT = 1 << 53
+"""Integers beyond it are no numbers of JavaScript: they travel as text."""
 _SHOWN = 1000
 """Elements of an output."""
 _GOLDEN = "golden"
@@ -45,11 +51,13 @@ async def answer_tensors(server: ShownServer, name: str, version: str, document:
         server: The server.
         name: Model name.
         version: Its version.
-        document: By input name: `datatype`, `shape` and `data`, a flat list; or `golden`, true for the golden one.
+        document: By input name: `datatype`, `shape` and `data`, a flat list, or None for zeros; or `golden`, true for the
+            golden one.
 
     Returns:
         `outputs` by name: `datatype`, `shape`, the first elements as `data`, `least`, `most` and `mean` of numbers, and
-        `golden_error` where all inputs are the golden ones: relative L2 to what the saved graph computed. And `times`.
+        where all inputs are the golden ones `golden_error`, relative L2 to what the saved graph computed, `golden_limit`
+        of the precision that serves, and `golden_agrees`; both None where that is not known. And `times`.
 
     Raises:
         InvalidInput: The tensors are not such, or not those of the model.
@@ -61,12 +69,10 @@ async def answer_tensors(server: ShownServer, name: str, version: str, document:
     inputs = {input_: _read(input_, row, golden) for input_, row in document.items()}
     model = server.model(name, version)
     await model.metadata()
-    spent = await read_spent(model)
-    begun = time.perf_counter()
-    outputs = await model.infer(inputs)
-    times = {"total_ms": (time.perf_counter() - begun) * 1e3, **await spent.until_now(model)}
-    expected = _expected(inputs, golden)
-    return {"outputs": {key: _described(array, expected.get(key)) for key, array in outputs.items()}, "times": times}
+    outputs, times = await timed(model, lambda: model.infer(inputs))
+    expected, limit = _expected(inputs, golden), _limit(await server.precision(name, version))
+    described = {key: _described(array, expected.get(key), limit) for key, array in outputs.items()}
+    return {"outputs": described, "times": times}
 
 
 def _read(name: str, row: Mapping[str, Any], golden: GoldenSamples | None) -> AnyArray:
@@ -78,9 +84,18 @@ def _read(name: str, row: Mapping[str, Any], golden: GoldenSamples | None) -> An
     if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise InvalidInput(f"input '{name}': the shape must be a list of numbers from 0, got {str(shape)[:80]}")
     try:
-        return from_values(data, str(row.get("datatype")), tuple(shape))
+        datatype = str(row.get("datatype"))
+        return _zeros(name, datatype, shape) if data is None else from_values(data, datatype, tuple(shape))
     except ProtocolError as error:
         raise InvalidInput(f"input '{name}': {error.message.replace('the response has', 'there is')}") from error
+
+
+def _zeros(name: str, datatype: str, shape: Sequence[int]) -> AnyArray:
+    """Zeros, or empty texts, where nothing was typed; no more of them than a request could hold."""
+    like = from_values([], datatype, (0, *shape))
+    if math.prod(shape) * like.itemsize > BODY_LIMIT:
+        raise InvalidInput(f"input '{name}': {list(shape)} is larger than {format_size(BODY_LIMIT)}")
+    return np.full(shape, b"" if like.dtype == np.object_ else 0, like.dtype)
 
 
 def _expected(inputs: _Arrays, golden: GoldenSamples | None) -> _Arrays:
@@ -92,22 +107,32 @@ def _expected(inputs: _Arrays, golden: GoldenSamples | None) -> _Arrays:
     return golden.graph_outputs if golden.whole else {key: array[:1] for key, array in golden.graph_outputs.items()}
 
 
-def _described(array: AnyArray, expected: AnyArray | None) -> dict[str, Any]:
+def _described(array: AnyArray, expected: AnyArray | None, limit: float | None) -> dict[str, Any]:
     row = _row(array.reshape(-1)[:_SHOWN], _SHOWN)
     row["shape"] = list(array.shape)
     if array.size and array.dtype.kind not in "OSU":
         numbers = array.astype(np.float64)
         row |= {"least": float(numbers.min()), "most": float(numbers.max()), "mean": float(numbers.mean())}
-        row |= _golden_error(numbers, expected)
+        row |= _verdict(numbers, expected, limit)
     return row
 
 
-def _golden_error(numbers: Any, expected: AnyArray | None) -> dict[str, float]:
+def _verdict(numbers: Any, expected: AnyArray | None, limit: float | None) -> dict[str, Any]:
+    """How far an output is from the golden one, and whether that is allowed."""
     if expected is None or expected.shape != numbers.shape:
         return {}
     reference = expected.astype(np.float64)
-    norm = float(np.linalg.norm(reference))
-    return {_GOLDEN + "_error": float(np.linalg.norm(numbers - reference)) / norm} if norm else {}
+    same = (numbers == reference) | (np.isnan(numbers) & np.isnan(reference))
+    apart = float(np.linalg.norm(np.subtract(numbers, reference, where=~same, out=np.zeros_like(numbers))))
+    error = apart / (float(np.linalg.norm(reference[np.isfinite(reference)])) or 1.0)
+    return {"golden_error": error, "golden_limit": limit, "golden_agrees": None if limit is None else error <= limit}
+
+
+def _limit(precision: str) -> float | None:
+    """What a precision may be off the saved graph's own outputs, relative L2; None for one that is not known."""
+    rows = {**policy.BY_PRECISION, Precision.FP32: policy.OTHER_ENGINE}
+    row = next((row for known, row in rows.items() if known.value == precision), None)
+    return row and row.relative_l2
 
 
 def _row(array: AnyArray, most: int) -> dict[str, Any]:
@@ -120,4 +145,6 @@ def _plain(value: Any) -> Any:
     """As JSON has it: text, numbers, booleans."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
+    if isinstance(value, int) and abs(value) > _EXACT:
+        return str(value)
     return value if isinstance(value, str | bool | int) else float(value)

@@ -7,12 +7,14 @@ they moved, and where other requests came in between, what is told is the mean, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from graphkiln_client import AsyncModel
 
+T = TypeVar("T")
 _READINGS = 40
 _PAUSE_S = 0.025
 _PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -70,3 +72,23 @@ async def read_spent(model: AsyncModel) -> Spent:
         ClientError: The statistics cannot be read.
     """
     return Spent.parse(await model.statistics())
+
+
+async def timed(model: AsyncModel, ask: Callable[[], Awaitable[T]]) -> tuple[T, dict[str, Any]]:
+    """Asks a model, and tells where the time went.
+
+    Args:
+        model: The model.
+        ask: Sends one request to it.
+
+    Returns:
+        What it answered; `total_ms`, and what `Spent.until_now` tells.
+
+    Raises:
+        ClientError: The request failed.
+    """
+    spent = await read_spent(model)
+    begun = time.perf_counter()
+    answer = await ask()
+    total_ms = (time.perf_counter() - begun) * 1e3
+    return answer, {"total_ms": total_ms, **await spent.until_now(model)}

@@ -7,19 +7,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shown_server import Shown, config, encoded
+from shown_server import PIXELS, Shown, config, encoded
 from task_outputs import DETECTION, EMBEDDING, SEGMENTATION, detector_outputs, embedding_outputs, segmenter_outputs
 
 from graphkiln.page.answers import answer_image
+from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.images.masks import decode_rle
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 
-def ask(shown: Shown, content: bytes, top_k: int = 2, *, softmax: bool = False) -> dict[str, Any]:
-    return asyncio.run(answer_image(shown.server(), "m", "1", content, top_k=top_k, softmax=softmax))
+def ask(shown: Shown, content: bytes, top_k: int = 2) -> dict[str, Any]:
+    return asyncio.run(answer_image(shown.server(), "m", "1", content, top_k=top_k))
+
+
+def scoring(shown: Shown, *scores: float) -> None:
+    """Has the model answer with these scores."""
+    outputs = {"Y": np.array([scores], np.float32)}
+    shown.transport.responses["infer"] = InferResponse(model="m", version="1", outputs=outputs)
 
 
 def answering(shown: Shown, task: Task, outputs: dict[str, AnyArray]) -> None:
@@ -35,20 +43,47 @@ def answering(shown: Shown, task: Task, outputs: dict[str, AnyArray]) -> None:
 
 def test_classes_with_their_labels_and_the_times(shown: Shown) -> None:
     answer = ask(shown, encoded(brightness=200))
-    assert [(row["label"], row["score"]) for row in answer["classifications"]] == [
-        ("<img src=x onerror=alert(1)>", 200),
-        ("dark", 55),
-    ]
+    assert [row["label"] for row in answer["classifications"]] == ["<img src=x onerror=alert(1)>", "dark"]
+    np.testing.assert_allclose([row["score"] for row in answer["classifications"]], [200 / 255, 55 / 255], rtol=1e-6)
+    assert answer["are_shares"]
     times = answer["times"]
     assert (times["queue_ms"], times["compute_ms"], times["requests"]) == (2, 5, 1)
     assert 0 < times["decode_ms"] < times["total_ms"]
+    assert len(shown.transport.inferred()) == 1
 
 
-def test_probabilities(shown: Shown) -> None:
-    answer = ask(shown, encoded(brightness=128), softmax=True)
-    scores = [row["score"] for row in answer["classifications"]]
-    expected = np.exp([128.0, 127.0]) / np.exp([128.0, 127.0]).sum()
-    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("logits", [(3.0, 2.0), (0.9, -4.0)], ids=str)
+def test_logits_are_asked_for_as_probabilities(shown: Shown, logits: tuple[float, float], top_k: int) -> None:
+    """Also where all that is shown of them is between 0 and 1."""
+    shown.answer_in_turn(3, 4, 4, 5)
+    scoring(shown, *logits)
+    answer = ask(shown, encoded(), top_k)
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose([row["score"] for row in answer["classifications"]], expected[:top_k], rtol=1e-5)
+    assert answer["are_shares"]
+    assert answer["times"]["requests"] == 1, "of the second request alone"
+
+
+def test_a_ranking_of_logits_is_shown_as_it_is(shown: Shown) -> None:
+    """There is no softmax over some of the scores."""
+    ranking = Ranking(scores="Y", indices="I", labels=("a", "b", "c"))
+    text = Contracts.of({"1": Contract(preprocess=PIXELS, ranking=ranking)}).to_json()
+    shown.transport.responses["model_config"] = {
+        "max_batch_size": 4, "parameters": {"contracts": {"string_value": text}},
+    }  # fmt: skip
+    outputs = {"Y": np.array([[7, 5]], np.float32), "I": np.array([[2, 0]])}
+    shown.transport.responses["infer"] = InferResponse(model="m", version="1", outputs=outputs)
+    answer = ask(shown, encoded())
+    assert [(row["label"], row["score"]) for row in answer["classifications"]] == [("c", 7), ("a", 5)]
+    assert not answer["are_shares"]
+
+
+def test_scores_that_are_not_finite_are_no_shares(shown: Shown) -> None:
+    scoring(shown, float("inf"), 0)
+    answer = ask(shown, encoded())
+    assert [row["score"] for row in answer["classifications"]] == [None, 0]
+    assert not answer["are_shares"]
 
 
 def test_detections_with_masks_in_pixels_of_the_image(shown: Shown) -> None:

@@ -10,6 +10,7 @@ from shown_server import Shown, encoded
 from starlette.testclient import TestClient
 
 from graphkiln.page.app import STATIC, build_app
+from graphkiln.reporting import LOOK
 from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import (
     ClientError,
@@ -21,14 +22,15 @@ from graphkiln_backend.graph.errors import (
 )
 
 KEY = {HTTP_HEADER: "secret"}
+FILES = (*sorted(STATIC.iterdir()), LOOK)
 _WHOLE_PAGE = 100_000
 
 
 def test_the_page_is_small() -> None:
-    assert sum(path.stat().st_size for path in STATIC.rglob("*")) < _WHOLE_PAGE
+    assert sum(path.stat().st_size for path in FILES) < _WHOLE_PAGE
 
 
-@pytest.mark.parametrize("path", sorted(STATIC.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_its_files_name_nothing_elsewhere_and_make_no_markup_of_text(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     for forbidden in ("http://", "https://", "//cdn", "innerHTML", "outerHTML", "insertAdjacentHTML", "eval(",
@@ -41,6 +43,8 @@ def test_the_files_are_there(page: TestClient) -> None:
     assert root.status_code == 200
     assert root.headers["Content-Type"].startswith("text/html")
     assert page.get("/app.js").headers["Content-Type"].startswith("text/javascript")
+    assert page.get("/look.css").text == LOOK.read_text()
+    assert page.get("/look.css").headers["Content-Type"].startswith("text/css")
     assert page.head("/").text == ""
 
 
@@ -90,7 +94,7 @@ def test_an_image(page: TestClient) -> None:
     assert [row["index"] for row in answer["classifications"]] == [1, 0]
 
 
-@pytest.mark.parametrize("query", ["top_k=x", "top_k=-1", "top_k=0", "top_k=99999", "softmax=maybe"])
+@pytest.mark.parametrize("query", ["top_k=x", "top_k=-1", "top_k=0", "top_k=99999", "top_k=²"])
 def test_an_option_that_is_no_number(page: TestClient, query: str) -> None:
     assert page.post(f"/api/models/m/1/image?{query}", content=encoded()).status_code == 400
 
@@ -138,3 +142,11 @@ def _not_finite(request: Any, timeout_s: float) -> Any:
 
     del request, timeout_s
     return InferResponse(model="m", version="1", outputs={"Y": np.array([[np.inf, 0]], np.float32)})
+
+
+def test_programs_name_the_server_as_the_person_at_the_page_reaches_it(shown: Shown) -> None:
+    server = shown.server()
+    server.everywhere = True
+    with TestClient(build_app(server), base_url="http://192.0.2.7:8003") as page:
+        assert page.get("/api/models").json()["url"] == "http://192.0.2.7:8000"
+        assert "Client('http://192.0.2.7:8000')" in page.get("/api/models/m/1/snippets").json()["snippets"]["Python"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.page import launch
-from graphkiln.page.launch import facts_of, open_page, page_address, page_url, with_quantiles
+from graphkiln.page.launch import facts_of, open_page, page_address, page_name, page_url, with_quantiles
 from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles
@@ -42,6 +42,25 @@ def test_what_is_no_address(text: str) -> None:
         page_address(text)
 
 
+def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is named goes before it."""
+    monkeypatch.setenv(launch.HOST_VARIABLE, "0.0.0.0")
+    for text, host, port in (("", "0.0.0.0", 8003), (":9000", "0.0.0.0", 9000), ("127.0.0.1", "127.0.0.1", 8003)):
+        address = page_address(text)
+        assert (address.host, address.port) == (host, port)
+
+
+@pytest.mark.parametrize("name", ["models.example", "host", "a_b.c-d.", "MODELS"])
+def test_names(name: str) -> None:
+    assert page_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "http://a", "a:8003", "a/b", "*.a", "-a", "a b", "ä"])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(ServerSetupError, match="no host name for the page"):
+        page_name(name)
+
+
 def test_what_a_person_opens() -> None:
     assert page_url(page_address("0.0.0.0"), secure=False) == "http://127.0.0.1:8003"
     assert page_url(page_address("[::1]"), secure=True) == "https://[::1]:8003"
@@ -55,11 +74,14 @@ def test_the_server_measures_quantiles_unless_it_was_told_how() -> None:
 
 def test_what_the_process_is_told() -> None:
     public, inner = flags(host="0.0.0.0"), flags("--http-port=9999")
-    facts = facts_of(page_address("models.example"), public, inner, FILES, [Path("/store")])
+    facts = facts_of(page_address("models.example"), public, inner, FILES, [Path("/store")], ["other.example"])
     assert facts.inner_url == "http://127.0.0.1:9999"
     assert facts.url == "https://127.0.0.1:8000"
     assert facts.metrics_url == "http://127.0.0.1:8002/metrics"
-    assert (facts.stores, facts.names, facts.tls) == (["/store"], ["models.example"], ("/c", "/k", ""))
+    assert (facts.stores, facts.tls) == (["/store"], ("/c", "/k", ""))
+    assert facts.names == ["models.example", "other.example"]
+    assert facts.everywhere
+    assert not facts_of(page_address(""), inner, inner, None, []).everywhere
     assert not facts_of(page_address(""), public, flags("--allow-metrics=false"), None, []).metrics_url
 
 

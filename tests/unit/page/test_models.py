@@ -59,3 +59,15 @@ def test_the_proof_is_the_manifests(shown: Shown, digits: Path) -> None:
     assert found["proof"]["digest"] == Manifest.read(folder / "manifest.json").digest
     (folder / "manifest.json").write_text(json.dumps({"format_version": 2}))
     assert "manifest.json" in asyncio.run(describe_version(shown.server(), "m", "1"))["proof_problem"]
+
+
+def test_it_is_described_as_it_is_now(shown: Shown) -> None:
+    """A version may have been loaded again with another configuration, or be gone."""
+    server = shown.server()
+
+    async def describe_twice() -> tuple[str, str]:
+        first = await describe_version(server, "m", "1")
+        shown.transport.responses["model_config"] = config(takes_images=False)
+        return first["kind"], (await describe_version(server, "m", "1"))["kind"]
+
+    assert asyncio.run(describe_twice()) == ("classification", "")

@@ -33,6 +33,10 @@ def test_connections_are_limited_and_plain_without_certificates() -> None:
     assert not config.is_ssl
 
 
+def test_a_server_that_listens_everywhere_is_named_as_the_page_was() -> None:
+    assert shown_server(replace(FACTS, everywhere=True)).url_for("192.0.2.7:8003") == "http://192.0.2.7:8000"
+
+
 def test_client_certificates_are_required_where_the_server_requires_them(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(authority.issue_cert("127.0.0.1"), tmp_path, authority)

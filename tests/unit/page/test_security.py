@@ -13,13 +13,18 @@ from graphkiln.page.security import POLICY
 IMAGE = "/api/models/m/1/image"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8003", "localhost:8003", "LOCALHOST", "[::1]:8003", "models.example"])
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8003", "localhost:8003", "LOCALHOST", "localhost.:8003", "[::1]:8003", "[::1]", "models.example"],
+)
 def test_it_is_called_by_its_address_or_a_name_that_it_knows(page: TestClient, host: str) -> None:
     assert page.get("/api/models", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "", "[::1", "a@127.0.0.1x"]
+    "host",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "", ".", "[::1", "a@127.0.0.1x", "a@127.0.0.1",
+     "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "127.0.0.1:x", "localhost..", "2130706433"],
 )
 @pytest.mark.parametrize("path", ["/", "/api/models", "/nowhere"])
 def test_any_other_name_is_refused(page: TestClient, host: str, path: str) -> None:

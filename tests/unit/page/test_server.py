@@ -27,6 +27,39 @@ def test_a_model_is_read_once_until_it_is_forgotten(shown: Shown) -> None:
     assert shown.transport.closed
 
 
+def test_what_was_read_of_a_version_is_read_again_after_a_while(shown: Shown) -> None:
+    """Whoever has it loaded again tells the page nothing."""
+    server, seconds = shown.server(), iter([0.0, 5.0, 100.0, 100.0])
+    server.now = lambda: next(seconds)
+    first = server.model("a", "1")
+    assert server.model("a", "1") is first
+    assert server.model("a", "1") is not first
+
+
+def test_of_one_version_that_is_forgotten_the_others_stay(shown: Shown) -> None:
+    server = shown.server()
+    first, second = server.model("a", "1"), server.model("a", "2")
+    server.forget("a", "1")
+    assert server.model("a", "2") is second
+    assert server.model("a", "1") is not first
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "host", "url"),
+    [
+        (False, "192.0.2.7:8003", "http://127.0.0.1:8000"),
+        (True, "192.0.2.7:8003", "http://192.0.2.7:8000"),
+        (True, "localhost", "http://localhost:8000"),
+        (True, "[::1]:8003", "http://[::1]:8000"),
+        (True, "[::1]", "http://[::1]:8000"),
+    ],
+)
+def test_the_server_is_where_the_page_was_reached(shown: Shown, everywhere: bool, host: str, url: str) -> None:
+    server = shown.server()
+    server.everywhere = everywhere
+    assert server.url_for(host) == url
+
+
 def test_names_that_somebody_makes_up_do_not_fill_the_memory(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MOST_MODELS", 2)
     server = shown.server()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def ask(shown: Shown, document: Any) -> dict[str, Any]:
     return asyncio.run(answer_tensors(shown.server(), "m", "1", document))
 
 
+def answering(shown: Shown, outputs: list[list[float]], row: dict[str, Any]) -> dict[str, Any]:
+    """What is told of an output that is not the golden one."""
+    shown.answer_in_turn(3, 3, 4)
+    shown.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.float32(outputs)})
+    told: dict[str, Any] = ask(shown, {"X": row})["outputs"]["Y"]
+    return told
+
+
 def test_the_first_golden_sample_is_offered(stored: Shown) -> None:
     sample = asyncio.run(golden_sample(stored.server(), "m", "1"))
     assert sample == {"X": {"datatype": "FP32", "shape": [1, 2], "data": [3, 4]}}
@@ -78,10 +87,40 @@ def test_outputs_with_their_figures(stored: Shown) -> None:
 
 @pytest.mark.parametrize("row", [{"golden": True}, {"datatype": "FP32", "shape": [1, 2], "data": [3, 4]}])
 def test_golden_inputs_are_held_to_the_golden_outputs(stored: Shown, row: dict[str, Any]) -> None:
-    assert ask(stored, {"X": row})["outputs"]["Y"]["golden_error"] == 0
-    stored.answer_in_turn(3, 3, 4)
-    stored.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.float32([[3, 9]])})
-    assert ask(stored, {"X": row})["outputs"]["Y"]["golden_error"] == pytest.approx(1), "5 of a length of 5"
+    right = ask(stored, {"X": row})["outputs"]["Y"]
+    assert (right["golden_error"], right["golden_limit"], right["golden_agrees"]) == (0, 1e-4, True)
+    wrong = answering(stored, [[3, 9]], row)
+    assert (wrong["golden_error"], wrong["golden_agrees"]) == (pytest.approx(1), False), "5 of a length of 5"
+
+
+@pytest.mark.parametrize("wrong", [[[3, math.nan]], [[math.inf, 4]]], ids=str)
+def test_what_is_not_finite_does_not_agree(stored: Shown, wrong: list[list[float]]) -> None:
+    row = answering(stored, wrong, {"golden": True})
+    assert not math.isfinite(row["golden_error"])
+    assert row["golden_agrees"] is False
+
+
+def test_in_a_precision_that_nobody_tells_there_is_an_error_and_no_verdict(stored: Shown) -> None:
+    server = stored.server()
+    server.metrics_url = ""
+    row = asyncio.run(answer_tensors(server, "m", "1", {"X": {"golden": True}}))["outputs"]["Y"]
+    assert (row["golden_error"], row["golden_limit"], row["golden_agrees"]) == (0, None, None)
+
+
+def test_what_is_not_typed_is_zeros(stored: Shown) -> None:
+    assert ask(stored, {"X": {"datatype": "FP32", "shape": [1, 2]}})["outputs"]["Y"]["data"] == [0, 0]
+
+
+@pytest.mark.parametrize("shape", [[1 << 40], [1 << 30, 1 << 30], [10**30], [1] * 40])
+def test_zeros_do_not_fill_the_memory(stored: Shown, shape: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="input 'X'"):
+        ask(stored, {"X": {"datatype": "FP32", "shape": shape}})
+
+
+def test_integers_that_browsers_do_not_have_travel_as_text(stored: Shown) -> None:
+    large = 2**62 + 1
+    stored.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.array([[large, 3]])})
+    assert ask(stored, {"X": PIXEL})["outputs"]["Y"]["data"] == [str(large), 3]
 
 
 def test_of_a_large_output_the_first_elements(stored: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from shown_server import Shown
 
 from graphkiln.page import timing
-from graphkiln.page.timing import Spent, read_spent
+from graphkiln.page.timing import Spent, read_spent, timed
 
 
 def spent_in(shown: Shown, *counts: int) -> dict[str, Any]:
@@ -42,3 +42,18 @@ def test_a_server_that_never_counts(shown: Shown, monkeypatch: pytest.MonkeyPatc
 
 def test_statistics_without_a_phase() -> None:
     assert Spent.parse({}) == Spent(0, dict.fromkeys(("queue", "compute_input", "compute_infer", "compute_output"), 0))
+
+
+def test_a_request_is_timed_whole(shown: Shown) -> None:
+    shown.answer_in_turn(7, 8)
+
+    async def ask() -> tuple[str, dict[str, Any]]:
+        async def answer() -> str:
+            return "it"
+
+        return await timed(shown.server().model("m", "1"), answer)
+
+    answer, times = asyncio.run(ask())
+    assert answer == "it"
+    assert times["total_ms"] >= 0
+    assert (times["queue_ms"], times["requests"]) == (2, 1)

@@ -14,25 +14,25 @@ export function drawOn(canvas, answer) {
 }
 
 /** The answer without its drawing. */
-export function show(answer, softmax) {
-  return el("div", {}, SHOW[answer.kind](answer, softmax), times(answer.times));
+export function show(answer) {
+  return el("div", {}, SHOW[answer.kind](answer), times(answer.times));
 }
 
 /** The answer in a few words, for who hears it. */
-export function summarize(answer, softmax) {
+export function summarize(answer) {
   const found = answer[SEEN[answer.kind]];
   if (found) return `${found.length} found${found.length ? `: ${found.slice(0, 3).map(nameOf).join(", ")}` : ""}`;
   const best = answer.classifications && answer.classifications[0];
-  return best ? `${nameOf(best)}, ${figure(best.score, softmax)}` : `${answer.features} features`;
+  return best ? `${nameOf(best)}, ${figure(best.score, answer.are_shares)}` : `${answer.features} features`;
 }
 
 const nameOf = (row) => row.label || `class ${row.index}`;
-const figure = (score, softmax) => (softmax ? `${(score * 100).toFixed(1)}%` : digits(score, 4));
+const figure = (score, isShare) => (isShare ? `${(score * 100).toFixed(1)}%` : digits(score, 4));
 
-function classes({ classifications }, softmax) {
+function classes({ classifications, are_shares: isShare }) {
   const scores = classifications.map((row) => row.score ?? 0);
-  const most = softmax ? 1 : Math.max(...scores.map(Math.abs), 1e-12);
-  const rows = classifications.map((row) => bar(prefixed(row), row.score, softmax, most));
+  const most = isShare ? 1 : Math.max(...scores.map(Math.abs), 1e-12);
+  const rows = classifications.map((row) => bar(prefixed(row), row.score, isShare, most));
   const head = el("thead", { class: "visually-hidden" }, el("tr", {}, ["class", "bar", "score"].map((name) => el("th", { scope: "col" }, name))));
   const widths = el("colgroup", {}, el("col", { class: "name" }), el("col"), el("col", { class: "score" }));
   return scrolled(el("table", { class: "bars" }, widths, head, el("tbody", {}, rows)), rows.length);
@@ -43,12 +43,12 @@ function prefixed(row) {
   return place ? `${place}: ${nameOf(row)}` : nameOf(row);
 }
 
-function bar(name, score, softmax, most) {
+function bar(name, score, isShare, most) {
   const fill = el("div", { class: "fill" });
   fill.style.width = `${Math.max(0, Math.min(1, (score ?? 0) / most)) * 100}%`;
   return el("tr", {},
     el("th", { scope: "row" }, name), el("td", {}, el("div", { class: "track", "aria-hidden": "true" }, fill)),
-    el("td", { class: "n" }, score === null ? "not finite" : figure(score, softmax)));
+    el("td", { class: "n" }, score === null ? "not finite" : figure(score, isShare)));
 }
 
 function scrolled(content, rows) {

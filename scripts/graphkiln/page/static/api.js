@@ -33,8 +33,8 @@ export const describe = (model) => ask(of(model));
 export const traffic = () => ask("/api/metrics");
 export const control = (name, verb, adminKey) =>
   ask(`/api/models/${encodeURIComponent(name)}/${verb}`, { method: "POST", ...key(adminKey) });
-export const askImage = (model, file, { top, softmax }) =>
-  ask(`${of(model)}/image?top_k=${top}&softmax=${softmax ? 1 : 0}`, { method: "POST", body: file });
+export const askImage = (model, file, top) =>
+  ask(`${of(model)}/image?top_k=${top}`, { method: "POST", body: file });
 export const askTensors = (model, body) => ask(`${of(model)}/tensors`, { method: "POST", body });
 export const golden = (model) => ask(`${of(model)}/golden`);
 export const snippets = (model) => ask(`${of(model)}/snippets`);

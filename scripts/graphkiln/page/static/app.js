@@ -8,7 +8,7 @@ import { setUpTry } from "./try.js";
 
 const REFRESH_MS = 5000;
 const tabs = [...document.querySelectorAll("[role=tab]")];
-const views = { "tab-try": setUpTry(), "tab-models": setUpModels(refresh), "tab-traffic": setUpTraffic() };
+const views = { "tab-try": setUpTry(() => choose(tabs[0])), "tab-models": setUpModels(refresh), "tab-traffic": setUpTraffic() };
 
 let adminKey = "";
 let rounds = 0;

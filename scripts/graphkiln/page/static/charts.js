@@ -32,7 +32,7 @@ export function columns(title, unit, pairs, note = "") {
   const drawn = pairs.map(([name, value], at) => {
     const height = ((HEIGHT - BOTTOM) * value) / most;
     return [
-      svg("rect", { class: "column", x: at * step + step * 0.15, y: HEIGHT - BOTTOM + 4 - height, width: step * 0.7, height, rx: 2 }),
+      svg("rect", { class: "bar", x: at * step + step * 0.15, y: HEIGHT - BOTTOM + 4 - height, width: step * 0.7, height, rx: 2 }),
       svg("text", { x: (at + 0.5) * step, y: HEIGHT + 4, "text-anchor": "middle" }, name),
     ];
   });

@@ -5,6 +5,7 @@ import { $, digits, el, errorBox, facts, table } from "./dom.js";
 
 let rows = [];
 let chosen = "";
+let described = "";
 let drawn = "";
 let refresh;
 
@@ -15,24 +16,41 @@ export function setUpModels(readAgain) {
     attempt(() => refresh($("key").value));
   });
   $("key").addEventListener("input", () => draw(true));
-  return { show: (models) => { rows = models; draw(); }, setVisible: () => {} };
+  $("filter").addEventListener("input", () => draw());
+  return { show: (models) => { rows = models; draw(); follow(); }, setVisible: () => {} };
 }
 
 const keyOf = (model) => `${model.name}/${model.version}`;
+/** Changes when a version is loaded again, or is there no more. */
+const stateOf = (row) => JSON.stringify(row ? [row.state, row.reason, row.load_s] : null);
+
+/** What is described is what is there now. */
+function follow() {
+  const row = rows.find((each) => keyOf(each) === chosen);
+  if (!chosen || described === stateOf(row)) return;
+  if (row) choose(row);
+  else {
+    described = stateOf(row);
+    $("model-detail").replaceChildren(el("p", { class: "faint" }, `${chosen.replace("/", ", version ")} is not loaded any more.`));
+  }
+}
 
 /** Draws the list where it changed: whoever tabs through it keeps his place. */
 function draw(anyway = false) {
-  const now = JSON.stringify([rows.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision]), chosen]);
+  const wanted = $("filter").value.trim().toLowerCase();
+  const shown = rows.filter((row) => row.name.toLowerCase().includes(wanted));
+  const now = JSON.stringify([shown.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision]), chosen]);
   if (now === drawn && !anyway) return;
   drawn = now;
-  const list = rows.map((row) => [
+  const list = shown.map((row) => [
     el("button", { type: "button", "data-control": `show ${keyOf(row)}`, "aria-pressed": chosen === keyOf(row), onclick: () => choose(row) }, row.name),
     row.version || "–", state(row), row.engine ? `${row.engine}, ${row.device}` : "–", row.precision || "–", buttons(row),
   ]);
-  const made = table("What the server has loaded", ["model", "version", "state", "engine", "precision", "control"], list);
-  for (const [at, line] of [...made.tBodies[0].rows].entries()) line.classList.toggle("chosen", keyOf(rows[at]) === chosen);
+  const count = shown.length === rows.length ? "" : `: ${shown.length} of ${rows.length}`;
+  const made = table(`What the server has${count}`, ["model", "version", "state", "engine", "precision", "control"], list);
+  for (const [at, line] of [...made.tBodies[0].rows].entries()) line.classList.toggle("chosen", keyOf(shown[at]) === chosen);
   const focused = document.activeElement?.dataset.control;
-  $("models").replaceChildren(rows.length ? made : el("p", { class: "empty" }, "No model is loaded."));
+  $("models").replaceChildren(shown.length ? made : el("p", { class: "empty" }, rows.length ? "No name has that in it." : "No model is loaded."));
   if (focused) [...$("models").querySelectorAll("button")].find((button) => button.dataset.control === focused)?.focus();
 }
 
@@ -65,14 +83,20 @@ async function attempt(action, done = "") {
 
 async function choose(row) {
   chosen = keyOf(row);
+  described = stateOf(row);
   draw();
   const place = $("model-detail");
+  if (row.state !== "READY") {
+    const told = [row.reason, row.version ? "" : "No version of it was ever loaded."].filter(Boolean).join(" ");
+    place.replaceChildren(el("h2", {}, row.name), el("p", {}, state(row)[0]), el("p", { class: "faint" }, told || "It is not loaded."));
+    return;
+  }
   place.replaceChildren(el("p", { class: "busy faint" }, "reading"));
   try {
     const detail = await api.describe(row);
     if (chosen === keyOf(row)) place.replaceChildren(...describe(detail));
   } catch (error) {
-    place.replaceChildren(el("h2", {}, row.name), errorBox(error));
+    if (chosen === keyOf(row)) place.replaceChildren(el("h2", {}, row.name), errorBox(error));
   }
 }
 

@@ -29,7 +29,7 @@ export function offerTensors(model, detail, tell) {
 
 async function build(model, detail, tell) {
   const place = $("tensor-form");
-  const key = `${model.name}/${model.version}`;
+  const key = JSON.stringify([model.name, model.version, detail.inputs]);
   if (place.dataset.of === key) return;
   place.dataset.of = key;
   place.replaceChildren(el("p", { class: "busy faint" }, "reading the golden sample"));
@@ -53,8 +53,9 @@ function field(input, at, sample) {
   const shapeBox = el("input", { id: `shape-${at}`, value: shape.join(", "), disabled: isFixed, "aria-label": `Shape of ${input.name}`, spellcheck: "false" });
   const valueBox = el("textarea", { id: `values-${at}`, disabled: isFixed, spellcheck: "false" });
   valueBox.value = isFixed ? "" : startText(input, sample, count);
+  valueBox.placeholder = "empty: zeros";
   if (isFixed) valueBox.placeholder = `${digits(count)} values of the golden sample, sent as they are`;
-  const origin = isFixed || sample ? "golden sample" : count > MOST_ZEROS ? "there is no golden sample" : "zeros: there is no golden sample";
+  const origin = sample ? "golden sample" : "there is no golden sample";
   const element = el("div", { class: "field" },
     el("label", { for: `values-${at}` }, input.name), el("p", { class: "small faint" }, `${input.datatype}, ${origin}`), shapeBox, valueBox);
   return { element, read: () => [input.name, isFixed ? '{"golden":true}' : row(input, shapeBox.value, valueBox.value)] };
@@ -70,15 +71,18 @@ function startText(input, sample, count) {
 function row({ name, datatype }, shapeText, text) {
   const shape = shapeText.split(/[\s,x×]+/).filter(Boolean);
   if (!shape.every((size) => /^\d+$/.test(size))) throw new api.Failure(`${name}: the shape must be numbers, such as 1, 3`);
-  const data = datatype === "BYTES" ? texts(name, text) : values(name, datatype, text);
+  if (!text.trim()) return `{"datatype":${JSON.stringify(datatype)},"shape":[${shape.map(Number)}]}`;
+  const count = shape.reduce((product, size) => product * Number(size), 1);
+  const data = datatype === "BYTES" ? texts(name, text) : values(name, datatype, text, count);
   return `{"datatype":${JSON.stringify(datatype)},"shape":[${shape.map(Number)}],"data":[${data}]}`;
 }
 
-function values(name, datatype, text) {
+function values(name, datatype, text, count) {
   const words = text.split(/[\s,;[\]]+/).filter(Boolean).map((word) => (datatype === "BOOL" ? word.toLowerCase() : word));
   const isGood = (word) => (datatype === "BOOL" ? /^(true|false|0|1)$/.test(word) : NUMBER.test(word));
   const bad = words.find((word) => !isGood(word));
   if (bad !== undefined) throw new api.Failure(`${name}: '${bad.slice(0, 40)}' is no ${datatype} value`, "separate values by commas or spaces");
+  if (words.length !== count) throw new api.Failure(`${name}: ${digits(words.length)} values for a shape of ${digits(count)}`, "a point, no comma, goes before decimals");
   return words.map((word) => (datatype === "BOOL" ? word === "true" || word === "1" : plain(word))).join(",");
 }
 
@@ -112,13 +116,27 @@ async function send(model, fields, button, tell) {
   }
 }
 
-function output([name, { datatype, shape, data, least, most, mean, golden_error: error }]) {
+function output([name, { datatype, shape, data, least, most, mean, ...golden }]) {
   const count = shape.reduce((product, size) => product * size, 1);
-  const shown = data.map((value) => (typeof value === "number" ? digits(value, 6) : value === null ? "not finite" : JSON.stringify(value))).join(", ");
-  const agreement = error === undefined ? null : el("span", { class: "pill good" }, `as the saved graph computed it: error ${digits(error)}`);
+  const shown = data.map((value) => shownValue(value, datatype)).join(", ");
   return el("div", {}, facts([
     [el("b", {}, name), `${datatype} ${shape.join(" × ")}`],
     ["from, to", least === undefined ? "" : `${digits(least, 4)} to ${digits(most, 4)}, mean ${digits(mean, 4)}`],
-    ["golden sample", agreement],
+    ["golden sample", agreement(golden)],
   ]), el("pre", { tabindex: "0", "aria-label": `Values of ${name}` }, shown + (count > data.length ? `, … (${digits(count)} in all)` : "")));
+}
+
+const shownValue = (value, datatype) => {
+  if (value === null) return "not finite";
+  if (typeof value === "number") return digits(value, 6);
+  return datatype === "BYTES" ? JSON.stringify(value) : String(value);
+};
+
+/** What was computed beside what the saved graph computed, where the golden sample was sent as it is. */
+function agreement({ golden_error: error, golden_limit: limit, golden_agrees: agrees }) {
+  if (error === undefined) return null;
+  const off = error === null ? "not finite" : `error ${digits(error)}`;
+  if (agrees === null) return `${off} beside the saved graph`;
+  const text = `${agrees ? "as" : "not as"} the saved graph computed it: ${off}, limit ${digits(limit)}`;
+  return el("span", { class: `pill ${agrees ? "good" : "bad"}` }, text);
 }

@@ -21,7 +21,7 @@ export function setUpTraffic() {
 function offer(models) {
   const names = [...new Set(models.map((model) => `${model.name}/${model.version}`))];
   const select = $("traffic-model");
-  if (select.options.length === names.length + 1) return;
+  if ([...select.options].slice(1).map((option) => option.value).join("\n") === names.join("\n")) return;
   const chosen = select.value;
   const options = names.map((name) => el("option", { value: name }, name.replace("/", ", version ")));
   select.replaceChildren(el("option", { value: "" }, "all models"), ...options);

@@ -12,11 +12,12 @@ const TINY = 64;
 
 let versions = [];
 let waiting = 0;
+let comeHere;
 const queue = [];
-/** Versions whose scores are no probabilities, as their first answer showed: they are asked for those. */
-const logits = new Set();
 
-export function setUpTry() {
+/** Sets the view up; `shown` brings it to the front, wherever an image was dropped. */
+export function setUpTry(shown) {
+  comeHere = shown;
   $("files").addEventListener("change", (event) => {
     take([...event.target.files]);
     event.target.value = "";
@@ -33,14 +34,17 @@ export function setUpTry() {
     take([...event.dataTransfer.files]);
   });
   $("ask").addEventListener("submit", (event) => event.preventDefault());
+  for (const id of ["model", "other"]) $(id).addEventListener("change", () => delete $(id).dataset.lost);
   $("model").addEventListener("change", () => choose());
   return { show: offer, setVisible: () => {} };
 }
 
-/** Offers the versions that are ready; what was chosen stays chosen. */
+/** Offers the versions that are ready. What was chosen stays chosen; where it is gone, none is, until it is back. */
 function offer(models) {
-  const ready = models.filter((model) => model.state === "READY" && !model.name.endsWith(".images"));
-  const same = JSON.stringify(ready.map(keyOf)) === JSON.stringify(versions.map(keyOf));
+  const names = new Set(models.map((model) => model.name));
+  const isImageModel = ({ name }) => name.endsWith(".images") && names.has(name.slice(0, -".images".length));
+  const ready = models.filter((model) => model.state === "READY" && !isImageModel(model));
+  const same = JSON.stringify(ready.map(loadOf)) === JSON.stringify(versions.map(loadOf));
   versions = ready;
   if (same && $("model").options.length) return;
   const options = () => versions.map((model) => el("option", { value: keyOf(model) }, `${model.name}, version ${model.version}`));
@@ -50,13 +54,22 @@ function offer(models) {
   choose();
 }
 
+/** Another version must never answer unasked: in the place of a chosen one that is gone stands that it is gone. */
 function refill(select, options) {
-  const chosen = select.value;
+  const wanted = select.dataset.lost || select.value;
   select.replaceChildren(...options);
-  if ([...select.options].some((option) => option.value === chosen)) select.value = chosen;
+  delete select.dataset.lost;
+  if (options.some((option) => option.value === wanted)) select.value = wanted;
+  else if (wanted) {
+    select.dataset.lost = wanted;
+    select.prepend(el("option", { value: "", disabled: true }, `${wanted.replace(/\/(?=[^/]*$)/, ", version ")} is not ready`));
+    select.selectedIndex = 0;
+  }
 }
 
 const keyOf = (model) => `${model.name}/${model.version}`;
+/** Changes when a version is loaded again: it may be another one by then. */
+const loadOf = (model) => [model.name, model.version, model.load_s];
 const chosenIn = (id) => versions.find((model) => keyOf(model) === $(id).value);
 
 /** Shows what can be asked of the chosen version: images, tensors, programs. */
@@ -85,13 +98,18 @@ function empty() {
 
 function take(files) {
   if (!files.length) return;
+  comeHere();
   const asked = [chosenIn("model"), chosenIn("other")].filter(Boolean);
-  if (!asked.length) {
-    prepend(errorBox(new api.Failure("no model is ready", "see Models")));
+  if (!chosenIn("model")) {
+    const isLost = Boolean($("model").dataset.lost);
+    prepend(errorBox(isLost ? new api.Failure("the chosen model is not ready", "choose another one") : new api.Failure("no model is ready", "see Models")));
     return;
   }
   for (const file of files.slice(0, MOST_CARDS).reverse()) prepend(card(file, asked));
   for (const old of [...$("results").children].slice(MOST_CARDS)) old.remove();
+  if (files.length > MOST_CARDS) {
+    prepend(errorBox(new api.Failure(`of ${files.length} images the first ${MOST_CARDS} were asked`, "graphkiln classify takes any number")));
+  }
 }
 
 /** A card of an image, with a place for the answer of each version. */
@@ -134,34 +152,14 @@ function work() {
 
 async function fillIn(place, model, file, { whole, figure, drawn }) {
   try {
-    const { answer, softmax } = await askFor(model, file);
-    place.replaceChildren(title(model), show(answer, softmax));
+    const top = Math.max(1, Math.min(1000, Math.floor(Number($("top").value)) || 5));
+    const answer = await api.askImage(model, file, top);
+    place.replaceChildren(title(model), show(answer));
     if (isDrawn(answer)) overlay(answer, { whole, figure: drawn ? figure : copyOf(place, file), drawn });
-    $("said").textContent = `${file.name}: ${summarize(answer, softmax)}`;
+    $("said").textContent = `${file.name}: ${summarize(answer)}`;
   } catch (error) {
     place.replaceChildren(title(model), errorBox(error));
   }
-}
-
-/** Asks; where the scores of a classifier are no probabilities, for these. */
-async function askFor(model, file) {
-  const top = Math.max(1, Math.min(1000, Math.floor(Number($("top").value)) || 5));
-  const key = keyOf(model);
-  let softmax = logits.has(key);
-  let answer = await api.askImage(model, file, { top, softmax });
-  if (!softmax && areLogits(answer)) {
-    logits.add(key);
-    softmax = true;
-    answer = await api.askImage(model, file, { top, softmax });
-  }
-  const isShare = softmax || (answer.classifications ?? []).every(({ score }) => score !== null && score >= 0 && score <= 1);
-  return { answer, softmax: isShare };
-}
-
-/** Scores outside of 0 to 1, of one output without positions: only there one softmax means something. */
-function areLogits({ classifications = [] }) {
-  if (classifications.some((row) => row.output || row.position)) return false;
-  return classifications.some(({ score }) => score !== null && (score < 0 || score > 1));
 }
 
 function overlay(answer, { whole, figure, drawn }) {
