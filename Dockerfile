@@ -3,6 +3,11 @@
 #   docker build --target cpu -t graphkiln .
 #   docker run --rm -p 8000:8000 -p 8001:8001 -p 8002:8002 -v "$PWD/model_repository:/models:ro" graphkiln
 #
+# With the page for people on port 8003 (docs/page.md), for this machine alone:
+#
+#   docker run --rm -p 8000:8000 -p 127.0.0.1:8003:8003 -v "$PWD/model_repository:/models:ro" graphkiln \
+#       graphkiln serve --model-store /models --page
+#
 # The same with a store inside, for stores in S3 and its like or in a registry, and for NVIDIA GPUs:
 #
 #   docker build --target store --build-arg STORE=model_repository -t graphkiln-digits .
@@ -65,10 +70,11 @@ ENV PATH=/opt/graphkiln/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     GRAPHKILN_HOST=0.0.0.0 \
+    GRAPHKILN_PAGE_HOST=0.0.0.0 \
     GRAPHKILN_MODEL_STORE=/models
 USER graphkiln
 WORKDIR /home/graphkiln
-EXPOSE 8000 8001 8002
+EXPOSE 8000 8001 8002 8003
 # As patient as the liveness probe of deploy/kubernetes: while models load, for ten minutes at most, nobody answers.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=660s --retries=66 \
     CMD ["python3", "-m", "graphkiln_backend.server.healthcheck"]

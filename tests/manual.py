@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+GUIDES = (
+    "how-to/convert", "how-to/drop-in", "how-to/engines", "how-to/migrate", "how-to/oneflow", "how-to/precision",
+    "how-to/requests", "how-to/serve", "how-to/story", "page", "scoring", "signing", "tasks", "tuning",
+)  # fmt: skip
+"""Pages below `docs` with programs, beside the tutorial; tests/documentation/test_walkthroughs.py follows them."""
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
@@ -105,6 +110,11 @@ def words_of(text: str) -> list[str]:
 def links(page: Path) -> list[str]:
     """What its links and pictures lead to."""
     return _LINK.findall(re.sub(r"`[^`\n]*`", "", prose(page)))
+
+
+def pictures(page: Path) -> list[str]:
+    """What its pictures are."""
+    return re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", prose(page))
 
 
 def anchors(page: Path) -> set[str]:

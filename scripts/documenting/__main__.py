@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from documenting import pages, terminal
+from documenting import pages, site, terminal
 from documenting.pages import REPOSITORY
 
 
@@ -55,6 +55,8 @@ def _build(folder: Path) -> None:
     built = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
     if built.returncode:
         sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong, as told above")
+    if foreign := site.foreign_resources(folder):
+        sys.exit(f"graphkiln: the site fetches from others: {'; '.join(foreign[:5])}")
 
 
 main()

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((\.\.?/[^()\s]+)\)")
+_FOREIGN = re.compile(r"(?:https?:)?//")
+_IN_STYLE = re.compile(r"(?:url\(\s*|@import\s+)['\"]?((?:https?:)?//[^'\")\s]+)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -36,3 +40,36 @@ def without_outside_links(markdown: str, source: str) -> str:
         return text if path in text else f"{text} (`{path}`)"
 
     return _LINK.sub(replace, markdown)
+
+
+class _Resources(HTMLParser):
+    """What a page of the site has a browser fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """HTMLParser's event: links that a reader may follow are none of these."""
+        names = {"src", "srcset", "data", *(() if tag in ("a", "area", "base") else ("href",))}
+        self.found += [value for name, value in attrs if name in names and value]
+
+
+def foreign_resources(folder: Path) -> list[str]:
+    """What pages or style sheets of a built site have a browser fetch from other sites: it must work without any.
+
+    Args:
+        folder: Of the site.
+
+    Returns:
+        File and address, of each once.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".html":
+            parser = _Resources()
+            parser.feed(path.read_text())
+            found += [(path.name, address) for address in parser.found if _FOREIGN.match(address)]
+        elif path.suffix == ".css":
+            found += [(path.name, address) for address in _IN_STYLE.findall(path.read_text())]
+    return [f"{name}: {address}" for name, address in dict.fromkeys(found)]

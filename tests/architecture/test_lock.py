@@ -40,7 +40,7 @@ def asked(extras: set[str]) -> list[Requirement]:
     return found
 
 
-@pytest.mark.parametrize(("image", "extras"), [("cpu", {"serve", "openvino"}), ("gpu", {"gpu"})])
+@pytest.mark.parametrize(("image", "extras"), [("cpu", {"serve", "openvino", "page"}), ("gpu", {"gpu", "page"})])
 def test_an_image_gets_what_is_asked_for(image: str, extras: set[str]) -> None:
     versions = locked(f"requirements-{image}.txt")
     for requirement in asked(extras):

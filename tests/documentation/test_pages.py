@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import manual
+import pictures
 import pytest
 import yaml
+from PIL import Image
 from typer.main import get_command
 
 import graphkiln
@@ -146,6 +149,18 @@ def test_guides_have_blocks_that_are_run_or_shown(repository: Path) -> None:
     assert [place for language, place in kinds if language not in RUN | SHOWN] == []
 
 
+def test_every_page_with_programs_is_followed(repository: Path) -> None:
+    """By test_walkthroughs, in order, against a real server; all else is shown as text."""
+    docs = repository / "docs"
+    programs = {
+        str(block.page.relative_to(docs))
+        for page in docs.rglob("*.md")
+        for block in manual.blocks(page)
+        if block.language in RUN
+    }
+    assert programs == {"tutorial.md", *(f"{name}.md" for name in manual.GUIDES)}
+
+
 def test_every_public_name_is_in_the_reference(repository: Path) -> None:
     page = (repository / "docs" / "reference" / "python.md").read_text()
     described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
@@ -158,3 +173,31 @@ def test_every_page_is_in_the_navigation(repository: Path) -> None:
     listed = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
     docs = repository / "docs"
     assert listed == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_pictures_show_the_product_as_it_looks(name: str, repository: Path) -> None:
+    """tests/integration/test_pictures.py makes them, and keeps them with `GRAPHKILN_RECORD=1`."""
+    assert pictures.fault_of(repository / "docs" / name) == ""
+
+
+def test_every_picture_of_the_pages_is_made_by_a_test_or_a_script(pages: list[Path]) -> None:
+    """docs/quickstart.svg is drawn by `scripts/docs --picture`."""
+    shown = {target.rpartition("/")[2] for page in pages for target in manual.pictures(page)}
+    assert shown == {*pictures.PICTURES, "quickstart.svg"}
+
+
+def test_pictures_that_are_old_empty_or_large_are_found(tmp_path: Path) -> None:
+    drawn = Image.effect_noise((700, 100), 90)
+    content = io.BytesIO()
+    drawn.save(content, "PNG")
+    pictures.keep("page.png", content.getvalue(), tmp_path)
+    kept = tmp_path / "page.png"
+    assert pictures.fault_of(kept) == ""
+    drawn.save(kept, "PNG")
+    assert "no more" in pictures.fault_of(kept)
+    Image.new("RGB", (700, 100)).save(kept, "PNG")
+    assert "shows nothing" in pictures.fault_of(kept)
+    kept.write_bytes(bytes(pictures.MOST_BYTES + 1))
+    assert "bytes" in pictures.fault_of(kept)
+    assert "missing" in pictures.fault_of(tmp_path / "none.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from containers import IMAGE, LIMITS, Container, engine, pods_volume, run_in_image, serving
-from running import run_command
+from running import free_ports, run_command
 
 pytestmark = pytest.mark.image
 
@@ -126,3 +127,27 @@ def test_artifacts_are_kept_in_a_volume_of_a_pod(repository: Path) -> None:
         assert kept.returncode == 0, kept.stderr
         listed = run_in_image(options, "sh", "-c", "ls /cache/entries | wc -l")
         assert int(listed.stdout) > 0
+
+
+def test_the_page_is_reached_through_a_published_port(repository: Path) -> None:
+    """There, nobody reaches 127.0.0.1 of a container: it listens for every address, and still asks how it is called."""
+    (port,) = free_ports(1)
+    store = ("-v", f"{repository / 'model_repository'}:/models:ro")
+    sample = (repository / "docs" / "digits" / "seven.png").read_bytes()
+    with serving(store, "--model-store=/models", f"--page-address=:{port}"):
+        assert ask_page(port, "evil.example", "GET", "/")[0] == 421
+        status, page = ask_page(port, f"localhost:{port}", "GET", "/")
+        assert (status, b"<title>graphkiln</title>" in page) == (200, True)
+        status, answer = ask_page(port, f"localhost:{port}", "POST", "/api/models/digits/1/image", sample)
+        assert (status, json.loads(answer)["classifications"][0]["label"]) == (200, "seven")
+
+
+def ask_page(port: int, called: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Asks the page by an address that is not 127.0.0.1, as comes from outside of a container."""
+    connection = http.client.HTTPConnection("127.0.0.2", port, timeout=60)
+    try:
+        connection.request(method, path, body=body, headers={"Host": called})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 import threading
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from fake_transport import FakeTransport
+from fake_transport import FakeTransport, echo
 from page_browser import PATIENCE_MS, Opened, chromium, opened, serving
+from PIL import Image
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Error as BrowserError
 from running import Server, Serving, free_ports
-from shown_server import PIXELS, Shown, counted, encoded, responses
+from shown_server import METRICS, PIXELS, Shown, config, counted, encoded, responses
 from task_outputs import DETECTION, detector_outputs
 
 from graphkiln.page.app import build_app
@@ -31,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 VIEWS = ("try", "models", "traffic")
+LOADED = 'graphkiln_load_seconds{{model="m",version="1",instance="m_0"}} {}\n'
 ALPHAS = """(places) => {
   const canvas = document.querySelector('.shown canvas');
   const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -166,6 +170,138 @@ def test_a_slow_server_is_waited_for(browser: Browser, tmp_path: Path) -> None:
         expect(it.page.locator(".busy")).to_have_count(0)
 
 
+def test_no_other_model_answers_in_the_place_of_one_that_is_gone(browser: Browser, url: str, shown: Shown) -> None:
+    with opened(browser, url) as it:
+        serves = shown.transport.responses["model_statistics"]
+        (_, second) = serves("", "")["model_stats"]
+        shown.transport.responses["model_statistics"] = {"model_stats": [second]}
+        read_again(it)
+        expect(it.page.locator("#model option:checked")).to_have_text("m, version 1 is not ready")
+        it.ask(file("a.png"))
+        it.wait_for("#results .error", "the chosen model is not ready")
+        assert not shown.transport.inferred()
+        shown.transport.responses["model_statistics"] = serves
+        read_again(it)
+        expect(it.page.locator("#model")).to_have_value("m/1")
+        it.ask(file("a.png"))
+        it.wait_for(".bars")
+        assert {request.version for request in shown.transport.inferred()} == {"1"}
+
+
+def test_a_version_that_is_loaded_again_is_shown_as_it_is_then(browser: Browser, shown: Shown, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics"
+    shown.transport.responses["model_config"] = config(takes_images=False)
+    shown.transport.responses["model_metadata"]["inputs"] = [{"name": "OLD", "datatype": "FP32", "shape": [3]}]
+    metrics.write_text(METRICS.read_text() + LOADED.format(1))
+    server = shown.server()
+    server.metrics_url = metrics.as_uri()
+    with serving(build_app(server)) as url, opened(browser, url) as it:
+        it.wait_for("#tensor-form label", "OLD")
+        it.page.click("#tab-models")
+        it.page.locator("#models th button").first.click()
+        it.wait_for("#model-detail", "OLD")
+        shown.transport.responses["model_metadata"]["inputs"] = [{"name": "NEW", "datatype": "FP32", "shape": [3]}]
+        metrics.write_text(METRICS.read_text() + LOADED.format(2))
+        it.page.click("#list")
+        it.wait_for("#model-detail", "NEW")
+        it.page.click("#tab-try")
+        it.wait_for("#tensor-form label", "NEW")
+
+
+def read_again(it: Opened) -> None:
+    """Has the list of models read now, not in some seconds; Try is in front again."""
+    it.page.click("#tab-models")
+    it.page.click("#list")
+    expect(it.page.locator("#admin-said")).to_be_empty()
+    it.page.click("#tab-try")
+
+
+def test_numbers_that_do_not_fit_are_told_and_none_are_zeros(browser: Browser, url: str, shown: Shown) -> None:
+    """With a decimal comma, as half of the world writes it, there would be others than were meant."""
+    shown.transport.responses["model_config"] = config(takes_images=False)
+    shown.transport.responses["model_metadata"]["inputs"] = [{"name": "X", "datatype": "FP32", "shape": [2]}]
+    shown.transport.responses["infer"] = echo
+    with opened(browser, url, locale="de-DE") as it:
+        values = it.wait_for("#tensor-form textarea")
+        for text, told in (("1,5 2,5", "4 values for a shape of 2"), ("eins", "'eins' is no FP32 value")):
+            values.fill(text)
+            it.page.click("#tensor-form button")
+            it.wait_for("#results .error", told)
+        assert not shown.transport.inferred()
+        for text, sent in (("", "0, 0"), ("1.5 2500.25", "1.5, 2500.25")):
+            values.fill(text)
+            it.page.click("#tensor-form button")
+            it.wait_for(".outputs pre", sent)
+
+
+def test_an_image_that_is_dropped_on_another_view_is_seen(browser: Browser, url: str) -> None:
+    with opened(browser, url) as it:
+        it.page.click("#tab-traffic")
+        give(it, "drop")
+        expect(it.wait_for(".bars tbody tr:first-child th")).to_be_visible()
+        expect(it.page.locator("#tab-try")).to_have_attribute("aria-selected", "true")
+
+
+def test_an_image_of_20_megabytes(browser: Browser, url: str) -> None:
+    content = io.BytesIO()
+    Image.new("RGB", (2700, 2600)).save(content, "BMP")
+    assert len(content.getvalue()) > 20_000_000
+    with opened(browser, url) as it:
+        it.ask({"name": "large.bmp", "mimeType": "image/bmp", "buffer": content.getvalue()})
+        it.wait_for(".bars tbody th", "class 0")
+
+
+def test_a_thousand_models(browser: Browser, url: str, shown: Shown) -> None:
+    (row,) = counted(1)["model_stats"]
+    rows = [{**row, "name": f"model-{number:03}"} for number in range(1000)]
+    shown.transport.responses["model_statistics"] = {"model_stats": rows}
+    with opened(browser, url, width=320) as it:
+        expect(it.page.locator("#model option")).to_have_count(1000)
+        it.page.click("#tab-models")
+        expect(it.page.locator("#models tbody tr")).to_have_count(1000)
+        it.page.fill("#filter", "MODEL-99")
+        expect(it.page.locator("#models tbody tr")).to_have_count(10)
+        it.page.fill("#filter", "none")
+        it.wait_for("#models .empty", "No name has that in it")
+        assert overflow(it) == 0
+
+
+def test_the_key_stays_in_its_tab(browser: Browser, url: str, shown: Shown) -> None:
+    with opened(browser, url) as it:
+        it.page.click("#tab-models")
+        it.page.fill("#key", "a-secret")
+        it.page.click("#list")
+        it.wait_for("#models", "it is damaged")
+        kept = "JSON.stringify([location.href, document.cookie, {...localStorage}, {...sessionStorage}, history.state])"
+        assert "a-secret" not in it.page.evaluate(kept)
+        assert "a-secret" in shown.keys
+        other = it.page.context.new_page()
+        other.goto(url)
+        other.click("#tab-models")
+        expect(other.locator("#models tbody tr")).to_have_count(2)
+        assert other.locator("#models", has_text="it is damaged").count() == 0
+        assert other.input_value("#key") == ""
+
+
+def test_it_is_printed_without_its_form_and_moves_only_for_who_likes_it(browser: Browser, url: str) -> None:
+    waits = """() => {
+      const waiting = document.createElement("p");
+      waiting.className = "busy";
+      document.body.append(waiting);
+      return getComputedStyle(waiting, "::before").animationName;
+    }"""
+    with opened(browser, url, scheme="dark", reduced_motion="reduce") as it:
+        assert it.page.evaluate(waits) == "none"
+        it.ask(file("a.png"))
+        it.wait_for(".times")
+        it.page.emulate_media(media="print", reduced_motion="no-preference")
+        assert it.page.evaluate(waits) == "turn"
+        expect(it.page.locator("#ask")).to_be_hidden()
+        expect(it.page.locator(".bars")).to_be_visible()
+        paper = "getComputedStyle(document.documentElement).getPropertyValue('--page')"
+        assert it.page.evaluate(paper).strip() == "#faf8f5", "dark ink on light paper"
+
+
 def test_what_a_server_complains_of_is_text(browser: Browser, url: str, shown: Shown) -> None:
     with opened(browser, url) as it:
         shown.transport.responses["infer"] = ServerError(f"it broke {HOSTILE}", hint="look at its log")
@@ -298,6 +434,19 @@ class TestRealServer:
             it.page.click("#switch")
             it.page.click("#tensor-form button")
             it.wait_for(".outputs .pill", "as the saved graph computed it: error")
+
+    def test_a_server_that_was_killed_is_asked_again_when_it_is_back(
+        self, browser: Browser, real: tuple[Server, str], repository: Path
+    ) -> None:
+        server, url = real
+        with opened(browser, url) as it:
+            for triton in psutil.Process(server.process.pid).children(recursive=True):
+                if triton.name() == "tritonserver":
+                    triton.kill()
+                    triton.wait()
+            server.wait_ready()
+            it.ask(str(repository / "docs" / "digits" / "seven.png"))
+            expect(it.wait_for(".bars tbody tr:first-child th")).to_have_text("seven")
 
     def test_the_programs_work_as_they_stand(self, browser: Browser, real: tuple[Server, str]) -> None:
         with opened(browser, real[1]) as it:

@@ -131,32 +131,6 @@ def test_the_lowering_commands(shown: Shown, server: Server, repository: Path) -
 
 
 @pytest.mark.slow
-def test_the_tune_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
-    """With a target that any machine meets, and less time."""
-    (tmp_path / "model_repository").symlink_to(repository / "model_repository")
-    dry, real = shown("docs/tuning.md", "graphkiln tune model_repository")
-    private = f"XDG_CACHE_HOME={tmp_path / 'cache'} "
-    planned = run(private + dry, tmp_path, server)
-    assert planned.returncode == 0, planned.stderr
-    assert "candidates of" in planned.stderr
-    smaller = private + real.replace("50ms", "2s").replace("1m", "15s").replace("max_batch_size", "spin")
-    finished = run(smaller, tmp_path, server)
-    assert finished.returncode in (0, 1), finished.stderr  # on a busy machine no p99 may be proven
-    assert "100 requests per second" in finished.stdout
-
-
-@pytest.mark.slow
-def test_the_story_command(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
-    """With a smaller model and less time, or it would take a quarter of an hour."""
-    (command,) = shown("docs/how-to/story.md", "graphkiln story")
-    smaller = command.replace("resnet101", "squeezenet1_1") + " --image-size 64 --seconds 1 --only static,parallel"
-    finished = run(smaller.replace("story.html", str(tmp_path / "story.html")), repository, server)
-    assert finished.returncode == 0, finished.stderr
-    assert "3 parallel" in finished.stdout
-    assert (tmp_path / "story.html").stat().st_size > 10_000
-
-
-@pytest.mark.slow
 def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Path, tmp_path: Path) -> None:
     """A hundredth of the steps: too little, and said so. `scripts/train-story` is this, in the environment it needs."""
     words = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from documenting.site import without_outside_links
+from documenting.site import foreign_resources, without_outside_links
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,20 @@ from documenting.site import without_outside_links
 )
 def test_only_what_the_site_lacks_becomes_text(source: str, link: str, shown: str) -> None:
     assert without_outside_links(f"see {link}.", source) == f"see {shown}."
+
+
+def test_what_a_site_fetches_from_others_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<link rel="stylesheet" href="own.css"><script src="https://cdn.example/x.js"></script><img src="//cdn.example/p">'
+        '<a href="https://example.org">read</a><iframe src="https://example.org/f"></iframe><img src="p.png">'
+    )
+    (tmp_path / "own.css").write_text(
+        '@import "https://fonts.example/f.css"; a { background: url(p.png) } b { background: url( //x.example/q) }'
+    )
+    assert foreign_resources(tmp_path) == [
+        "a.html: https://cdn.example/x.js",
+        "a.html: //cdn.example/p",
+        "a.html: https://example.org/f",
+        "own.css: https://fonts.example/f.css",
+        "own.css: //x.example/q",
+    ]

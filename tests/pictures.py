@@ -1,0 +1,52 @@
+"""Pictures of the documentation: each is made by a test of the running product, and says of what it was made.
+
+A picture carries the hash of the files that decide how things look. Whoever changes these makes the pictures anew:
+`GRAPHKILN_RECORD=1 scripts/test -m slow -n 0 tests/integration/test_pictures.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from graphkiln.page.app import STATIC
+from graphkiln.reporting import LOOK
+
+PICTURES: Mapping[str, Path] = {"page.png": STATIC, "report.png": LOOK.parent}
+"""Name in `docs` -> the folder that decides how it looks, beside `LOOK`."""
+MOST_BYTES = 200_000
+_KEY = "made of"
+_COLORS = 256
+_CODE = {".pyc", ".py"}
+"""What computes charts has tests of its own."""
+
+
+def made_of(name: str) -> str:
+    """The hash of what decides how a picture looks now."""
+    files = sorted({LOOK, *(path for path in PICTURES[name].iterdir() if path.is_file() and path.suffix not in _CODE)})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def keep(name: str, shot: bytes, docs: Path) -> None:
+    """Writes a picture: a PNG of a browser, in fewer colors, with what it was made of."""
+    told = PngInfo()
+    told.add_text(_KEY, made_of(name))
+    colors = Image.open(io.BytesIO(shot)).convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
+    colors.save(docs / name, "PNG", optimize=True, pnginfo=told)
+
+
+def fault_of(path: Path) -> str:
+    """What is wrong with a picture of the documentation; empty for nothing."""
+    if not path.is_file():
+        return f"{path.name} is missing"
+    if path.stat().st_size > MOST_BYTES:
+        return f"{path.name} has {path.stat().st_size} bytes"
+    with Image.open(path) as picture:
+        if picture.width < 600 or len(picture.convert("RGB").getcolors(1 << 24) or ()) < 20:
+            return f"{path.name} shows nothing"
+        return "" if picture.info.get(_KEY) == made_of(path.name) else f"{path.name} shows what is no more"
