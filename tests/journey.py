@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from walkthrough import Step
 
 FOLDER = Path(__file__).parent / "journeys"
 MOST_COMMANDS = 5
+PLACE_VARIABLE = "GRAPHKILN_JOURNEYS_PLACE"
+"""Environment variable in which scripts/journeys says where they run."""
+EMPTY_FOLDER = "an empty folder, in the environment of the tests"
 _FACT = re.compile(r"^# (title|page|given): (.+)$", re.MULTILINE)
 
 
@@ -57,7 +61,7 @@ def record(file: Path, journey: Journey, steps: list[Step], seconds: float, fact
     commands = [{"command": command, "seconds": round(took[command], 1)} for command in journey.commands]
     known[journey.name] = {
         "name": journey.name, "title": journey.title, "page": journey.page, "given": journey.given,
-        "seconds": round(seconds, 1), "commands": commands,
+        "seconds": round(seconds, 1), "load": round(os.getloadavg()[1], 1), "commands": commands,
     }  # fmt: skip
-    kept = {key: facts[key] for key in ("machine", "date")}
+    kept = {**{key: facts[key] for key in ("machine", "date")}, "place": os.environ.get(PLACE_VARIABLE, EMPTY_FOLDER)}
     file.write_text(json.dumps({"facts": kept, "journeys": list(known.values())}, indent=1) + "\n")

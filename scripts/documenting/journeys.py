@@ -12,26 +12,31 @@ _INTRODUCTION = """# Six journeys
 
 What people come for, tried as a new user would: each is a script of at most five commands, all of them taken from these
 pages, run by `tests/journeys` in an empty folder against the real server. Written by `scripts/docs` from a recorded run
-(`scripts/test -m slow tests/journeys` with `GRAPHKILN_RECORD=1`).
+(`scripts/journeys --record`, in a container with what [the tutorial](tutorial.md) installs and nothing else).
 
 """
+_LOAD = "the machine's load average of five minutes at the end, which two busy cores bring to 2 without any other work"
 
 
 def render(recorded: Path) -> str:
     """The page.
 
     Args:
-        recorded: What the tests wrote: facts of the machine, and for each journey its commands and seconds.
+        recorded: What the tests wrote: facts of the machine, and for each journey its commands, seconds and load.
     """
     document: dict[str, Any] = json.loads(recorded.read_text())
     rows = [
-        (each["title"], f"[{each['page']}]({each['page']})", str(len(each["commands"])), f"{each['seconds']:.0f}")
+        (
+            each["title"], f"[{each['page']}]({each['page']})", str(len(each["commands"])), f"{each['seconds']:.0f}",
+            f"{each['load']:.1f}",
+        )
         for each in document["journeys"]
-    ]
-    listed = table(["journey", "from", "commands", "seconds"], rows)
+    ]  # fmt: skip
+    listed = table(["journey", "from", "commands", "seconds", "load"], rows)
     facts = document["facts"]
-    machine = f"{facts['machine']}; {facts['date']}. Seconds include starting and stopping the server.\n"
-    return f"{_INTRODUCTION}{listed}\n{machine}\n" + "\n".join(map(_section, document["journeys"]))
+    place = f"{facts['machine']}; {facts['date']}; in {facts['place']}."
+    told = f"{place} Seconds include starting and stopping the server; load is {_LOAD}.\n"
+    return f"{_INTRODUCTION}{listed}\n{told}\n" + "\n".join(map(_section, document["journeys"]))
 
 
 def _section(journey: dict[str, Any]) -> str:

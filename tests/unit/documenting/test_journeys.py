@@ -16,12 +16,14 @@ def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
         "page": "tutorial.md",
         "given": "Nothing.",
         "seconds": 4.6,
+        "load": 2.34,
         "commands": commands,
     }
     recorded = tmp_path / "journeys.json"
-    recorded.write_text(json.dumps({"facts": {"machine": "two cores", "date": "today"}, "journeys": [journey]}))
+    facts = {"machine": "two cores", "date": "today", "place": "a new container"}
+    recorded.write_text(json.dumps({"facts": facts, "journeys": [journey]}))
     page = journeys.render(recorded)
-    assert "| A way | [tutorial.md](tutorial.md) | 2 | 5 |" in page
+    assert "| A way | [tutorial.md](tutorial.md) | 2 | 5 | 2.3 |" in page
     assert "## A way\n\nNothing.\n" in page
     assert "| `graphkiln serve x \\| y` | 3.2 |" in page
-    assert "two cores; today." in page
+    assert "two cores; today; in a new container." in page
