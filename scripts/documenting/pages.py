@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from documenting import commands, errors, journeys, manifest, policy, settings
+from documenting import commands, errors, journeys, manifest, metrics, policy, settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -17,6 +17,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/manifest.schema.json": manifest.render_schema,
     "reference/errors.md": errors.render,
     "reference/policy.md": policy.render,
+    "metrics.md": metrics.render,
     "journeys.md": lambda: journeys.render(DOCS / "journeys.json"),
 }
 """Path below `docs` -> what renders it."""

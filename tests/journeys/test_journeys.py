@@ -1,8 +1,7 @@
 """Six journeys of new users, each as a script in this folder, in an empty folder against the real server.
 
 `scripts/journeys` runs them in a fresh container. With `GRAPHKILN_RECORD=1` and `-n 0`, what they took is written into
-`docs/journeys.json`, from which
-`scripts/docs` writes the page.
+`docs/journeys.json`, from which `scripts/docs` writes the page.
 """
 
 from __future__ import annotations

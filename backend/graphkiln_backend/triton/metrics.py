@@ -14,6 +14,7 @@ import triton_python_backend_utils as pb_utils
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.metric_catalog import describe
 from graphkiln_backend.triton.restarts import RestartCounts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -21,21 +22,7 @@ _PUBLISH_EVERY_S = 1.0
 
 
 class InstanceMetrics(Closeable):
-    """The metrics of one instance; Triton drops them when it ends.
-
-    - `graphkiln_instance_info`: 1, with engine, device and precision as labels
-    - `graphkiln_nodes`, by executor, and `graphkiln_products` (convolutions and matrix products), by precision: what
-      really ran
-    - `graphkiln_load_seconds`, `graphkiln_warmup_seconds`
-    - `graphkiln_self_test_error`: relative L2 error on the golden samples; -1 for a version without any
-    - `graphkiln_batch_size`: histogram of the rows of each run
-    - `graphkiln_fallbacks_total`: session configurations of the plan that failed before the one that serves
-    - `graphkiln_shared_memory_bytes`: size of the instance's shared-memory region
-    - `graphkiln_self_test_replays_total`, `graphkiln_self_test_failures_total`: replays of the golden samples while
-      serving, and those that failed
-    - `graphkiln_self_test_timestamp_seconds`: when the golden samples were last computed right, in seconds since 1970;
-      0 for a version without any
-    - `graphkiln_restarts_total`, by cause, of the whole server: published by one of all instances
+    """The metrics of one instance, those of `metric_catalog`; Triton drops them when it ends.
 
     Args:
         instance: Triton's name of the instance.
@@ -50,25 +37,24 @@ class InstanceMetrics(Closeable):
         labels = {"model": status.model, "version": str(status.version), "instance": instance}
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
         metrics = _Metrics()
-        metrics.gauge("graphkiln_instance_info", "What the instance serves with", {**labels, **serving}, 1)
+        metrics.gauge("graphkiln_instance_info", {**labels, **serving}, 1)
         for executor, count in status.nodes.items():
-            metrics.gauge("graphkiln_nodes", "Executed nodes", {**labels, "executor": executor}, count)
+            metrics.gauge("graphkiln_nodes", {**labels, "executor": executor}, count)
         for precision, count in status.products.items():
-            metrics.gauge("graphkiln_products", "Executed products", {**labels, "precision": precision}, count)
-        for name, description, value in (
-            ("graphkiln_load_seconds", "Seconds from the start of loading until ready", status.load_ms / 1e3),
-            ("graphkiln_warmup_seconds", "Seconds of it for warming up", status.warmup_ms / 1e3),
-            ("graphkiln_self_test_error", "Relative L2 error on the golden samples", status.self_test_error),
-            ("graphkiln_shared_memory_bytes", "Size of the shared-memory region", shared_memory_bytes),
+            metrics.gauge("graphkiln_products", {**labels, "precision": precision}, count)
+        for name, value in (
+            ("graphkiln_load_seconds", status.load_ms / 1e3),
+            ("graphkiln_warmup_seconds", status.warmup_ms / 1e3),
+            ("graphkiln_self_test_error", status.self_test_error),
+            ("graphkiln_shared_memory_bytes", shared_memory_bytes),
         ):
-            metrics.gauge(name, description, labels, value)
-        fallbacks = metrics.counter("graphkiln_fallbacks_total", "Session configurations that failed", labels)
+            metrics.gauge(name, labels, value)
+        fallbacks = metrics.counter("graphkiln_fallbacks_total", labels)
         fallbacks.increment(status.fallbacks)
-        self._replays = metrics.counter("graphkiln_self_test_replays_total", "Replays of the golden samples", labels)
-        self._failures = metrics.counter("graphkiln_self_test_failures_total", "Replays that failed", labels)
+        self._replays = metrics.counter("graphkiln_self_test_replays_total", labels)
+        self._failures = metrics.counter("graphkiln_self_test_failures_total", labels)
         self._last_pass = metrics.gauge(
             "graphkiln_self_test_timestamp_seconds",
-            "When the golden samples were last computed right",
             labels,
             time.time() if status.self_test else 0,
         )
@@ -94,13 +80,13 @@ class _Metrics:
     def __init__(self) -> None:
         self._alive: list[Any] = []
 
-    def gauge(self, name: str, description: str, labels: Mapping[str, str], value: float) -> Any:
-        gauge = self._create(pb_utils.MetricFamily.GAUGE, name, description, labels)
+    def gauge(self, name: str, labels: Mapping[str, str], value: float) -> Any:
+        gauge = self._create(pb_utils.MetricFamily.GAUGE, name, describe(name), labels)
         gauge.set(value)
         return gauge
 
-    def counter(self, name: str, description: str, labels: Mapping[str, str]) -> Any:
-        return self._create(pb_utils.MetricFamily.COUNTER, name, description, labels)
+    def counter(self, name: str, labels: Mapping[str, str], *, part_of: str = "") -> Any:
+        return self._create(pb_utils.MetricFamily.COUNTER, name, describe(part_of or name), labels)
 
     def _create(self, kind: Any, name: str, description: str, labels: Mapping[str, str]) -> Any:
         family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
@@ -114,8 +100,8 @@ class _RestartCounter:
 
     def __init__(self, cause: str) -> None:
         kind = pb_utils.MetricFamily.COUNTER
-        name, text = "graphkiln_restarts_total", "Restarts of the server"
-        self._family = pb_utils.MetricFamily(name=name, description=text, kind=kind)
+        name = "graphkiln_restarts_total"
+        self._family = pb_utils.MetricFamily(name=name, description=describe(name), kind=kind)
         self._metric = self._family.Metric(labels={"cause": cause})
 
     def increment(self, value: float, /) -> None:
@@ -135,12 +121,12 @@ class _BatchSizeHistogram:
     """
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], batch_sizes: deque[int]) -> None:
-        name, text = "graphkiln_batch_size", "Rows of each run"
+        name = "graphkiln_batch_size"
         bounds = [*map(str, _BATCH_BUCKETS), "+Inf"]
         self._metrics = metrics
-        self._buckets = [metrics.counter(f"{name}_bucket", text, {**labels, "le": bound}) for bound in bounds]
-        self._sum = metrics.counter(f"{name}_sum", text, labels)
-        self._count = metrics.counter(f"{name}_count", text, labels)
+        self._buckets = [metrics.counter(f"{name}_bucket", {**labels, "le": bound}, part_of=name) for bound in bounds]
+        self._sum = metrics.counter(f"{name}_sum", labels, part_of=name)
+        self._count = metrics.counter(f"{name}_count", labels, part_of=name)
         self._batch_sizes = batch_sizes  # appended to by the instance, emptied by the thread: both without a lock
 
     def publish(self) -> None:
