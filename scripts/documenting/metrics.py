@@ -34,7 +34,10 @@ TRITONS: tuple[tuple[str, str, str, str], ...] = (
     ("nv_inference_compute_infer_duration_us", "counter, us", "-", "of it, in the backend"),
     ("nv_inference_compute_output_duration_us", "counter, us", "-", "of it, handing outputs over"),
     ("nv_inference_pending_request_count", "gauge", "-", "requests that wait now"),
-    ("nv_inference_request_summary_us", "summary, us", "`quantile`", "latency, with `--metrics-config=summary_latencies=true`; Triton (24.10) leaves out models with a response cache"),
+    (
+        "nv_inference_request_summary_us", "summary, us", "`quantile`",
+        "latency, with `--metrics-config=summary_latencies=true`; Triton (24.10) leaves out models with a response cache",
+    ),
     ("nv_inference_queue_summary_us", "summary, us", "`quantile`", "waiting; likewise"),
     ("nv_inference_compute_input_summary_us", "summary, us", "`quantile`", "likewise"),
     ("nv_inference_compute_infer_summary_us", "summary, us", "`quantile`", "likewise"),
