@@ -19,8 +19,10 @@ Prometheus calls our label `instance` (of a model: `digits_0`) `exported_instanc
 
 """
 _END = """
-With a GPU Triton adds `nv_gpu_*` (utilization, memory, power) and `nv_energy_consumption`, which no test here can compare.
-A summary's quantiles are those of one server, and cannot be added up over several: the dashboard shows the slowest one's.
+With a GPU Triton adds `nv_gpu_*` (utilization, memory, power) and `nv_energy_consumption`, which no test here can
+compare.
+A summary's quantiles are those of one server, and cannot be added up over several: the dashboard shows the slowest
+one's.
 """
 _COLUMNS = ("metric", "kind", "labels beside `model`, `version`", "says")
 TRITONS: tuple[tuple[str, str, str, str], ...] = (
@@ -29,14 +31,14 @@ TRITONS: tuple[tuple[str, str, str, str], ...] = (
     ("nv_inference_count", "counter", "-", "samples that were computed"),
     ("nv_inference_exec_count", "counter", "-", "batches that were computed"),
     ("nv_inference_request_duration_us", "counter, us", "-", "time of all requests together, the warm-up's too"),
-    ("nv_inference_queue_duration_us", "counter, us", "-", "of it, waiting: its rate / 10^6 is how many wait, on average"),
+    ("nv_inference_queue_duration_us", "counter, us", "-", "of it, waiting: its rate / 10^6 is how many wait"),
     ("nv_inference_compute_input_duration_us", "counter, us", "-", "of it, preparing inputs"),
     ("nv_inference_compute_infer_duration_us", "counter, us", "-", "of it, in the backend"),
     ("nv_inference_compute_output_duration_us", "counter, us", "-", "of it, handing outputs over"),
     ("nv_inference_pending_request_count", "gauge", "-", "requests that wait now"),
     (
         "nv_inference_request_summary_us", "summary, us", "`quantile`",
-        "latency, with `--metrics-config=summary_latencies=true`; Triton (24.10) leaves out models with a response cache",
+        "latency, with `--metrics-config=summary_latencies=true`; Triton (24.10) leaves out models with a cache",
     ),
     ("nv_inference_queue_summary_us", "summary, us", "`quantile`", "waiting; likewise"),
     ("nv_inference_compute_input_summary_us", "summary, us", "`quantile`", "likewise"),

@@ -38,8 +38,8 @@ async def answer_image(server: ShownServer, name: str, version: str, content: by
         top_k: How many classes, of a classifier.
 
     Returns:
-        `kind`; `classifications`, `detections`, `segments` or `vector`; `width` and `height` of the image; `times`. Of a
-        classifier also `are_shares`: whether the scores are from 0 to 1. Those of one plain output that are not are
+        `kind`; `classifications`, `detections`, `segments` or `vector`; `width` and `height` of the image; `times`. Of
+        a classifier also `are_shares`: whether the scores are from 0 to 1. Those of one plain output that are not are
         asked for again as probabilities.
 
     Raises:

@@ -51,13 +51,13 @@ async def answer_tensors(server: ShownServer, name: str, version: str, document:
         server: The server.
         name: Model name.
         version: Its version.
-        document: By input name: `datatype`, `shape` and `data`, a flat list, or None for zeros; or `golden`, true for the
-            golden one.
+        document: By input name: `datatype`, `shape` and `data`, a flat list, or None for zeros; or `golden`, true for
+            the golden one.
 
     Returns:
         `outputs` by name: `datatype`, `shape`, the first elements as `data`, `least`, `most` and `mean` of numbers, and
-        where all inputs are the golden ones `golden_error`, relative L2 to what the saved graph computed, `golden_limit`
-        of the precision that serves, and `golden_agrees`; both None where that is not known. And `times`.
+        where all inputs are the golden ones `golden_error`, relative L2 to what the saved graph computed, and with it
+        `golden_limit` of the precision that serves and `golden_agrees`, None where that is not known. And `times`.
 
     Raises:
         InvalidInput: The tensors are not such, or not those of the model.
