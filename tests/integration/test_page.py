@@ -49,6 +49,10 @@ NAMED_FILES = """([name, kind, type, bytes]) => {
                                    : new DragEvent("drop", { ...options, dataTransfer: files });
     document.querySelector("main").dispatchEvent(event);
 }"""
+COPY = """async (bytes) => {
+    const image = new Blob([new Uint8Array(bytes)], { type: "image/png" });
+    await navigator.clipboard.write([new ClipboardItem({ "image/png": image })]);
+}"""
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -125,6 +129,26 @@ def test_an_image_is_dropped_or_pasted(browser: Browser, url: str, kind: str) ->
         expect(it.page.locator(".bars td.n").first).to_have_text("100.0%")
         expect(it.page.locator(".times dl")).to_contain_text("compute5 ms")
         expect(it.page.locator("#said")).to_have_text("seven.png: class 0, 100.0%")
+
+
+def test_a_file_is_dropped_by_the_browser_itself(browser: Browser, url: str, tmp_path: Path) -> None:
+    """As from a file manager: Chromium makes the events, and reads the file."""
+    (tmp_path / "seven.png").write_bytes(encoded(8, 8))
+    with opened(browser, url) as it:
+        chromium = it.page.context.new_cdp_session(it.page)
+        dragged = {"items": [], "files": [str(tmp_path / "seven.png")], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            chromium.send("Input.dispatchDragEvent", {"type": kind, "x": 500, "y": 400, "data": dragged})
+        expect(it.wait_for(".bars tbody tr:first-child th", "class 0")).to_be_visible()
+        expect(it.page.locator("figcaption")).to_contain_text("seven.png")
+        expect(it.page.locator("body.dragging")).to_have_count(0)
+
+
+def test_an_image_is_pasted_from_the_clipboard(browser: Browser, url: str) -> None:
+    with opened(browser, url, permissions=["clipboard-read", "clipboard-write"]) as it:
+        it.page.evaluate(COPY, list(encoded(8, 8)))
+        it.page.keyboard.press("Control+V")
+        expect(it.wait_for(".bars tbody tr:first-child th", "class 0")).to_be_visible()
 
 
 def test_two_versions_side_by_side(browser: Browser, url: str, shown: Shown) -> None:

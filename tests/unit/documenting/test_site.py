@@ -27,7 +27,8 @@ def test_only_what_the_site_lacks_becomes_text(source: str, link: str, shown: st
 
 def test_what_a_site_fetches_from_others_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
-        '<link rel="stylesheet" href="own.css"><script src="https://cdn.example/x.js"></script><img src="//cdn.example/p">'
+        '<link rel="stylesheet" href="own.css"><script src="https://cdn.example/x.js"></script>'
+        '<img src="//cdn.example/p">'
         '<a href="https://example.org">read</a><iframe src="https://example.org/f"></iframe><img src="p.png">'
     )
     (tmp_path / "own.css").write_text(
