@@ -39,7 +39,7 @@ function follow() {
 function draw(anyway = false) {
   const wanted = $("filter").value.trim().toLowerCase();
   const shown = rows.filter((row) => row.name.toLowerCase().includes(wanted));
-  const now = JSON.stringify([shown.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision]), chosen]);
+  const now = JSON.stringify([rows.length, shown.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision]), chosen]);
   if (now === drawn && !anyway) return;
   drawn = now;
   const list = shown.map((row) => [
