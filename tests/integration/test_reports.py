@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from browsing import CHROMIUM, browse
+from digits_subject import digits_subject
+from stories import make_observation, story_document
+from tuned import document
 
 from conforming.html_report import to_report
 from graphkiln.reporting.report import render
+from graphkiln.story.page import render_page as render_story
+from graphkiln.tuning.page import render_page as render_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 
+COUNTED = {"charts": "svg", "tables": "table", "marks": "rect, circle"}
+
+
+def conformance(repository: Path, _: Path) -> str:
+    return render(to_report(json.loads((repository / "docs" / "conformance.json").read_text())))
+
+
+def story(_: Path, __: Path) -> str:
+    rates = {"eager": 1.0, "static": 1.25, "reduced": 3.0, "int8": 9.0}
+    return render_story(story_document(**{key: make_observation(rate) for key, rate in rates.items()}))
+
+
+def search(repository: Path, folder: Path) -> str:
+    return render_search(document(digits_subject(repository), folder))
+
 
 @pytest.mark.parametrize("width", [335, 1280])
-def test_a_report_is_legible_on_a_phone_and_a_screen(width: int, repository: Path, tmp_path: Path) -> None:
-    report = to_report(json.loads((repository / "docs" / "conformance.json").read_text()))
-    shown = browse(render(report), tmp_path, width, {"charts": "svg", "tables": "table", "bars": "rect"})
+@pytest.mark.parametrize("make", [conformance, story, search], ids=lambda make: make.__name__)
+def test_a_report_is_legible_on_a_phone_and_a_screen(
+    make: Callable[[Path, Path], str], width: int, repository: Path, tmp_path: Path
+) -> None:
+    shown = browse(make(repository, tmp_path), tmp_path, width, COUNTED)
     assert (shown["overflow"], shown["outside"]) == (0, [])
     assert shown["smallest"] >= 10, "letters in a chart, in pixels"
+    assert shown["marks"] > shown["charts"] > 0
+    assert shown["tables"] >= shown["charts"], "every chart has its table"
+
+
+def test_each_section_has_a_chart_and_its_table(repository: Path, tmp_path: Path) -> None:
+    report = to_report(json.loads((repository / "docs" / "conformance.json").read_text()))
+    shown = browse(render(report), tmp_path, 1280, {**COUNTED, "bars": "rect"})
     assert shown["charts"] == shown["tables"] == len(report.sections)
     assert shown["bars"] == sum(len(section.chart["rows"]) for section in report.sections if section.chart)
