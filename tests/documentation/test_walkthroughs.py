@@ -45,5 +45,3 @@ def test_a_guide(name: str, repository: Path, tmp_path: Path) -> None:
             shutil.copytree(repository / source, tmp_path / target)
         reader.follow(repository / "docs" / f"{name}.md")
         assert reader.steps
-
-

@@ -209,7 +209,7 @@ def serve(
             with (
                 PublishedKey(key, flags),
                 open_terminator(tls, flags, inner),
-                open_page(page_listens, flags, inner, tls, stores, page_name or ()),
+                open_page(page_listens, flags, inner, tls, stores, names=page_name or ()),
                 display,
             ):
                 code = supervisor.run()

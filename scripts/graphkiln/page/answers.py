@@ -69,9 +69,7 @@ async def _ask(
     return await timed(model, lambda: _ASK[kind](model, image))
 
 
-async def _classify(
-    served: ServedVersion, model: AsyncModel, image: Image.Image, top_k: int
-) -> tuple[_Answer, _Times]:
+async def _classify(served: ServedVersion, model: AsyncModel, image: Image.Image, top_k: int) -> tuple[_Answer, _Times]:
     """All classes are looked at, however few are shown: the best score of logits may well be below 1."""
     result, times = await timed(model, lambda: model.classify(image, top_k=_MOST_CLASSES))
     if served.ranking is None and _are_logits(result.to_dict()["classifications"]):

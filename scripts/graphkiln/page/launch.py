@@ -103,6 +103,7 @@ def open_page(
     inner: TritonFlags,
     tls: TlsFiles | None,
     stores: Sequence[Path],
+    *,
     names: Sequence[str] = (),
 ) -> AbstractContextManager[object]:
     """Serves the page until the end of the block.
@@ -124,7 +125,7 @@ def open_page(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise EngineUnavailable(f"the page needs {' and '.join(missing)}", extra="page")
-    facts = facts_of(address, flags, inner, tls, stores, names)
+    facts = facts_of(address, flags, inner, tls, stores, names=names)
     return ListeningChild("page", "graphkiln.page.process", (json.dumps(asdict(facts)),), address)
 
 
@@ -134,6 +135,7 @@ def facts_of(
     inner: TritonFlags,
     tls: TlsFiles | None,
     stores: Sequence[Path],
+    *,
     names: Sequence[str] = (),
 ) -> PageFacts:
     """What the page is told of a server.

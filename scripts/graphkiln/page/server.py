@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from graphkiln.page.metrics import parse_metrics, placements, read_metrics, traffic
 from graphkiln.page.stores import Stores
@@ -19,6 +19,7 @@ from graphkiln_client import AsyncClient, AsyncModel
 from graphkiln_client.metadata import published_contracts
 from graphkiln_client.served_version import ServedVersion
 
+T = TypeVar("T")
 _MOST_MODELS = 64
 """Whose metadata is kept; one more is requested anew."""
 _KEPT_S = 10.0
@@ -117,7 +118,7 @@ class ShownServer:
         if self._client:
             await self._client.close()
 
-    async def _of_metrics(self, read: Callable[[str], Any]) -> Any:
+    async def _of_metrics(self, read: Callable[[str], T]) -> T:
         """What is read of the metrics, beside the event loop: a server of 1,000 models has megabytes of them."""
         if not self.metrics_url:
             raise ModelNotReady("the server publishes no metrics", hint="start it without --allow-metrics=false")

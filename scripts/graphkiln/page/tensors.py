@@ -132,7 +132,7 @@ def _limit(precision: str) -> float | None:
     """What a precision may be off the saved graph's own outputs, relative L2; None for one that is not known."""
     rows = {**policy.BY_PRECISION, Precision.FP32: policy.OTHER_ENGINE}
     row = next((row for known, row in rows.items() if known.value == precision), None)
-    return row and row.relative_l2
+    return row.relative_l2 if row else None
 
 
 def _row(array: AnyArray, most: int) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_the_server_measures_quantiles_unless_it_was_told_how() -> None:
 
 def test_what_the_process_is_told() -> None:
     public, inner = flags(host="0.0.0.0"), flags("--http-port=9999")
-    facts = facts_of(page_address("models.example"), public, inner, FILES, [Path("/store")], ["other.example"])
+    facts = facts_of(page_address("models.example"), public, inner, FILES, [Path("/store")], names=["other.example"])
     assert facts.inner_url == "http://127.0.0.1:9999"
     assert facts.url == "https://127.0.0.1:8000"
     assert facts.metrics_url == "http://127.0.0.1:8002/metrics"

@@ -23,8 +23,22 @@ def test_it_is_called_by_its_address_or_a_name_that_it_knows(page: TestClient, h
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "", ".", "[::1", "a@127.0.0.1x", "a@127.0.0.1",
-     "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "127.0.0.1:x", "localhost..", "2130706433"],
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "",
+        ".",
+        "[::1",
+        "a@127.0.0.1x",
+        "a@127.0.0.1",
+        "127.0.0.1/x",
+        "127.0.0.1?x",
+        "127.0.0.1#x",
+        "127.0.0.1:x",
+        "localhost..",
+        "2130706433",
+    ],
 )
 @pytest.mark.parametrize("path", ["/", "/api/models", "/nowhere"])
 def test_any_other_name_is_refused(page: TestClient, host: str, path: str) -> None:
