@@ -10,7 +10,8 @@ from pathlib import Path
 
 GUIDES = (
     "how-to/convert", "how-to/drop-in", "how-to/engines", "how-to/migrate", "how-to/oneflow", "how-to/precision",
-    "how-to/requests", "how-to/serve", "how-to/story", "page", "scoring", "signing", "tasks", "tuning",
+    "how-to/requests", "how-to/serve", "how-to/story", "page", "reference/python", "scoring",
+    "signing", "tasks", "tuning",
 )  # fmt: skip
 """Pages below `docs` with programs, beside the tutorial; tests/documentation/test_walkthroughs.py follows them."""
 _FENCE = re.compile(

@@ -38,7 +38,8 @@ LOADED = 'graphkiln_load_seconds{{model="m",version="1",instance="m_0"}} {}\n'
 ALPHAS = """(places) => {
   const canvas = document.querySelector('.shown canvas');
   const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-  return places.map(([x, y]) => data[4 * (y * width + x) + 3]);
+  const scale = canvas.width / document.querySelector('.shown img').naturalWidth;
+  return places.map(([x, y]) => data[4 * (Math.round(y * scale) * width + Math.round(x * scale)) + 3]);
 }"""
 """In one reading: of several, Chromium complains."""
 NAMED_FILES = """([name, kind, type, bytes]) => {

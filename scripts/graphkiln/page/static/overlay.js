@@ -2,13 +2,14 @@
 
 const HUES = [18, 205, 140, 280, 48, 330, 175, 95, 245, 0];
 const MOST_PIXELS = 16_000_000;
+const FEWEST = 640;
 
 /** The color of a class or a detection. */
 export const color = (at, alpha = 1) => `hsl(${HUES[at % HUES.length]} 75% ${Math.floor(at / HUES.length) % 2 ? 38 : 55}% / ${alpha})`;
 
-/** Draws an answer at the size of its image. */
+/** Draws an answer at the size of its image; of a small one larger, or nobody could read the labels. */
 export function draw(canvas, { width, height, detections = [], segments = [] }) {
-  const scale = Math.min(1, Math.sqrt(MOST_PIXELS / Math.max(1, width * height)));
+  const scale = Math.min(Math.max(1, FEWEST / Math.max(1, width, height)), Math.sqrt(MOST_PIXELS / Math.max(1, width * height)));
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
   const context = canvas.getContext("2d");
