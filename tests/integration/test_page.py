@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -465,10 +466,9 @@ class TestRealServer:
     ) -> None:
         server, url = real
         with opened(browser, url) as it:
-            for triton in psutil.Process(server.process.pid).children(recursive=True):
-                if triton.name() == "tritonserver":
-                    triton.kill()
-                    triton.wait()
+            triton = tritonserver_of(server)
+            triton.kill()
+            triton.wait()
             server.wait_ready()
             it.ask(str(repository / "docs" / "digits" / "seven.png"))
             expect(it.wait_for(".bars tbody tr:first-child th")).to_have_text("seven")
@@ -503,3 +503,12 @@ class TestRealServer:
             it.wait_for("#models .pill", "unavailable")
             it.page.get_by_role("button", name="load digits", exact=True).click()
             it.wait_for("#models .pill", "ready")
+
+
+def tritonserver_of(server: Server) -> psutil.Process:
+    """The process that a supervisor watches; others may come and go meanwhile."""
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "tritonserver":
+                return child
+    raise AssertionError("there is no tritonserver")
