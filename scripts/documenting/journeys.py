@@ -28,13 +28,13 @@ def render(recorded: Path) -> str:
     rows = [
         (
             each["title"], f"[{each['page']}]({each['page']})", str(len(each["commands"])), f"{each['seconds']:.0f}",
-            f"{each['load']:.1f}",
+            str(each.get("load", "-")),
         )
         for each in document["journeys"]
     ]  # fmt: skip
     listed = table(["journey", "from", "commands", "seconds", "load"], rows)
     facts = document["facts"]
-    place = f"{facts['machine']}; {facts['date']}; in {facts['place']}."
+    place = f"{facts['machine']}; {facts['date']}; in {facts.get('place', 'an empty folder')}."
     told = f"{place} Seconds include starting and stopping the server; load is {_LOAD}.\n"
     return f"{_INTRODUCTION}{listed}\n{told}\n" + "\n".join(map(_section, document["journeys"]))
 

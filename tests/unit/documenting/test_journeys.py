@@ -16,7 +16,7 @@ def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
         "page": "tutorial.md",
         "given": "Nothing.",
         "seconds": 4.6,
-        "load": 2.34,
+        "load": 2.3,
         "commands": commands,
     }
     recorded = tmp_path / "journeys.json"
