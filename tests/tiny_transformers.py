@@ -78,33 +78,102 @@ def _queries(name: str, stages: tuple[str, ...], **own: Any) -> Callable[..., An
     return make
 
 
-def _rt_detr(**changes: Any) -> Any:
-    backbone = hf.RTDetrResNetConfig(
+def _rt_detr_backbone() -> Any:
+    return hf.RTDetrResNetConfig(
         embedding_size=8,
         hidden_sizes=[8, 8, 16, 16],
         depths=[1] * 4,
         layer_type="basic",
         out_features=["stage2", "stage3", "stage4"],
     )
-    config = hf.RTDetrConfig(
-        **{
-            "backbone_config": backbone,
-            "encoder_hidden_dim": 16,
-            "encoder_in_channels": [8, 16, 16],
-            "encoder_ffn_dim": 16,
-            "encoder_attention_heads": 2,
-            "d_model": 16,
-            "decoder_in_channels": [16] * 3,
-            "decoder_ffn_dim": 16,
-            "decoder_layers": 1,
-            "decoder_attention_heads": 2,
-            "num_queries": _QUERIES,
-            "num_labels": LABELS,
-            **changes,
-        }
+
+
+def _hgnet() -> Any:
+    return hf.HGNetV2Config(
+        stem_channels=[3, 8, 8],
+        stage_in_channels=[8, 8, 8, 16],
+        stage_mid_channels=[8] * 4,
+        stage_out_channels=[8, 8, 16, 16],
+        stage_num_blocks=[1] * 4,
+        stage_numb_of_layers=[1] * 4,
+        stage_kernel_size=[3] * 4,
+        hidden_sizes=[8, 8, 16, 16],
+        depths=[1] * 4,
+        out_features=["stage2", "stage3", "stage4"],
     )
-    config._attn_implementation = "eager"
-    return hf.RTDetrForObjectDetection(config)
+
+
+def _pyramid(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[..., Any]:
+    """RT-DETR and its kin: three levels of features."""
+
+    def make(**changes: Any) -> Any:
+        config = getattr(hf, f"{name}Config")(
+            **{
+                "backbone_config": backbone(),
+                "encoder_hidden_dim": 16,
+                "encoder_in_channels": [8, 16, 16],
+                "encoder_ffn_dim": 16,
+                "encoder_attention_heads": 2,
+                "d_model": 16,
+                "decoder_in_channels": [16] * 3,
+                "decoder_ffn_dim": 16,
+                "decoder_layers": 1,
+                "decoder_attention_heads": 2,
+                "num_queries": _QUERIES,
+                "num_labels": LABELS,
+                **own,
+                **changes,
+            }
+        )
+        config._attn_implementation = "eager"
+        return getattr(hf, f"{name}ForObjectDetection")(config)
+
+    return make
+
+
+def _light(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[..., Any]:
+    """LW-DETR and RF-DETR: a vision transformer, and a decoder that looks at its features."""
+
+    def make(**changes: Any) -> Any:
+        config = getattr(hf, f"{name}Config")(
+            **{
+                "backbone_config": backbone(),
+                "c2f_num_blocks": 1,
+                "d_model": 16,
+                "decoder_ffn_dim": 16,
+                "decoder_layers": 1,
+                "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2,
+                "decoder_n_points": 2,
+                "group_detr": 1,
+                "num_queries": _QUERIES,
+                "num_labels": LABELS,
+                **own,
+                **changes,
+            }
+        )
+        config._attn_implementation = "eager"
+        return getattr(hf, f"{name}ForObjectDetection")(config)
+
+    return make
+
+
+_SMALL_VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 1, "patch_size": 16}
+
+
+def _lw_backbone() -> Any:
+    return hf.LwDetrViTConfig(
+        **_SMALL_VIT,
+        image_size=64,
+        pretrain_image_size=64,
+        num_windows=4,
+        window_block_indices=[0],
+        out_features=["stage1", "stage2"],
+    )
+
+
+def _rf_backbone() -> Any:
+    return hf.RfDetrDinov2Config(**_SMALL_VIT, image_size=64, num_windows=1, out_features=["stage1", "stage2"])
 
 
 def _yolos(**changes: Any) -> Any:
@@ -171,14 +240,34 @@ def _upernet() -> Any:
     return hf.UperNetForSemanticSegmentation(config)
 
 
-DETECTORS = ("detr", "yolos", "conditional_detr", "deformable_detr", "rt_detr")
+DETECTORS = (
+    "detr",
+    "yolos",
+    "conditional_detr",
+    "dab-detr",
+    "deformable_detr",
+    "table-transformer",
+    "rt_detr",
+    "rt_detr_v2",
+    "d_fine",
+    "deimv2",
+    "lw_detr",
+    "rf_detr",
+)
 SEGMENTERS = ("segformer", "upernet", "maskformer", "mask2former")
 _LEVELS = ("stage2", "stage3", "stage4")
 _MAKERS: dict[str, Callable[..., Any]] = {
     "detr": _queries("Detr", ("stage4",)),
     "conditional_detr": _queries("ConditionalDetr", ("stage4",)),
     "deformable_detr": _queries("DeformableDetr", _LEVELS, num_feature_levels=3, d_model=32, decoder_layers=2),
-    "rt_detr": _rt_detr,
+    "dab-detr": _queries("DabDetr", ("stage4",), hidden_size=16),
+    "table-transformer": _queries("TableTransformer", ("stage4",)),
+    "rt_detr": _pyramid("RTDetr", _rt_detr_backbone),
+    "rt_detr_v2": _pyramid("RTDetrV2", _rt_detr_backbone),
+    "d_fine": _pyramid("DFine", _hgnet, decoder_layers=2, lqe_hidden_dim=8),
+    "deimv2": _pyramid("Deimv2", _hgnet, decoder_layers=2, lqe_hidden_dim=8),
+    "lw_detr": _light("LwDetr", _lw_backbone, projector_scale_factors=[1.0]),
+    "rf_detr": _light("RfDetr", _rf_backbone),
     "yolos": _yolos,
     "segformer": _segformer,
     "upernet": _upernet,

@@ -20,6 +20,7 @@ RESAMPLING: dict[int, Interpolation] = {
 _STRIDE = 32
 _INEXPRESSIBLE = ("ZoeDepthImageProcessorPil",)
 """Processors that pad with mirrored images."""
+_PADS_AROUND = "Sapiens2ImageProcessor"
 
 
 def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
@@ -50,7 +51,7 @@ def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | Non
     Returns:
         The spec, or None where none can express what the processor does.
     """
-    if processor is None or type(processor).__name__ in _INEXPRESSIBLE or not _scales_to_one(processor):
+    if processor is None or _is_inexpressible(processor) or not _scales_to_one(processor):
         return None
     interpolation = RESAMPLING.get(int(getattr(processor, "resample", None) or 0))
     if interpolation is None:
@@ -59,6 +60,12 @@ def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | Non
     flipped = bool(getattr(processor, "do_flip_channel_order", False))
     spec = Preprocess(interpolation=interpolation, mean=mean, std=std, color="BGR" if flipped else "RGB")
     return _with_geometry(spec, processor, size)
+
+
+def _is_inexpressible(processor: Any) -> bool:
+    """Whether a processor pads with mirrored images, or on all sides of an image."""
+    name = type(processor).__name__
+    return name in _INEXPRESSIBLE or (name == _PADS_AROUND and bool(processor.do_pad))
 
 
 def _with_geometry(spec: Preprocess, processor: Any, size: tuple[int, int]) -> Preprocess:

@@ -42,12 +42,26 @@ _FOCAL = {
     "conditional_detr": "ConditionalDetr",
     "dab-detr": "ConditionalDetr",
     "deformable_detr": "DeformableDetr",
+    "lw_detr": "DeformableDetr",
     "rt_detr": "RTDetr",
     "rt_detr_v2": "RTDetr",
     "d_fine": "RTDetr",
+    "deimv2": "RTDetr",
+    "rf_detr": "RfDetr",
 }
-_UNLIMITED = "RTDetr"
-"""The processor whose detections are as many as there are queries."""
+_UNLIMITED = ("RTDetr", "RfDetr")
+"""The processors whose detections are as many as there are queries."""
+_READ_OTHERWISE = {
+    **dict.fromkeys(
+        ("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"),
+        "it returns the parts of a page in the order in which they are read, and boxes alone would lose that",
+    ),
+    **dict.fromkeys(
+        ("pp_ocrv5_mobile_det", "pp_ocrv5_server_det", "pp_ocrv6_medium_det", "pp_ocrv6_small_det"),
+        "it returns a map of where there is text, whose outlines become turned boxes behind the model",
+    ),
+}
+"""Types of detectors whose answers are no boxes with classes, and what they are."""
 _MASKS: dict[str, tuple[int, int] | None] = {"maskformer": None, "mask2former": (384, 384)}
 """Model type -> the size that its processor interpolates masks to. Source: `Mask2FormerImageProcessor`."""
 
@@ -129,18 +143,23 @@ def _detector(model: Any, size: tuple[int, int]) -> ImageTask:
     kind = model.config.model_type
     name = _SOFTMAX.get(kind) or _FOCAL.get(kind)
     if name is None:
-        known = ", ".join(sorted((*_SOFTMAX, *_FOCAL)))
-        raise ConversionError(
-            f"how detections of transformers' {type(model).__name__} are read is not known",
-            hint=f"known are {known}; or wrap it: python:FILE:FACTORY --task detection",
-        )
+        raise _unknown_detector(model)
     queries = int(getattr(model.config, "num_queries", 0) or model.config.num_detection_tokens)
     focal = kind in _FOCAL
-    most = limited(queries, model.config.num_labels) if focal and name != _UNLIMITED else queries
+    most = limited(queries, model.config.num_labels) if focal and name not in _UNLIMITED else queries
     return ImageTask(
         module=QueryDetector(model, size, focal=focal, most=most),
         reference=QueryLibrary(model, _processor(name), size, most),
         task=DETECTION,
+    )
+
+
+def _unknown_detector(model: Any) -> ConversionError:
+    known = ", ".join(sorted((*_SOFTMAX, *_FOCAL)))
+    why = _READ_OTHERWISE.get(model.config.model_type, "how its detections are read is not known")
+    return ConversionError(
+        f"transformers' {type(model).__name__} is not converted: {why}",
+        hint=f"known are {known}; or wrap it: python:FILE:FACTORY --task detection",
     )
 
 
@@ -156,7 +175,8 @@ def _query_segmenter(model: Any) -> ImageTask:
 
 def _processor(name: str) -> Any:
     """An image processor for what comes behind the model, which depends on none of its settings."""
-    return getattr(transformers, f"{name}ImageProcessorPil")()
+    kind = getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
+    return kind()
 
 
 class Pooled(nn.Module):

@@ -10,7 +10,8 @@ from graphkiln_converters.detection.candidates import OUTPUTS
 from graphkiln_converters.detection.queries import limited
 from graphkiln_converters.sources.huggingface_tasks import image_task
 
-SLOW = dict.fromkeys(("conditional_detr", "deformable_detr", "rt_detr", "maskformer", "mask2former"), pytest.mark.slow)
+QUICK = ("detr", "yolos", "segformer", "upernet")
+SLOW = {kind: pytest.mark.slow for kind in (*DETECTORS, *SEGMENTERS) if kind not in QUICK}
 """Larger to make; the kinds that differ most are always tested."""
 
 

@@ -86,3 +86,11 @@ def test_the_samples_are_those_of_the_library(name: str, options: dict[str, Any]
     assert spec is not None
     (expected,) = made(image, return_tensors="np")["pixel_values"]
     np.testing.assert_allclose(load_sample(image, spec), expected, rtol=0, atol=1e-5)
+
+
+def test_what_pads_on_all_sides_has_no_spec() -> None:
+    sizes = {"size": sized(height=64, width=64)}
+    kind = type("Sapiens2ImageProcessor", (SimpleNamespace,), {})
+    padding, stretching = (kind(**vars(processor(do_pad=pads, **sizes))) for pads in (True, False))
+    assert fitted_preprocess(padding, (64, 64)) is None
+    assert fitted_preprocess(stretching, (64, 64)) is not None

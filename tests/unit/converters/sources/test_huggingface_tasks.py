@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_transformers import SIZE, images, tiny_model
+from tiny_transformers import DETECTORS, SIZE, images, tiny_model
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation
@@ -16,10 +17,13 @@ from graphkiln_converters.sources.huggingface_tasks import (
     image_task,
     takes_images_of_any_size,
 )
+from graphkiln_converters.sources.torchvision_detection import list_detectors
+from graphkiln_converters.sources.torchvision_segmentation import list_segmenters
 from graphkiln_converters.torch_libraries import import_torchvision
 
 import_torchvision()
 import transformers as hf  # noqa: E402 - transformers imports torchvision
+from transformers.models.auto import modeling_auto  # noqa: E402
 
 TINY_VIT = {
     "hidden_size": 16,
@@ -76,6 +80,40 @@ def test_what_is_no_backbone_gives_no_vectors(kind: str) -> None:
     with pytest.raises(ConversionError, match="is no vector of the image") as caught:
         image_task(tiny_model(kind), SIZE, "embedding")
     assert "AutoModel" in caught.value.hint
+
+
+TASKS = ("OBJECT_DETECTION", "ZERO_SHOT_OBJECT_DETECTION", "SEMANTIC_SEGMENTATION", "INSTANCE_SEGMENTATION",
+         "UNIVERSAL_SEGMENTATION", "MASK_GENERATION")  # fmt: skip
+"""Lists of transformers' own: what has boxes or masks."""
+
+
+def families(task: str) -> dict[str, str]:
+    """Model type -> name of the class."""
+    found: dict[str, str] = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
+    return found
+
+
+def test_every_detector_of_transformers_is_converted_or_refused_with_a_reason() -> None:
+    known = {*huggingface_tasks._SOFTMAX, *huggingface_tasks._FOCAL}
+    refused = {*huggingface_tasks._READ_OTHERWISE}
+    assert {*families("OBJECT_DETECTION")} == known | refused
+    assert not known & refused
+    assert known == {*DETECTORS}, "what is converted is tested beside its processor"
+    assert {*families("ZERO_SHOT_OBJECT_DETECTION"), *families("MASK_GENERATION")} <= {*huggingface_tasks._PROMPTED}
+
+
+def test_what_becomes_of_each_family_is_written_down(repository: Path) -> None:
+    text = (repository / "docs" / "tasks.md").read_text()
+    assert not [kind for task in TASKS for kind in families(task) if f"`{kind}`" not in text]
+    assert not [name for name in list_detectors() + list_segmenters() if f"`{name}`" not in text]
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("pp_doclayout_v3", "order in which"), ("pp_ocrv6_small_det", "a map")])
+def test_detectors_without_boxes_are_refused_with_what_they_return(kind: str, reason: str) -> None:
+    model = type("OddForObjectDetection", (), {"config": SimpleNamespace(model_type=kind)})()
+    with pytest.raises(ConversionError, match=reason) as caught:
+        image_task(model, SIZE, "auto")
+    assert "python:FILE:FACTORY" in caught.value.hint
 
 
 def test_a_detector_of_another_kind_is_refused() -> None:
