@@ -135,14 +135,14 @@ def read_detections(
     scores = sample[task.scores][:count].astype(np.float64)
     kept = np.flatnonzero(scores >= (task.score_threshold if threshold is None else threshold))
     kept = kept[np.argsort(-scores[kept], kind="stable")]
-    places = frame.boxes_to_image(boxes)
+    places, whole = frame.boxes_to_image(boxes), frame.to_image(boxes)
     return tuple(
         Detection(
             box=Box(*map(float, places[row])),
             label=labels[index] if 0 <= index < len(labels) else "",
             index=index,
             score=float(scores[row]),
-            mask=_mask(task, sample, row, frame, places[row]),
+            mask=_mask(task, sample, row, frame, whole[row]),  # of the box as the model gave it, also outside
             keypoints=_keypoints(task, sample, row, frame),
         )
         for row, index in ((int(row), int(classes[row])) for row in kept)

@@ -67,6 +67,15 @@ class TestDetections:
         assert sum(row["mask"]["counts"]) == 800
         assert row["keypoints"] == [[20, 10, 0.75]] * 2
 
+    def test_a_mask_is_that_of_the_whole_box_also_where_the_image_ends_before_it(self) -> None:
+        mask = np.zeros((1, 28, 28), np.float32)
+        mask[:, :14] = 1  # the upper half of the box: rows 32 to 48 of the input, where the image ends
+        outputs = sample([0.9], 1, b=np.array([[8, 32, 16, 64]], np.float32), m=mask)
+        (found,) = read_detections(RICH, outputs, FRAME, ())
+        assert found.box == Box(5, 10, 10, 20)
+        assert found.mask is not None
+        assert found.mask.pixels()[11:19, 6:9].all()
+
     @pytest.mark.parametrize(
         "changes",
         [
