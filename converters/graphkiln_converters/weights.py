@@ -58,6 +58,19 @@ def trained_classes(module: nn.Module, path: Path) -> int | None:
     return len(weight)
 
 
+def trained_shapes(module: nn.Module, path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors by the names that they have in a module.
+
+    Args:
+        module: What the weights are for.
+        path: As for `load_weights`.
+
+    Raises:
+        ConversionError: The file cannot be read.
+    """
+    return {name: tuple(tensor.shape) for name, tensor in _unwrap(_read(path), module.state_dict()).items()}
+
+
 def not_downloaded(name: str, error: OSError) -> ConversionError:
     """The error when published weights cannot be downloaded."""
     return ConversionError(

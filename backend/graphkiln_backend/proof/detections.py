@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.task import Detection, output_names
-from graphkiln_backend.proof.matching import Found, match, score_tolerance
+from graphkiln_backend.proof.matching import Found, match, points_tolerance, score_tolerance, tied_points
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.proof.task_decision import Metric, TaskDecision
 
@@ -62,6 +62,17 @@ class _Alignment:
             if name != task.counts:
                 rows = self.outputs[name][image][partners[matched]]
                 self.aligned[name][image, : len(expected)][matched] = rows
+        self._settle_points(image, expected, judged, partners)
+
+    def _settle_points(self, image: int, expected: Found, judged: Found, partners: npt.NDArray[np.int64]) -> None:
+        """For the numbers, a keypoint that nothing decides is where the reference has it; it is counted."""
+        name = self.task.keypoints
+        if name is None:
+            return
+        for row in np.flatnonzero(partners >= 0):
+            tied = tied_points(expected, judged, int(row), int(partners[row]), self.limits.tasks)
+            self.aligned[name][image, row][tied] = self.reference[name][image, row][tied]
+            self.near_ties += int(tied.sum())
 
 
 def can_match(task: Detection, reference: Arrays, outputs: Arrays) -> bool:
@@ -146,7 +157,7 @@ def detection_controls(task: Detection, reference: Arrays, limits: Limits) -> It
     """Copies of the reference that no working check lets pass, each with what was done to it.
 
     The best detection of every image that has one is changed: its box moved by a pixel (or by more where the row allows
-    a pixel), its class swapped, its mask moved, it left out.
+    a pixel), its class swapped, its mask or its keypoints moved, it left out.
     """
     images = [image for image, count in enumerate(reference[task.counts]) if count]
     best = [image for image in images if reference[task.scores][image, 0] >= task.score_threshold]
@@ -161,6 +172,8 @@ def detection_controls(task: Detection, reference: Arrays, limits: Limits) -> It
         masks = np.array(reference[task.masks])
         masks[best] = np.roll(masks[best], masks.shape[-1] // 2, axis=-1)
         yield "a mask moved", {**reference, task.masks: masks}
+    if task.keypoints is not None:
+        yield "keypoints moved", {**reference, task.keypoints: _moved_points(task, reference, best, limits)}
 
 
 def _undecided(
@@ -192,6 +205,14 @@ def _moved_boxes(boxes: AnyArray, images: list[int], limits: Limits) -> AnyArray
         allowed = width * (1 - iou) / (1 + iou)
         shift = 1.0 if pixels is not None else max(1.0, _CONTROL_SCALE * allowed)
         moved[image, 0, ::2] = boxes[image, 0, ::2].astype(np.float64) + shift
+    return moved
+
+
+def _moved_points(task: Detection, reference: Arrays, images: list[int], limits: Limits) -> AnyArray:
+    moved = np.array(reference[task.keypoints or ""])
+    for image in images:
+        allowed = points_tolerance(reference[task.boxes][image, 0].astype(np.float64), limits.tasks)
+        moved[image, 0, :, :2] += np.asarray(max(1.0, _CONTROL_SCALE * allowed), moved.dtype)
     return moved
 
 

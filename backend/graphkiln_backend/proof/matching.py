@@ -12,6 +12,8 @@ from graphkiln_backend.proof.policy import TaskLimits
 Floats = npt.NDArray[np.float64]
 _MASK_LEVEL = 0.5
 """A pixel belongs to an object from this probability."""
+_MOST_TIED = 0.25
+"""Of the keypoints of a thing: what moves more of them is no tie."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,29 @@ def score_tolerance(reference: Found, limits: TaskLimits) -> float:
     return limits.score * float(np.max(np.abs(reference.scores), initial=0.0))
 
 
+def tied_points(reference: Found, judged: Found, row: int, partner: int, limits: TaskLimits) -> npt.NDArray[np.bool_]:
+    """The keypoints of a pair that stand elsewhere, where their score is the same: nothing decides which it is.
+
+    A keypoint is the highest pixel of a map, and two pixels may be equally high.
+
+    Returns:
+        `[keypoints]`; all False where there are none.
+    """
+    if reference.keypoints is None or judged.keypoints is None:
+        return np.zeros(0, np.bool_)
+    expected, found = reference.keypoints[row], judged.keypoints[partner]
+    height = float(np.max(np.abs(expected[:, 2]), initial=0.0))
+    alike = np.abs(expected[:, 2] - found[:, 2]) <= limits.score * height
+    return np.asarray(_have_moved(expected, found, points_tolerance(reference.boxes[row], limits)) & alike)
+
+
+def points_tolerance(box: Floats, limits: TaskLimits) -> float:
+    """Pixels that a keypoint may move in a box: as far as its corners may."""
+    if limits.box_pixels is not None:
+        return limits.box_pixels
+    return (1 - limits.box_iou) * float(max(box[2] - box[0], box[3] - box[1], 1.0))
+
+
 def _visible(boxes: Floats) -> Floats:
     """Boxes that are a pixel wide and high at least: what was cut to a line at the border overlaps nothing."""
     lacking = np.clip(1 - (boxes[:, 2:] - boxes[:, :2]), 0, None) / 2
@@ -95,10 +120,16 @@ def _alike(reference: Found, judged: Found, row: int, partner: int, limits: Task
         overlap = _mask_iou(reference.masks[row], judged.masks[partner], limits.score)
         if overlap < limits.box_iou:
             return False
-    if reference.keypoints is None or judged.keypoints is None or limits.box_pixels is None:
+    if reference.keypoints is None or judged.keypoints is None:
         return True
-    moved = np.abs(reference.keypoints[row, :, :2] - judged.keypoints[partner, :, :2])
-    return bool(moved.max(initial=0.0) <= limits.box_pixels)
+    tied = tied_points(reference, judged, row, partner, limits)
+    allowed = points_tolerance(reference.boxes[row], limits)
+    moved = _have_moved(reference.keypoints[row], judged.keypoints[partner], allowed)
+    return not np.any(moved & ~tied) and float(tied.sum()) <= _MOST_TIED * len(tied)
+
+
+def _have_moved(points: Floats, others: Floats, allowed: float) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.abs(points[:, :2] - others[:, :2]).max(axis=-1, initial=0.0) > allowed)
 
 
 def _mask_iou(reference: Floats, judged: Floats, noise: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphkiln_converters.detection.keypoints import merge_scores
 from graphkiln_converters.detection.regions import pool_by_library
 from graphkiln_converters.detection.suppression import keep
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -43,7 +44,7 @@ class _AsItIs(nn.Module):
         return ImageList(torch.stack(images), [tuple(each.shape[-2:]) for each in images]), targets
 
     def postprocess(self, found: Any, *_sizes: Any) -> Any:
-        """Boxes stay in pixels of the input, masks in their boxes."""
+        """Boxes and keypoints stay in pixels of the input, masks in their boxes."""
         return found
 
 
@@ -51,11 +52,12 @@ def pad_found(found: list[dict[str, torch.Tensor]], count: int) -> dict[str, tor
     """Detections of each image, as `torchvision` and `transformers` return them, as one batch.
 
     Args:
-        found: For each image `boxes` `[n, 4]`, `scores` `[n]`, `labels` `[n]`, and `masks` `[n, 1, h, w]` maybe.
+        found: For each image `boxes` `[n, 4]`, `scores` `[n]`, `labels` `[n]`; maybe `masks` `[n, 1, h, w]`,
+            or `keypoints` `[n, k, 3]` and `keypoints_scores` `[n, k]`.
         count: Rows of the batch.
 
     Returns:
-        See `Candidates.padded`; and `masks` `[batch, count, h, w]`.
+        See `Candidates.padded`; `masks` `[batch, count, h, w]`, `keypoints` `[batch, count, k, 3]`.
     """
     ranked = [
         {key: value[each["scores"].argsort(descending=True, stable=True)] for key, value in each.items()}
@@ -69,6 +71,9 @@ def pad_found(found: list[dict[str, torch.Tensor]], count: int) -> dict[str, tor
     }
     if "masks" in ranked[0]:
         padded["masks"] = torch.stack([_pad(each["masks"].squeeze(1), count) for each in ranked])
+    if "keypoints" in ranked[0]:
+        points = [merge_scores(each["keypoints"], each["keypoints_scores"]) for each in ranked]
+        padded["keypoints"] = torch.stack([_pad(each, count) for each in points])
     return padded
 
 

@@ -1,4 +1,4 @@
-"""torchvision's Faster and Mask R-CNN with both of their stages for whole batches of one image size."""
+"""torchvision's Faster, Mask and Keypoint R-CNN with both of their stages for whole batches of one image size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from graphkiln_converters.detection.candidates import Candidates, clipped, suppressed_by_group, taken
+from graphkiln_converters.detection.keypoints import locate
 from graphkiln_converters.detection.one_stage import anchors_of
 from graphkiln_converters.detection.regions import pool
 from graphkiln_converters.detection.suppression import suppress
@@ -58,7 +59,7 @@ class RegionPool(nn.Module):
 
 
 class TwoStage(nn.Module):
-    """Proposals, then classes and boxes of each; then masks of what is detected."""
+    """Proposals, then classes and boxes of each; then masks or keypoints of what is detected."""
 
     anchors: torch.Tensor
 
@@ -66,7 +67,7 @@ class TwoStage(nn.Module):
         """Takes a model over.
 
         Args:
-            model: A `FasterRCNN` or `MaskRCNN`.
+            model: A `FasterRCNN`, `MaskRCNN` or `KeypointRCNN`.
             size: `(height, width)` of the input in pixels.
         """
         super().__init__()
@@ -80,13 +81,16 @@ class TwoStage(nn.Module):
         heads = model.roi_heads
         self.box_pool = RegionPool(heads.box_roi_pool, features, size)
         self.mask_pool = RegionPool(heads.mask_roi_pool, features, size) if heads.has_mask() else None
+        self.point_pool = RegionPool(heads.keypoint_roi_pool, features, size) if heads.has_keypoint() else None
 
     def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, 3, height, width]`, normalized -> see `Candidates.padded`; and `masks`."""
+        """`[batch, 3, height, width]`, normalized -> see `Candidates.padded`; `masks` and `keypoints`."""
         features = self.model.backbone(image)
         found = self._detected(features, self._proposals(list(features.values())))
         if self.mask_pool:
             found["masks"] = self._masks(features, found)
+        if self.point_pool:
+            found["keypoints"] = self._keypoints(features, found)
         return found
 
     def _proposals(self, features: list[torch.Tensor]) -> Candidates:
@@ -132,6 +136,15 @@ class TwoStage(nn.Module):
         classes = found["classes"].reshape(-1, 1, 1, 1).expand(-1, 1, *masks.shape[2:])
         chosen = masks.gather(1, classes).reshape(*found["classes"].shape, *masks.shape[2:])
         return torch.where((found["scores"] > 0).unsqueeze(-1).unsqueeze(-1), chosen, 0.0)
+
+    def _keypoints(self, features: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> torch.Tensor:
+        """`[batch, detections, keypoints, 3]`: x, y in pixels, score. Source: `keypointrcnn_inference`."""
+        assert self.point_pool is not None  # noqa: S101 - for mypy
+        heads = self.model.roi_heads
+        heatmaps = heads.keypoint_predictor(heads.keypoint_head(self.point_pool(features, found["boxes"])))
+        points = locate(heatmaps, found["boxes"].flatten(0, 1))
+        points = points.reshape(*found["classes"].shape, *points.shape[1:])
+        return torch.where((found["scores"] > 0).unsqueeze(-1).unsqueeze(-1), points, 0.0)
 
 
 def _decoded(coder: Any, deltas: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.detection import regions, suppression
+from graphkiln_converters.detection import keypoints, regions, suppression
 from graphkiln_converters.export_notes import remove_export_notes
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
 from graphkiln_converters.sources.tensors import to_array, to_tensor
@@ -222,7 +222,11 @@ def export_module(
                 input_names=input_names,
                 output_names=output_names,
                 opset_version=OPSET,
-                custom_translation_table={**suppression.translations(), **regions.translations()},
+                custom_translation_table={
+                    **suppression.translations(),
+                    **regions.translations(),
+                    **keypoints.translations(),
+                },
                 optimize=False,  # our own passes do it, listed and proven
                 verbose=False,
             )

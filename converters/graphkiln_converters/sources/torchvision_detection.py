@@ -21,8 +21,8 @@ from graphkiln_converters.detection.one_stage import ByLevel, Ssd
 from graphkiln_converters.detection.two_stage import TwoStage
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
+from graphkiln_converters.sources.torchvision_heads import build_model
 from graphkiln_converters.torch_libraries import import_torchvision
-from graphkiln_converters.weights import load_weights, not_downloaded
 
 torchvision = import_torchvision()
 _STRIDE = 32
@@ -41,7 +41,7 @@ def open_detector(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
     """
-    model, categories = _model(location, options)
+    model, categories = build_model(location, options)
     transform = model.transform
     size = _size(transform, options)
     freeze(model)
@@ -68,11 +68,6 @@ def detector_module(model: Any, size: tuple[int, int]) -> torch.nn.Module:
         return Ssd(model, size)
     if isinstance(model, kinds.retinanet.RetinaNet | kinds.fcos.FCOS):
         return ByLevel(model, size)
-    if isinstance(model, kinds.keypoint_rcnn.KeypointRCNN):
-        raise ConversionError(
-            "torchvision's KeypointRCNN enlarges each heatmap to its own box: that is no graph with a batch yet",
-            hint="wrap it in a module that returns keypoints, too: python:FILE:FACTORY --task detection",
-        )
     if isinstance(model, kinds.faster_rcnn.FasterRCNN):
         return TwoStage(model, size)
     raise ConversionError(
@@ -81,29 +76,17 @@ def detector_module(model: Any, size: tuple[int, int]) -> torch.nn.Module:
     )
 
 
-def _model(location: str, options: SourceOptions) -> tuple[Any, tuple[str, ...]]:
-    """The model, and its labels."""
-    published = torchvision.models.get_model_weights(location).DEFAULT
-    categories = tuple(published.meta["categories"])
-    torch.manual_seed(0)
-    try:
-        model = torchvision.models.get_model(
-            location, weights=published if options.pretrained else None, weights_backbone=None
-        )
-    except OSError as error:
-        raise not_downloaded(location, error) from error
-    if options.weights:
-        load_weights(model, options.weights)
-    return model.eval(), categories
-
-
 def _most(model: Any) -> int:
     return int(getattr(model, "roi_heads", model).detections_per_img)
 
 
 def _task(model: Any) -> Detection:
     heads = getattr(model, "roi_heads", None)
-    return replace(DETECTION, masks="masks" if heads and heads.has_mask() else None)
+    return replace(
+        DETECTION,
+        masks="masks" if heads and heads.has_mask() else None,
+        keypoints="keypoints" if heads and heads.has_keypoint() else None,
+    )
 
 
 def _size(transform: Any, options: SourceOptions) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Segmentation
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
+from graphkiln_converters.sources.torchvision_heads import build_model
 from graphkiln_converters.torch_libraries import import_torchvision
-from graphkiln_converters.weights import load_weights, not_downloaded
 
 torchvision = import_torchvision()
 
@@ -41,17 +41,8 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
     """
-    published = torchvision.models.get_model_weights(location).DEFAULT
-    torch.manual_seed(0)
-    try:
-        model = torchvision.models.get_model(
-            location, weights=published if options.pretrained else None, weights_backbone=None
-        )
-    except OSError as error:
-        raise not_downloaded(location, error) from error
-    if options.weights:
-        load_weights(model, options.weights)
-    transforms = published.transforms()
+    model, categories = build_model(location, options)
+    transforms = torchvision.models.get_model_weights(location).DEFAULT.transforms()
     side = int(transforms.resize_size[0])
     shape = options.shapes.get("", (3, side, side))
     if len(shape) != 3 or shape[0] != 3:
@@ -67,6 +58,6 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
             mean=tuple(transforms.mean),
             std=tuple(transforms.std),
         ),
-        labels=tuple(published.meta["categories"]),
+        labels=categories,
         task=Segmentation(scores="scores"),
     )

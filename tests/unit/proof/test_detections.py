@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from task_outputs import DETECTION, detector_outputs
@@ -50,6 +52,30 @@ def test_each_control_is_refused(limits: Limits) -> None:
     controls = dict(detection_controls(DETECTION, REFERENCE, limits))
     assert list(controls) == ["a box moved", "a class swapped", "a detection left out", "a mask moved"]
     assert [change for change, outputs in controls.items() if passes(outputs, limits)] == []
+
+
+POINTED = replace(DETECTION, keypoints="points")
+
+
+def pointed(elsewhere: int = 0) -> dict[str, AnyArray]:
+    """Eight keypoints of each thing; some of the first thing's stand ten pixels away, as high."""
+    points = np.tile(np.array([20, 30, 4], np.float32), (3, 6, 8, 1))
+    points[:, 0, :elsewhere, 0] += 10
+    return {**REFERENCE, "points": points}
+
+
+@pytest.mark.parametrize("limits", ROWS)
+def test_keypoints_that_moved_are_refused(limits: Limits) -> None:
+    outputs = dict(detection_controls(POINTED, pointed(), limits))["keypoints moved"]
+    assert np.abs(outputs["points"] - pointed()["points"]).max() >= 1
+    assert not match_detections(POINTED, pointed(), outputs, limits)[1].within(limits)
+
+
+def test_a_keypoint_that_nothing_decides_is_counted_and_left_out_of_the_numbers() -> None:
+    aligned, decision = match_detections(POINTED, pointed(), pointed(elsewhere=1), EXPORT)
+    assert (decision.agreeing, decision.total, decision.near_ties) == (12, 12, 3)
+    assert np.array_equal(aligned["points"], pointed()["points"])
+    assert match_detections(POINTED, pointed(), pointed(elsewhere=3), EXPORT)[1].agreeing == 9
 
 
 def test_a_row_that_allows_moves_allows_this_one() -> None:

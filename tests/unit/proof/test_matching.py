@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco
 
-from graphkiln_backend.proof.matching import Found, match, pairwise_iou, score_tolerance
-from graphkiln_backend.proof.policy import BF16_TASKS, FP16_TASKS, FP32_TASKS, TaskLimits
+from graphkiln_backend.proof.matching import (
+    Found,
+    match,
+    pairwise_iou,
+    points_tolerance,
+    score_tolerance,
+    tied_points,
+)
+from graphkiln_backend.proof.policy import BF16_TASKS, FP16_TASKS, FP32_TASKS, INT8_TASKS, TaskLimits
 
 GENERATOR = np.random.default_rng(5)
 CORNERS = np.sort(GENERATOR.uniform(0, 100, (6, 2, 2)), axis=1).reshape(6, 4)
@@ -75,6 +82,25 @@ def test_a_mask_that_moved_and_a_keypoint_that_moved_have_no_partner() -> None:
     points = np.ones((6, 2, 3), np.float32)
     pointed = replace(FOUND, keypoints=points)
     assert (match(pointed, replace(FOUND, keypoints=points + np.float32(1)), FP16_TASKS) == -1).all()
+
+
+def test_keypoints_that_are_as_high_elsewhere_are_tied_but_never_many_of_a_thing() -> None:
+    points = np.tile(np.array([[10.0, 20, 5]] * 8), (6, 1, 1))
+    pointed, turned = replace(FOUND, keypoints=points), points.copy()
+    turned[:, 0, 0] += 30
+    elsewhere = replace(FOUND, keypoints=turned)
+    assert (match(pointed, elsewhere, FP32_TASKS) >= 0).all()
+    assert tied_points(pointed, elsewhere, 0, 0, FP32_TASKS).tolist() == [True] + [False] * 7
+    lower = replace(FOUND, keypoints=np.where(turned == 5, 4.9, turned))
+    assert (match(pointed, lower, FP32_TASKS) == -1).all()
+    turned[:, :3, 0] = 40
+    assert (match(pointed, replace(FOUND, keypoints=turned), FP32_TASKS) == -1).all()
+    assert not tied_points(FOUND, FOUND, 0, 0, FP32_TASKS).any()
+
+
+@pytest.mark.parametrize(("limits", "pixels"), [(FP32_TASKS, 0.1), (BF16_TASKS, 4.0), (INT8_TASKS, 10.0)])
+def test_keypoints_may_move_as_far_as_corners(limits: TaskLimits, pixels: float) -> None:
+    assert points_tolerance(np.array([5.0, 5, 45, 25]), limits) == pytest.approx(pixels)
 
 
 def test_mask_pixels_that_nothing_decides_count_as_the_same() -> None:

@@ -18,3 +18,10 @@ def test_detections_are_ranked_cut_and_padded() -> None:
     assert found["counts"].tolist() == [2, 0]
     assert found["masks"].shape == (2, 2, 2, 2)
     assert not found["scores"][1].any()
+
+
+def test_keypoints_are_padded_with_their_scores() -> None:
+    found = {"boxes": torch.ones(2, 4), "scores": torch.tensor([0.2, 0.9]), "labels": torch.ones(2)}
+    points = {"keypoints": torch.arange(12.0).reshape(2, 2, 3), "keypoints_scores": torch.tensor([[7.0, 8], [9, 10]])}
+    padded = pad_found([{**found, **points}], 3)["keypoints"]
+    assert padded[0].tolist() == [[[6, 7, 9], [9, 10, 10]], [[0, 1, 7], [3, 4, 8]], [[0, 0, 0], [0, 0, 0]]]

@@ -16,7 +16,7 @@ from graphkiln_converters.detection.two_stage import TwoStage
 from graphkiln_converters.sources.pytorch import export_module
 
 MOST = 15
-KINDS = {"faster": (), "masked": ("masks",)}
+KINDS = {"faster": (), "masked": ("masks",), "keypoints": ("keypoints",)}
 TALL = (96, 64)
 
 
@@ -30,7 +30,7 @@ def library(model: object, batch: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [("masked", TALL), pytest.param("faster", (SIDE, SIDE), marks=pytest.mark.slow)],
+    [("masked", TALL), ("keypoints", (SIDE, SIDE)), pytest.param("faster", (SIDE, SIDE), marks=pytest.mark.slow)],
 )
 def test_a_batch_finds_what_torchvision_finds_image_by_image(kind: str, size: tuple[int, int]) -> None:
     model = tiny_detector(kind)
@@ -66,7 +66,7 @@ def test_three_hundred_objects_are_all_returned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["masked"])
+@pytest.mark.parametrize("kind", ["masked", "keypoints"])
 def test_its_graph_finds_the_same_in_batches_of_other_sizes(kind: str, tmp_path: Path) -> None:
     model, batch = tiny_detector(kind), images(3)
     detector = TwoStage(model, (SIDE, SIDE)).eval()

@@ -44,14 +44,12 @@ def test_a_detector_of_another_kind_is_refused() -> None:
         detector_module(object(), (64, 64))
 
 
-@pytest.mark.parametrize(("kind", "masks"), [("ssd", None), ("masked", "masks")])
-def test_the_task_names_what_the_model_has(kind: str, masks: str | None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "masks", "keypoints"),
+    [("ssd", None, None), ("masked", "masks", None), ("keypoints", None, "keypoints")],
+)
+def test_the_task_names_what_the_model_has(kind: str, masks: str | None, keypoints: str | None) -> None:
     model = tiny_detector(kind)
     task = torchvision_detection._task(model)
-    assert (task.masks, task.mask_frame) == (masks, "box")
+    assert (task.masks, task.keypoints, task.mask_frame) == (masks, keypoints, "box")
     assert torchvision_detection._most(model) == (30 if kind == "ssd" else 15)
-
-
-def test_keypoints_are_refused() -> None:
-    with pytest.raises(ConversionError, match="enlarges each heatmap to its own box"):
-        detector_module(tiny_detector("keypoints"), (64, 64))
