@@ -161,7 +161,7 @@ def prepare(image: ImageLike, spec: Preprocess) -> Prepared:
     Raises:
         InvalidInput: The image cannot be read.
     """
-    decoded = _convert(open_image(image), spec.color)
+    decoded = to_color(open_image(image), spec.color)
     original = decoded.size
     height, width = spec.resized(decoded.height, decoded.width)
     if height * width > _MOST_PIXELS:  # an image of one row can be resized to any width
@@ -195,7 +195,8 @@ def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
     return spec.normalize(pixels[..., ::-1] if spec.color == "BGR" else pixels)
 
 
-def _convert(image: Image.Image, color: str) -> Image.Image:
+def to_color(image: Image.Image, color: str) -> Image.Image:
+    """An image as models see it: `RGB` (also for `BGR`), or gray for `L`; 16 bits are scaled, alpha is left out."""
     mode = "L" if color == "L" else "RGB"
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         # Pillow clips instead of scaling: 16-bit pixels would all turn white.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import sys
@@ -47,6 +48,12 @@ def print_result(text: str) -> None:
         with Path(os.devnull).open("wb") as nowhere:  # what is left in the buffer would fail again at the end
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise
+
+
+def take_any_name() -> None:
+    """Makes standard output write out the bytes of files' names that are no text, in place of failing at them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def printable(text: str) -> str:

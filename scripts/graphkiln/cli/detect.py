@@ -16,6 +16,7 @@ from graphkiln.cli.image_arguments import (
     FORMS,
     Encoded,
     check_formats,
+    drawing_paths,
     expand_folders,
     report_failures,
     save_drawing,
@@ -54,6 +55,7 @@ def detect(
     """
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
+    targets = dict(zip(paths, drawing_paths(paths, draw), strict=draw is not None))
     with connection.connect() as client, show_progress(len(paths), "detecting") as progress:
         answers = client.model(model, version, images=FORMS[encoded]).detect_many(
             paths,
@@ -72,16 +74,15 @@ def detect(
     elif found:
         _print_table(found)
     for path, things in found if draw else ():
-        _draw(path, things, draw)
+        _draw(path, things, targets[path])
     report_failures(failures)
 
 
-def _draw(path: Path, things: Sequence[Detection], draw: Path | None) -> None:
+def _draw(path: Path, things: Sequence[Detection], target: Path) -> None:
     from graphkiln.cli.drawing import draw_detections
     from graphkiln_backend.images.decoding import open_image
 
-    if draw:
-        save_drawing(draw_detections(open_image(path), things), path, draw)
+    save_drawing(draw_detections(open_image(path), things), target)
 
 
 def _print_table(found: Found) -> None:

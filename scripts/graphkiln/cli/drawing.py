@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from graphkiln_backend.images.decoding import to_color
+
 if TYPE_CHECKING:
     from graphkiln_client import Detection, SegmentedImage
 
@@ -35,7 +37,7 @@ def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Imag
         image: Upright, as the detections are.
         detections: The best first.
     """
-    pixels = np.asarray(image.convert("RGB")).copy()
+    pixels = np.asarray(to_color(image, "RGB")).copy()
     for found in reversed(detections):
         if found.mask is not None:
             _tint(pixels, found.mask.pixels(), color_of(found.index))
@@ -49,7 +51,7 @@ def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Imag
         if found.keypoints is not None:
             _draw_points(canvas, found.keypoints, 2 * line)
     for found in reversed(detections):
-        text = f"{found.label or found.index} {found.score:.2f}"
+        text = f"{_named(found.label, found.index)} {found.score:.2f}"
         _draw_label(canvas, drawn.size, text, (found.box.x1, found.box.y1), color_of(found.index), font)
     return drawn
 
@@ -62,7 +64,7 @@ def draw_segments(image: Image.Image, segmented: SegmentedImage, background: int
         segmented: Its classes.
         background: A class that is not tinted.
     """
-    pixels = np.asarray(image.convert("RGB")).copy()
+    pixels = np.asarray(to_color(image, "RGB")).copy()
     shown = [index for index in segmented.present if index != background]
     for index in shown:
         _tint(pixels, segmented.classes == index, color_of(index))
@@ -70,7 +72,7 @@ def draw_segments(image: Image.Image, segmented: SegmentedImage, background: int
     canvas, font = ImageDraw.Draw(drawn), _font(drawn)
     top = 0.0
     for index in shown:
-        text = f"{segmented.label(index) or index} {100 * segmented.share(index):.0f} %"
+        text = f"{_named(segmented.label(index), index)} {100 * segmented.share(index):.0f} %"
         top = _draw_label(canvas, drawn.size, text, (0, top), color_of(index), font, above=False)
     return drawn
 
@@ -114,6 +116,12 @@ def _draw_label(
     light = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140
     canvas.text((x + pad - left, y + pad - top), text, fill=(0, 0, 0) if light else (255, 255, 255), font=font)
     return y + height
+
+
+def _named(label: str, index: int) -> str:
+    """A label that can be written; the number of its class where nothing of it can."""
+    text = _plain(label)
+    return text if text.strip("? ") else str(index)
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,22 +99,53 @@ def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as
     """
     if as_json and as_csv:
         raise InvalidInput("--json and --csv: choose one")
-    if draw and len(paths) > 1 and draw.suffix:
+    if draw and len(paths) > 1 and _is_file_name(draw):
         raise InvalidInput(f"--draw {draw} is one file for {len(paths)} images", hint="give a folder: --draw OUT/")
-    if draw and len(paths) == 1 and draw.suffix and draw.suffix.lower() not in SUFFIXES:
+    if draw and len(paths) == 1 and _is_file_name(draw) and draw.suffix.lower() not in SUFFIXES:
         raise InvalidInput(
             f"--draw {draw}: not a format of images", hint=f"known endings: {' '.join(sorted(SUFFIXES))}"
         )
 
 
-def save_drawing(image: Image.Image, source: Path, draw: Path) -> None:
-    """Writes a drawing: into a file, or under the image's name into a folder.
+def drawing_paths(paths: Sequence[Path], draw: Path | None) -> list[Path]:
+    """Where the drawing of each image goes: into one file, or under the image's name into a folder.
+
+    Images of one name are told apart by their folders, as below the folder that they have in common.
+
+    Args:
+        paths: The images.
+        draw: What `--draw` names; None for no drawings.
+
+    Raises:
+        InvalidInput: A drawing would take the place of an image.
+    """
+    if draw is None:
+        return []
+    targets = [draw] if len(paths) == 1 and _is_file_name(draw) else [draw / name for name in _names(paths)]
+    images = {path.resolve(): path for path in paths}
+    for target in targets:
+        if image := images.get(target.resolve()):
+            raise InvalidInput(f"--draw {draw}: a drawing would take the place of {image}", hint="draw into a folder")
+    return targets
+
+
+def _is_file_name(draw: Path) -> bool:
+    return bool(draw.suffix) and not draw.is_dir()
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    stems = [path.stem for path in paths]
+    if len({*stems}) == len({*paths}):
+        return [f"{stem}.png" for stem in stems]
+    common = os.path.commonpath([path.absolute().parent for path in paths])
+    return [f"{path.absolute().relative_to(common)}.png" for path in paths]
+
+
+def save_drawing(image: Image.Image, target: Path) -> None:
+    """Writes a drawing, and the folder that it belongs to.
 
     Raises:
         OSError: It cannot be written.
     """
-    if draw.suffix and not draw.is_dir():
-        image.save(draw)
-        return
-    draw.mkdir(parents=True, exist_ok=True)
-    image.save(draw / f"{source.stem}.png")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    image.save(target)

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from graphkiln.cli import cache
 from graphkiln.cli.bench import bench
 from graphkiln.cli.classify import classify
-from graphkiln.cli.console import log_to_stderr, printable, say
+from graphkiln.cli.console import log_to_stderr, printable, say, take_any_name
 from graphkiln.cli.convert import convert
 from graphkiln.cli.detect import detect
 from graphkiln.cli.doctor import doctor
@@ -109,6 +109,7 @@ def main() -> None:
     So do the machine's own: a full disk, a folder that may not be entered, too little memory.
     """
     log_to_stderr()
+    take_any_name()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs what it then raises
     try:
         app(prog_name="graphkiln")

@@ -16,6 +16,7 @@ from graphkiln.cli.image_arguments import (
     FORMS,
     Encoded,
     check_formats,
+    drawing_paths,
     expand_folders,
     report_failures,
     save_drawing,
@@ -51,6 +52,7 @@ def segment(
     """
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
+    targets = dict(zip(paths, drawing_paths(paths, draw), strict=draw is not None))
     with connection.connect() as client, show_progress(len(paths), "segmenting") as progress:
         answers = client.model(model, version, images=FORMS[encoded]).segment_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
@@ -63,16 +65,15 @@ def segment(
     elif found:
         _print_table(found)
     for path, image in found if draw else ():
-        _draw(path, image, draw)
+        _draw(path, image, targets[path])
     report_failures(failures)
 
 
-def _draw(path: Path, segmented: SegmentedImage, draw: Path | None) -> None:
+def _draw(path: Path, segmented: SegmentedImage, target: Path) -> None:
     from graphkiln.cli.drawing import draw_segments
     from graphkiln_backend.images.decoding import open_image
 
-    if draw:
-        save_drawing(draw_segments(open_image(path), segmented), path, draw)
+    save_drawing(draw_segments(open_image(path), segmented), target)
 
 
 def _print_table(found: Found) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.cli.console import log_to_stderr, say
+from graphkiln.cli.console import log_to_stderr, say, take_any_name
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +86,11 @@ def test_a_result_that_nobody_reads_is_an_error_once_and_none_at_the_end() -> No
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_names_of_files_that_are_no_text_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
+    take_any_name()
+    print(os.fsdecode(b"caf\xc3\xa9-\xff"), flush=True)
+    assert written.getvalue() == "café-\\udcff\n".encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +83,27 @@ def test_an_image_that_fails_does_not_stop_the_others(run: RunVerb, client: Fake
 def test_how_images_travel(run: RunVerb, images: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
     run("detect", images, "--model", "m", *flags)
     assert client.image_form == form
+
+
+def test_images_of_one_name_are_drawn_apart(run: RunVerb, images: Path) -> None:
+    (images / "more").mkdir()
+    Image.new("RGB", (32, 20)).save(images / "more" / "a.png")
+    assert run("detect", images, "--model", "m", "--draw", images / "out").code == 0
+    drawn = sorted(str(path.relative_to(images / "out")) for path in (images / "out").rglob("*.png"))
+    assert drawn == ["a.png.png", "b.png.png", "more/a.png.png"]
+
+
+def test_the_images_themselves_are_never_drawn_over(run: RunVerb, images: Path) -> None:
+    before = (images / "a.png").read_bytes()
+    finished = run("detect", images, "--model", "m", "--draw", images)
+    assert (finished.code, "would take the place of" in finished.err) == (2, True)
+    assert (images / "a.png").read_bytes() == before
+
+
+def test_names_that_are_no_text_do_not_end_the_table_of_results(run: RunVerb, images: Path, client: FakeClient) -> None:
+    odd = images / os.fsdecode(b"odd-\xff,\n.png")
+    (images / "a.png").rename(odd)
+    client.fake_model.answers[odd.name] = FOUND
+    rows = list(csv.DictReader(io.StringIO(run("detect", odd, "--model", "m", "--csv").out)))
+    assert [row["label"] for row in rows] == ["[red]cat[/]", ""]
+    assert rows[0]["source"].endswith("odd-\\udcff,\n.png")

@@ -84,3 +84,39 @@ def test_segments_are_tinted_and_named() -> None:
 def test_neighbors_differ() -> None:
     colors = [np.array(color_of(index)) for index in range(20)]
     assert min(abs(one - other).sum() for one, other in itertools.pairwise(colors)) > 150
+
+
+def in_16_bits() -> Image.Image:
+    return Image.fromarray(np.full((40, 60), 128 * 257, np.uint16))
+
+
+def with_a_transparent_palette() -> Image.Image:
+    image = Image.new("RGB", (60, 40), (128, 128, 128)).convert("P")
+    image.info["transparency"] = bytes(range(256))
+    return image
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        in_16_bits(),
+        with_a_transparent_palette(),
+        Image.new("RGBA", (60, 40), (128, 128, 128, 0)),
+        Image.new("CMYK", (60, 40), (127, 127, 127, 0)),
+        Image.new("1", (60, 40), 1),
+        Image.new("F", (60, 40), 128.0 * 257),
+    ],
+    ids=lambda image: image.mode,
+)
+def test_images_of_any_kind_are_drawn_on_as_models_see_them(image: Image.Image) -> None:
+    pixels = np.asarray(draw_detections(image, []))
+    gray = 255 if image.mode == "1" else 128
+    assert pixels.shape == (40, 60, 3)
+    assert np.abs(pixels.astype(int) - gray).max() <= 1
+    classes = SegmentedImage(classes=np.zeros((40, 60), np.uint8), labels=(), unseen=255)
+    np.testing.assert_array_equal(draw_segments(image, classes), pixels)
+
+
+def test_a_label_without_any_letter_of_the_font_is_the_number_of_its_class() -> None:
+    one, other = (drawn((320, 320), detection(10, 50, 90, 90, label=label)) for label in ("猫", ""))
+    np.testing.assert_array_equal(one, other)
