@@ -6,29 +6,33 @@ from typing import Any
 
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import Contracts
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import INPUT, PARAMETER, PUBLISHED, TENSOR_MODEL, image_model_name
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.task import PARAMETER as TASK
 from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.protobuf import pb
 
 _IMAGE_DIMS = 3
 """Dimensions of one image: two, and its channels."""
 _PASSED_ON = (CONTRACTS, PREPROCESS, RANKING, TASK)
 _RANK = "tensor_rank"
+_PARTS = "tensor_parts"
 
 TENSOR_INPUT = "tensor_input"
 """The key under which the configuration says which input of the tensor model an image becomes."""
 
 
-def image_config(tensor_model: ModelConfigProto, *, instances: int) -> ModelConfigProto:
+def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: bool = False) -> ModelConfigProto:
     """The configuration of the model that takes a model's images.
 
     Args:
         tensor_model: The configuration of that model: complete, with what its versions say.
         instances: How many processes decode.
+        has_gpu: Whether Triton finds a GPU on the machine.
 
     Raises:
         RepositoryError: The model takes no images: it publishes no preprocessing, or its input is none of an image.
@@ -49,6 +53,7 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int) -> ModelConf
             config.parameters[key].string_value = tensor_model.parameters[key].string_value
     config.parameters[TENSOR_MODEL].string_value = tensor_model.name
     config.parameters[TENSOR_INPUT].string_value = tensor_model.input[0].name
+    config.parameters[_PARTS].string_value = str(_parts(tensor_model, has_gpu=has_gpu))
     config.parameters[_RANK].string_value = str(len(tensor_model.input[0].dims) + batched)
     return config
 
@@ -61,6 +66,20 @@ def publish_image_model(config: ModelConfigProto) -> None:
 def is_stacked(config: ModelConfigProto) -> bool:
     """Whether the tensor model takes several images at once, by the configuration of the one that takes images."""
     return int(config.parameters[_RANK].string_value) > _IMAGE_DIMS
+
+
+def parts_of(config: ModelConfigProto) -> int:
+    """In how many requests images that wait together are sent to the tensor model."""
+    return int(config.parameters[_PARTS].string_value)
+
+
+def _parts(tensor_model: ModelConfigProto, *, has_gpu: bool) -> int:
+    """One for each instance that computes on cores of its own: a large batch would leave the others idle.
+
+    A GPU computes large batches faster.
+    """
+    read = ModelConfig.from_protobuf(tensor_model, has_gpu=has_gpu)
+    return read.instances if all(group.device == CPU for group in read.instance_groups) else 1
 
 
 def _check(config: ModelConfigProto) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.image_model import PARAMETER, accepts_images, image_model_name
@@ -62,7 +63,7 @@ def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
         RepositoryError: The model takes none.
     """
     wanted = max(_FEWEST_INSTANCES, min(_MOST_INSTANCES, usable_cores() // _CORES_PER_INSTANCE))
-    return image_config(tensor_model, instances=wanted)
+    return image_config(tensor_model, instances=wanted, has_gpu=bool(gpus()))
 
 
 def asks_for_images(folder: Path) -> bool:

@@ -1,14 +1,17 @@
 """Requests with encoded images in, results of the tensor model out: decode, ask, split; without Triton.
 
 The images of all requests that Triton hands over are decoded at once, those that become samples of one shape are asked
-for in one request, and whatever is wrong with an image is an error of its own request. While the tensor model computes,
-another instance decodes what came next: the two stages overlap, and neither waits for the other's processor.
+for together, in a request for each instance that can compute, and whatever is wrong with an image is an error of its
+own request. While the tensor model computes, another instance decodes what came next: the two stages overlap, and
+neither waits for the other's processor.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +39,8 @@ class ImageExecutor:
         batching: Whether requests may be computed together.
         stacked: Whether the tensor model takes several images at once; otherwise a request holds one.
         contract: Digest of the version's contract; requests made for another are refused.
+        asking: Sends the parts of what waits together at the same time; without it they are sent at once.
+        parts: How many there are: instances of the tensor model that compute at the same time.
     """
 
     def __init__(
@@ -47,6 +52,8 @@ class ImageExecutor:
         batching: bool,
         stacked: bool = True,
         contract: str = "",
+        asking: Executor | None = None,
+        parts: int = 1,
     ) -> None:
         self._decoder = decoder
         self._ask = ask
@@ -54,6 +61,8 @@ class ImageExecutor:
         self._batching = batching
         self._stacked = stacked
         self._contract = contract
+        self._asking = asking
+        self._parts = parts
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
         """Executes requests.
@@ -71,7 +80,7 @@ class ImageExecutor:
         samples = self._decode(images, results)
         names = {index: self._requested(requests[index]) for index in samples}
         for group in self._groups(samples):
-            results.update(self._ask_together({index: samples[index] for index in group}, names))
+            results.update(self._ask_in_parts({index: samples[index] for index in group}, names))
         return [results[index] for index in range(len(requests))]
 
     def _read(self, request: InferenceRequest) -> list[bytes]:
@@ -113,6 +122,16 @@ class ImageExecutor:
             groups.setdefault(array.shape[1:], []).append(index)
         return [*groups.values()]
 
+    def _ask_in_parts(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Asks for samples of one shape, in as many requests as are computed at the same time."""
+        parts = _parts_of(samples, self._parts)
+        if self._asking is None or len(parts) == 1:
+            return self._ask_together(samples, names)
+        results: dict[int, Result] = {}
+        for part in self._asking.map(partial(self._ask_together, names=names), parts):
+            results.update(part)
+        return results
+
     def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
         """Asks for samples of one shape at once; when that fails, for each request on its own."""
         union = tuple(name for name in self._outputs if any(name in names[index] for index in samples))
@@ -133,6 +152,16 @@ class ImageExecutor:
             for each, array in samples.items()
             for index, result in self._ask_together({each: array}, names).items()
         }
+
+
+def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, AnyArray]]:
+    """Requests in their order, in parts of about as many images; of few requests fewer parts."""
+    parts: list[dict[int, AnyArray]] = [{} for _ in range(count)]
+    total, begun = sum(map(len, samples.values())), 0
+    for index, array in samples.items():
+        parts[begun * count // total][index] = array
+        begun += len(array)
+    return [part for part in parts if part]
 
 
 def _as_result(error: Exception) -> GraphkilnError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -26,7 +27,7 @@ from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.config import ModelConfigProto, parse_json
-from graphkiln_backend.repository.image_config import TENSOR_INPUT, is_stacked
+from graphkiln_backend.repository.image_config import TENSOR_INPUT, is_stacked, parts_of
 from graphkiln_backend.triton.executor import Cancelled, Outputs
 from graphkiln_backend.triton.image_executor import ImageExecutor
 from graphkiln_backend.triton.log import log_to_triton
@@ -60,6 +61,8 @@ class TritonPythonModel:
             self._decoder = Decoder(self._tensor_model.preprocess, threads=usable_cores())
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
+        parts = parts_of(config)
+        self._asking = ThreadPoolExecutor(parts, thread_name_prefix="graphkiln-ask")
         self._executor = ImageExecutor(
             self._decoder,
             self._tensor_model.ask,
@@ -67,6 +70,8 @@ class TritonPythonModel:
             batching=config.max_batch_size > 0,
             stacked=is_stacked(config),
             contract=self._tensor_model.contract.digest if self._tensor_model.contract else "",
+            asking=self._asking,
+            parts=parts,
         )
         pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
         gc.freeze()
@@ -85,6 +90,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Ends the threads."""
         self._decoder.close()
+        self._asking.shutdown()
 
 
 class TensorModel:

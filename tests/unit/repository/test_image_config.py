@@ -9,7 +9,7 @@ from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import ModelConfigProto
-from graphkiln_backend.repository.image_config import image_config, is_stacked, publish_image_model
+from graphkiln_backend.repository.image_config import image_config, is_stacked, parts_of, publish_image_model
 
 TENSORS = """
     name: "cats" backend: "graphkiln" max_batch_size: 8 version_policy { all { } }
@@ -71,3 +71,17 @@ def test_the_other_model_names_it() -> None:
     tensors = config()
     publish_image_model(tensors)
     assert tensors.parameters["image_model"].string_value == "cats.images"
+
+
+@pytest.mark.parametrize(
+    ("groups", "has_gpu", "parts"),
+    [
+        ("", False, 1),
+        ("instance_group { count: 3 }", False, 3),
+        ("instance_group { count: 2 kind: KIND_CPU } instance_group { kind: KIND_CPU }", True, 3),
+        ("instance_group { count: 2 }", True, 1),
+        ("instance_group { count: 2 kind: KIND_GPU }", False, 1),
+    ],
+)
+def test_images_that_wait_together_go_to_all_instances_on_cores(groups: str, has_gpu: bool, parts: int) -> None:
+    assert parts_of(image_config(config(TENSORS + groups), instances=1, has_gpu=has_gpu)) == parts

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -134,3 +136,40 @@ def test_what_nobody_foresaw_is_every_requests_error(model: FakeModel, decoder: 
     (result,) = executor(decoder, model).execute_batch([request(gray(1))])
     assert isinstance(result, ExecutionError)
     assert "failed unexpectedly" in "\n".join(logged)
+
+
+def test_what_waits_together_is_computed_at_the_same_time_in_as_many_parts_as_there_are_instances(
+    decoder: Decoder, model: FakeModel
+) -> None:
+    """Each part waits for the other one to be asked for, too."""
+    together = threading.Barrier(2)
+
+    def ask(samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
+        together.wait(timeout=30)
+        return model(samples, outputs)
+
+    with ThreadPoolExecutor(2) as pool:
+        spread = ImageExecutor(decoder, ask, outputs=("y", "z"), batching=True, asking=pool, parts=2)
+        results = spread.execute_batch([request(gray(each)) for each in (1, 2, 3, 4, 5)])
+        assert values(results) == [[1], [2], [3], [4], [5]]
+        assert sorted(shape[0] for shape, _ in model.asked) == [2, 3]
+        together.reset()
+        unequal = [request(gray(1), gray(2), gray(3), gray(4)), request(gray(5)), request(gray(6), outputs=["z"])]
+        first, second, third = spread.execute_batch(unequal)
+        assert values([first, second]) == [[1, 2, 3, 4], [5]]
+        assert isinstance(third, dict)
+        assert [*third] == ["z"]
+
+
+def test_of_one_request_there_is_one_part(decoder: Decoder, model: FakeModel) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        spread = ImageExecutor(decoder, model, outputs=("y",), batching=True, asking=pool, parts=4)
+        assert values(spread.execute_batch([request(gray(1), gray(2))])) == [[1, 2]]
+    assert len(model.asked) == 1
+
+
+def test_an_error_in_one_part_is_that_requests_own(decoder: Decoder, model: FakeModel) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        spread = ImageExecutor(decoder, model, outputs=("y",), batching=True, asking=pool, parts=2)
+        results = spread.execute_batch([request(gray(each)) for each in (1, 13, 3, 4)])
+    assert values(results) == [[1], ModelNotReady, [3], [4]]
