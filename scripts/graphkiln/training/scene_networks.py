@@ -128,12 +128,12 @@ class SceneSegmenter(nn.Module):
     def levels(self, pixels: torch.Tensor) -> torch.Tensor:
         """What the strokes are told from: see `Strokes`."""
         boxes, scores, _, _ = self.detector(pixels)
-        return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
+        return _with_relief(pixels, boxes, scores)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
         boxes, scores, classes, _ = self.detector(pixels)
-        ink = self.strokes(torch.cat((pixels, relief(pixels, boxes, scores)), dim=1))
+        ink = self.strokes(_with_relief(pixels, boxes, scores))
         named = (classes.unsqueeze(-1) == torch.arange(self.detector.classes)).float() * scores.unsqueeze(-1)
         height, width = pixels.shape[-2:]
         within = (_inside(boxes, height, width, 0).float() + _inside(boxes, height, width, _MARGIN).float()) / 2
@@ -161,6 +161,10 @@ def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> t
     sure = inside & (scores >= _SURE).unsqueeze(-1)
     found = torch.where(sure, place, -torch.ones_like(place)).amax(dim=1, keepdim=True)
     return found.reshape(-1, 1, height, width)
+
+
+def _with_relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:
