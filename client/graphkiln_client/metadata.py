@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
+from graphkiln_backend.graph.contract import GRAPHS, Contracts
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
-from graphkiln_backend.graph.contract import Contracts
+from graphkiln_backend.graph.decoding import parse_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 from graphkiln_backend.graph.image_model import PARAMETER as ACCEPTS
@@ -105,6 +107,16 @@ def published_contracts(model: str, config: Mapping[str, Any]) -> Contracts | No
     """
     text = _parameter(config, CONTRACTS)
     return None if text is None else _parsed(model, "list of contracts", Contracts.from_json, text)
+
+
+def published_graph(model: str, config: Mapping[str, Any], version: str) -> str:
+    """The digest of a version's graph and weights; empty where the server does not say it.
+
+    Raises:
+        ProtocolError: It cannot be read.
+    """
+    graphs = _parsed(model, "list of graphs", partial(parse_json, what="the list"), _parameter(config, GRAPHS) or "{}")
+    return str(graphs.get(version, "")) if isinstance(graphs, dict) else ""
 
 
 def published_ranking(model: str, config: Mapping[str, Any]) -> Ranking | None:

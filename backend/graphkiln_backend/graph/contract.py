@@ -23,6 +23,9 @@ from graphkiln_backend.graph.task import Task
 PARAMETER = "contracts"
 """The key of config.pbtxt's `parameters` under which the contracts are published, as JSON."""
 
+GRAPHS = "graphs"
+"""The key under which the digest of each version's graph and weights is published: an object of JSON, by version."""
+
 REQUEST_PARAMETER = "contract"
 """The parameter of a request that holds the digest of the contract that it was made for."""
 

@@ -22,6 +22,7 @@ FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 
 _DIGEST = "digest"
+_DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +170,12 @@ class Manifest:
         for name in (self.graph_file, self.golden.file if self.golden else None, self.labels_file, *self.weights):
             if name is not None and (name in ("", "..") or Path(name).name != name):
                 raise ManifestError(f"'{name}' must be a plain file name inside the model's folder")
+
+    @property
+    def graph_digest(self) -> str:
+        """What tells the graph and its weights from any others: 16 hexadecimal digits."""
+        files = [self.sha256, *(f"{name} {self.weights[name]}" for name in sorted(self.weights))]
+        return hashlib.sha256("\n".join(files).encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
     @property
     def labels_file(self) -> str | None:

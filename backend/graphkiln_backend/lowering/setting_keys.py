@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from graphkiln_backend.engines.base import GraphLevel
+from graphkiln_backend.graph.contract import GRAPHS
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
@@ -45,7 +46,7 @@ TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKI
 """Read by Triton's Python backend itself."""
 UNREAD_KEYS = ("execute_delay_ms",)
 """Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
-PUBLISHED_KEYS = (CONTRACTS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
+PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
 """What changes nothing where a person writes it."""
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)

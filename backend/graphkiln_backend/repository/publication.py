@@ -1,9 +1,9 @@
 """What a server publishes of its versions' contracts, in the one configuration that a model has.
 
-The manifests decide. `contracts` holds what each version says, by its number. What can be said of a whole model only
-(`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is said where all versions that are
-served agree, and left out where they do not. What config.pbtxt says of these itself holds for models whose versions
-say nothing: bare graphs.
+The manifests decide. `contracts` holds what each version says, `graphs` the digest of its graph, by its number. What can be
+said of a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is said where
+all versions that are served agree, and left out where they do not. What config.pbtxt says of these itself holds for
+models whose versions say nothing: bare graphs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from graphkiln_backend.graph.contract import PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.contract import GRAPHS, PARAMETER, Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.labels import read_labels
@@ -48,11 +48,12 @@ _UNPUBLISHED_HINT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
-    """A version and what it says; nothing where it has no manifest."""
+    """A version, what it says, and the digest of its graph; nothing of both where it has no manifest."""
 
     number: int
     contract: Contract
     has_manifest: bool
+    graph: str
     labels_file: str
 
 
@@ -74,12 +75,15 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
             it is loaded, and takes no other with it.
         served: Numbers of the versions that will be served; by default those that the version policy selects.
     """
-    config.parameters.pop(PARAMETER, None)
+    for key in (PARAMETER, GRAPHS):
+        config.parameters.pop(key, None)
     versions = _read_versions(model)
     if not any(version.contract.says_something for version in versions):
         return
     said = {str(version.number): version.contract for version in versions if version.has_manifest}
     config.parameters[PARAMETER].string_value = Contracts.of(said).to_json()
+    graphs = {str(version.number): version.graph for version in versions if version.has_manifest}
+    config.parameters[GRAPHS].string_value = encode_json(graphs)
     numbers = select_versions(config, map(_number_of, versions)) if served is None else served
     live = [version for version in versions if version.number in numbers]
     _publish_value(config, PREPROCESS, versions, live, _preprocess_of)
@@ -145,11 +149,12 @@ def _read_versions(model: Path) -> list[_Version]:
 
 
 def _read_version(number: int, folder: Path) -> _Version:
-    contract = read_contract(folder)
+    contract, manifest = read_contract(folder), read_manifest(folder)
     return _Version(
         number=number,
         contract=contract or Contract(),
-        has_manifest=contract is not None,
+        has_manifest=manifest is not None,
+        graph=manifest.graph_digest if manifest else "",
         labels_file=(labels_file_of(folder) or "") if contract and contract.labels else "",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from graphkiln_client import Client, Model
     from graphkiln_client.encoded_images import Form
 
-_KEYS = {"model": "graphkiln.model", "version": "graphkiln.version", "contract": "graphkiln.contract"}
+_KEYS = {
+    "model": "graphkiln.model",
+    "version": "graphkiln.version",
+    "contract": "graphkiln.contract",
+    "graph": "graphkiln.graph",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,16 +28,20 @@ class Origin:
         model: The model's name.
         version: Its version; empty where the server does not say.
         contract: Digest of what the version says of its images, such as their preprocessing; empty where it says
-            nothing. Weights are not in it.
+            nothing.
+        graph: Digest of its graph and weights; empty where the server, or an older file, says nothing of them.
     """
 
     model: str
     version: str
     contract: str
+    graph: str = ""
 
     def __str__(self) -> str:
         said = [f"'{self.model}'", *([f"version {self.version}"] if self.version else [])]
-        return " ".join([*said, *([f"(contract {self.contract})"] if self.contract else [])])
+        known = {"contract": self.contract, "graph": self.graph}
+        digests = ", ".join(f"{what} {digest}" for what, digest in known.items() if digest)
+        return " ".join([*said, *([f"({digests})"] if digests else [])])
 
     def to_metadata(self) -> dict[str, str]:
         """As it stands in the metadata of a Parquet schema."""
@@ -59,7 +68,8 @@ class Origin:
         Raises:
             InvalidInput: It is not.
         """
-        if self != asked:
+        known = asked if self.graph and asked.graph else replace(asked, graph=self.graph)
+        if self != known:
             raise InvalidInput(
                 f"the vectors in the file were made by {self}, the image's would be by {asked}: "
                 "they cannot be compared",
@@ -79,11 +89,12 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
     Raises:
         ClientError: A request failed.
     """
-    from graphkiln_client.metadata import published_contracts
+    from graphkiln_client.metadata import published_contracts, published_graph
     from graphkiln_client.served_version import newest_version
 
     version = version or newest_version(client.model(name).metadata)
     model = client.model(name, version, images=form)
     contracts = published_contracts(name, model.config)
     contract = contracts.find(version) if contracts else None
-    return model, Origin(model=name, version=version, contract=contract.digest if contract else "")
+    graph = published_graph(name, model.config, version)
+    return model, Origin(model=name, version=version, contract=contract.digest if contract else "", graph=graph)

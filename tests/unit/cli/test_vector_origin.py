@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -50,3 +51,21 @@ def test_the_newest_version_is_pinned_with_its_contract() -> None:
 
 def test_of_a_server_that_says_neither() -> None:
     assert identify(cast(Any, FakeClient()), "m", "")[1] == Origin(model="m", version="", contract="")
+
+
+def test_weights_that_were_replaced_under_one_number_are_refused() -> None:
+    client = FakeClient()
+    client.fake_model.versions = ["3"]
+    client.fake_model.config = {"parameters": {"graphs": {"string_value": '{"3": "aa"}'}}}
+    before = identify(cast(Any, client), "m", "3")[1]
+    assert before.graph == "aa"
+    client.fake_model.config = {"parameters": {"graphs": {"string_value": '{"3": "bb"}'}}}
+    with pytest.raises(InvalidInput, match=r"version 3 \(graph aa\), the image's would be by 'm' version 3 \(graph bb\)"):
+        before.check(identify(cast(Any, client), "m", "3")[1])
+
+
+def test_where_one_side_says_nothing_of_its_graph_the_rest_decides() -> None:
+    for one, other in (("", "aa"), ("aa", "")):
+        Origin(model="m", version="3", contract="ab", graph=one).check(replace(ORIGIN, graph=other))
+    with pytest.raises(InvalidInput):
+        replace(ORIGIN, version="4", graph="aa").check(ORIGIN)

@@ -21,6 +21,7 @@ from graphkiln_client.metadata import (
     check_metadata,
     has_labels,
     parse_labels,
+    published_graph,
     published_image_model,
     published_ranking,
     published_spec,
@@ -212,3 +213,11 @@ def test_the_model_that_takes_the_images(told: dict[str, str], named: str, expec
     config = {"name": "m", "parameters": {key: {"string_value": value} for key, value in told.items()}}
     assert published_image_model(config) == named
     assert published_image_model(config, expected=True) == expected
+
+
+def test_the_digest_of_a_graph_is_that_of_its_version() -> None:
+    config = {"parameters": {"graphs": {"string_value": '{"1": "aa", "2": "bb"}'}}}
+    assert [published_graph("m", config, version) for version in ("1", "2", "3")] == ["aa", "bb", ""]
+    assert published_graph("m", {}, "1") == ""
+    with pytest.raises(ProtocolError, match="'m' publishes an invalid list of graphs"):
+        published_graph("m", {"parameters": {"graphs": {"string_value": "{"}}}, "1")

@@ -233,3 +233,11 @@ def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, size: int) -> None:
     content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     (tmp_path / "file").write_bytes(content)
     assert sha256_of(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+def test_graphs_are_told_apart_by_their_files_alone() -> None:
+    others = [replace(MANIFEST, sha256="1" * 64), replace(MANIFEST, weights={"a": "2" * 64})]
+    others += [replace(MANIFEST, weights={"b": "2" * 64}), replace(MANIFEST, weights={"a": "2" * 64, "b": "2" * 64})]
+    assert len({each.graph_digest for each in (MANIFEST, *others)}) == 5
+    assert replace(MANIFEST, preprocess=None, labels=None).graph_digest == MANIFEST.graph_digest
+    assert len(MANIFEST.graph_digest) == 16

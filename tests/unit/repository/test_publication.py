@@ -94,6 +94,13 @@ class TestPublish:
         assert (one.labels, two.labels, two.preprocess) == (DIGITS, ZIFFERN, BGR)
         assert (contracts.find("1"), contracts.find("2")) == (one, two)
 
+    def test_the_graph_of_each_version(self, model: Path, add: Any, bare: Any) -> None:
+        add(1), add(2, weights={"a.bin": "1" * 64}), bare(3)
+        graphs = json.loads(published(model, statement("graphs", RGB)).parameters["graphs"].string_value)
+        manifests = {number: Manifest.read(model / number / "manifest.json") for number in ("1", "2")}
+        assert graphs == {number: manifest.graph_digest for number, manifest in manifests.items()}
+        assert len({*graphs.values()}) == 2
+
     def test_of_the_model_what_the_served_version_says(self, model: Path, add: Any) -> None:
         add(1), add(2, ZIFFERN, BGR)
         message = published(model, statement("preprocess", RGB))  # as version 1 had it written
