@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from light_boxes import IMAGES, write_store
+from odd_images import damaged_files, odd_files
 from PIL import Image
 from pyarrow import parquet
 from ray_cluster import ray_nodes
@@ -98,3 +99,26 @@ def test_what_a_run_writes_is_what_clients_get(
             assert {key: row[key] for key in areas} == areas
         for name, row in scored["embedder"].items():
             np.testing.assert_allclose(row["vector"], client.model("embedder").embed(photos / name), rtol=1e-6)
+
+
+def test_odd_images_are_scored_as_clients_get_them(store: Path, tmp_path: Path, start_server: StartServer) -> None:
+    photos, out = tmp_path / "odd", tmp_path / "scored"
+    photos.mkdir()
+    for number, content in enumerate((*odd_files().values(), *damaged_files().values())):
+        (photos / f"{number:02}.png").write_bytes(content)
+    with ray_nodes(1) as nodes:
+        ran = run_command(
+            "score", photos, "--model", store / "embedder", "--out", out, "--address", nodes.address
+        )
+        assert ran.returncode == 0, ran.stderr
+    rows = rows_of(out)
+    assert len(rows) == len(odd_files()) + len(damaged_files())
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    with Client(server.url) as client:
+        for number, name in enumerate(sorted(rows)):
+            answers = client.model("embedder").embed_many([photos / name], on_error="return")
+            (answer,) = answers
+            assert (rows[name]["error"] is not None) == (number >= len(odd_files())) == isinstance(answer, Exception)
+            if not isinstance(answer, Exception):
+                np.testing.assert_allclose(rows[name]["vector"], answer, rtol=1e-5, atol=1e-6, err_msg=name)

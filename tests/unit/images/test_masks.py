@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from pycocotools import mask as coco
 
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.images.frame import frame_of
@@ -81,3 +82,11 @@ def test_is_what_torchvision_pastes() -> None:
         found = Mask(probabilities=mask[0], frame=FRAME, box=tuple(map(float, box))).pixels()
         clear = abs(expected - 0.5) > 1e-5  # the others are ties
         np.testing.assert_array_equal(found[clear], (expected > 0.5)[clear])
+
+
+@given(pixels=arrays.arrays(bool, st.tuples(st.integers(1, 9), st.integers(1, 9))))
+def test_run_lengths_are_those_of_pycocotools(pixels: Any) -> None:
+    height, width = pixels.shape
+    packed = coco.frPyObjects(encode_rle(pixels), height, width)
+    assert packed == coco.encode(np.asfortranarray(pixels.astype(np.uint8)))
+    np.testing.assert_array_equal(coco.decode(packed), pixels)
