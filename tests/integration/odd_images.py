@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
 
 ORIENTATION = 0x0112
 SIZE = (60, 40)
@@ -57,6 +57,7 @@ def odd_files() -> dict[str, bytes]:
     transparent.putalpha(Image.linear_gradient("L").resize(SIZE))
     palette = image.convert("P", palette=Image.Palette.ADAPTIVE)
     several = {"save_all": True, "append_images": [other]}
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return {
         "a light pixel": saved(Image.new("RGB", (1, 1), "white"), "PNG"),
         "a dark pixel": saved(Image.new("L", (1, 1), 0), "BMP"),
@@ -88,6 +89,7 @@ def odd_files() -> dict[str, bytes]:
         "two pictures": saved(image, "MPO", **several),
         "two pictures, turned": saved(image, "MPO", exif=turned(8), **several),
         "4:4:4": saved(image, "JPEG", subsampling=0),
+        **{f"ICC profile {kind}": saved(image, kind, icc_profile=profile) for kind in ("JPEG", "PNG", "WEBP", "TIFF")},
         **{f"EXIF {number} JPEG": saved(image, "JPEG", exif=turned(number)) for number in range(1, 10)},
         **{f"EXIF {number} {kind}": saved(image, kind, exif=turned(number)) for kind in ("PNG", "WEBP", "TIFF")
            for number in (3, 6)},
@@ -99,10 +101,12 @@ def damaged_files() -> dict[str, bytes]:
     image = drawn(200, 200)
     files = {kind: saved(image, kind) for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")}
     cut = {f"half a {kind}": content[: len(content) // 2] for kind, content in files.items()}
+    progressive = saved(image, "JPEG", progressive=True)
     bomb = bytearray(files["PNG"])
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # the header's width and height
     return {
         **cut,
+        "half a progressive JPEG": progressive[: len(progressive) // 2],
         "nothing": b"",
         "text": b"hello",
         "a header": files["PNG"][:20],
