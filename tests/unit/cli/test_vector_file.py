@@ -109,6 +109,7 @@ def test_files_of_something_else(tmp_path: Path) -> None:
     lists = pa.array(VECTORS.tolist(), pa.list_(pa.float32()))
     fixed = pa.array(VECTORS.tolist(), pa.list_(pa.float32(), 5))
     doubles = pa.array(VECTORS.tolist(), pa.list_(pa.float64(), 5))
+    halves = pa.array([row.astype(np.float16) for row in VECTORS], pa.list_(pa.float16(), 5))
     names = [str(number) for number in range(11)]
     (tmp_path / "junk").write_bytes(b"no Parquet")
     (tmp_path / "empty").write_bytes(b"")
@@ -116,6 +117,7 @@ def test_files_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-20])
     write_table(tmp_path / "list", ORIGIN.to_metadata(), source=names, vector=lists)
     write_table(tmp_path / "double", ORIGIN.to_metadata(), source=names, vector=doubles)
+    write_table(tmp_path / "half", ORIGIN.to_metadata(), source=names, vector=halves)
     write_table(tmp_path / "number", ORIGIN.to_metadata(), source=list(range(11)), vector=fixed)
     write_table(tmp_path / "other", ORIGIN.to_metadata(), answer=names)
     write_table(tmp_path / "nobody", None, source=names, vector=fixed)

@@ -49,7 +49,7 @@ function outline(context, { box: [x1, y1, x2, y2], label, index, score, keypoint
   context.lineWidth = 1.5 * unit;
   context.strokeStyle = context.fillStyle = stroke;
   context.strokeRect(x1, y1, x2 - x1, y2 - y1);
-  for (const [x, y] of keypoints) {
+  for (const [x, y] of keypoints.filter(([, , sure]) => sure > 0)) {
     context.beginPath();
     context.arc(x, y, 2 * unit, 0, 2 * Math.PI);
     context.fill();
