@@ -22,6 +22,11 @@ def masked() -> TwoStage:
     return TwoStage(tiny_detector("masked"), (SIDE, SIDE))
 
 
+def pointed() -> TwoStage:
+    """What `python:test_task_sources:pointed` opens."""
+    return TwoStage(tiny_detector("keypoints"), (SIDE, SIDE))
+
+
 def proven(version: Path, task: type[Task], words: str) -> Manifest:
     manifest = Manifest.read(version / MANIFEST_FILE)
     assert isinstance(manifest.task, task)
@@ -44,22 +49,28 @@ def test_a_selection_of_one_image_serves_batches(tmp_path: Path, run: Convert) -
     proven(run(str(path), task="detection", boxes="xyxy"), Detection, "detections matched")
 
 
-def test_a_detector_of_two_stages_is_a_graph_with_a_batch(run: Convert) -> None:
-    version = run(f"python:{__file__}:masked", task="detection", shape=[f"3x{SIDE}x{SIDE}"])
+@pytest.mark.parametrize("kind", ["masked", "pointed"])
+def test_a_detector_of_two_stages_is_a_graph_with_a_batch(kind: str, run: Convert) -> None:
+    version = run(f"python:{__file__}:{kind}", task="detection", shape=[f"3x{SIDE}x{SIDE}"])
     task = proven(version, Detection, "detections matched").task
     assert isinstance(task, Detection)
-    assert task.masks is not None
+    assert (task.masks, task.keypoints) == (("masks", None) if kind == "masked" else (None, "keypoints"))
 
 
 @pytest.mark.parametrize(
     ("kind", "task", "words"),
-    [("yolos", Detection, "detections matched"), ("segformer", Segmentation, "pixels")],
+    [
+        ("yolos", Detection, "detections matched"),
+        ("lw_detr", Detection, "detections matched"),
+        ("deimv2", Detection, "detections matched"),
+        ("segformer", Segmentation, "pixels"),
+    ],
 )
 def test_a_folder_of_transformers(kind: str, task: type[Task], words: str, tmp_path: Path, run: Convert) -> None:
     import transformers
 
     tiny_model(kind).save_pretrained(tmp_path / kind)
-    name = {"yolos": "Yolos", "segformer": "Segformer"}[kind]
+    name = {"yolos": "Yolos", "lw_detr": "DeformableDetr", "deimv2": "RTDetr", "segformer": "Segformer"}[kind]
     getattr(transformers, f"{name}ImageProcessorPil")().save_pretrained(tmp_path / kind)
     height, width = SIZE
     manifest = proven(run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"]), task, words)
