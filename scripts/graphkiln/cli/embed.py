@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     Found = Sequence[tuple[Path, npt.NDArray[np.float32]]]
 
+_OTHER_FORMATS = (".csv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".tsv")
+"""Endings of files that would be taken for something else than they are."""
+
 
 @with_connection()
 def embed(
@@ -55,6 +58,9 @@ def embed(
     if out:
         if as_json or as_csv:
             raise InvalidInput("--out writes a file: leave out --json and --csv")
+        if out.suffix.lower() in _OTHER_FORMATS:
+            hint = f"--out {out.with_suffix('.parquet')}"
+            raise InvalidInput(f"--out writes Parquet, and {out} is named otherwise", hint=hint)
         save_vectors(
             images,
             out,

@@ -43,3 +43,10 @@ def test_both_formats(run: RunVerb, image: Path) -> None:
 def test_how_images_travel(run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
     run("embed", image, "--model", "m", *flags)
     assert client.image_form == form
+
+
+@pytest.mark.parametrize("name", ["v.csv", "v.NPY"])
+def test_a_file_that_is_named_as_something_else(run: RunVerb, image: Path, name: str) -> None:
+    finished = run("embed", image, "--model", "m", "--out", image.parent / name)
+    assert (finished.code, "v.parquet" in finished.err) == (2, True)
+    assert not (image.parent / name).exists()
