@@ -91,7 +91,7 @@ def _check_detected_classes(model: OpenModel, recipe: Recipe) -> None:
     if recipe.labels and classes and len(model.labels) != classes:
         raise ConversionError(
             f"{recipe.labels} has {len(model.labels)} labels for the {classes} classes of {recipe.source}",
-            hint="one line for each class, in their order",
+            hint="one line for each class, in their order; torchvision's first one is the background",
         )
 
 

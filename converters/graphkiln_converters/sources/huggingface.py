@@ -11,6 +11,7 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.huggingface_fitting import RESAMPLING, fitted_preprocess, fitted_size
 from graphkiln_converters.sources.huggingface_opening import create, is_without_weights, opened
@@ -96,6 +97,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         module=freeze(module),
         reference=own.reference.eval() if own and own.reference else None,
         task=own.task if own else None,
+        classes=int(model.config.num_labels) if own and isinstance(own.task, Detection) else 0,
         description=described(f"huggingface:{location}", options)
         if is_without_weights(location)
         else f"huggingface:{location}",

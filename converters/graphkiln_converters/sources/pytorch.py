@@ -41,6 +41,7 @@ class TorchModel:
         outputs: Names of its outputs, in order; empty to find them by running it.
         task: What it answers about an image, or None.
         reference: What computes the reference, where that is not the module itself but the library that it follows.
+        classes: How many classes a detector has; 0 where nobody knows, and for other models.
     """
 
     module: nn.Module
@@ -53,6 +54,7 @@ class TorchModel:
     outputs: tuple[str, ...] = ()
     task: Task | None = None
     reference: nn.Module | None = None
+    classes: int = 0
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`.

@@ -41,7 +41,7 @@ def open_detector(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
     """
-    model, categories = build_model(location, options)
+    model, classes, names = build_model(location, options)
     transform = model.transform
     size = _size(transform, options)
     freeze(model)
@@ -52,7 +52,8 @@ def open_detector(location: str, options: SourceOptions) -> TorchModel:
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=(3, *size)),),
         preprocess=_preprocess(transform, size),
-        labels=categories,
+        labels=names,
+        classes=classes,
         task=_task(model),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,8 +27,22 @@ _KEYPOINT_LAYER = "roi_heads.keypoint_predictor.kps_score_lowres.weight"
 _AUXILIARY = "aux_classifier."
 
 
-def build_model(location: str, options: SourceOptions) -> tuple[Any, tuple[str, ...]]:
-    """A detector or a segmenter, and the names of its classes; none where weights of other classes were given.
+class Built(NamedTuple):
+    """A model in evaluation mode.
+
+    Attributes:
+        model: torchvision's.
+        classes: How many it has.
+        names: Of the classes; empty where its weights are of other ones than torchvision's.
+    """
+
+    model: Any
+    classes: int
+    names: tuple[str, ...]
+
+
+def build_model(location: str, options: SourceOptions) -> Built:
+    """A detector or a segmenter.
 
     Args:
         location: torchvision's name.
@@ -45,12 +59,13 @@ def build_model(location: str, options: SourceOptions) -> tuple[Any, tuple[str, 
         model = build(weights=published if options.pretrained else None)
     except OSError as error:
         raise not_downloaded(location, error) from error
+    heads: dict[str, Any] = {}
     if options.weights:
         heads = trained_heads(model, options.weights, len(categories))
         model = build(weights=None, **heads) if heads else model
-        categories = () if "num_classes" in heads else categories
         load_weights(model, options.weights)
-    return model.eval(), categories
+    classes = int(heads.get("num_classes", len(categories)))
+    return Built(model.eval(), classes, categories if classes == len(categories) else ())
 
 
 def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
     """
-    model, categories = build_model(location, options)
+    model, _, names = build_model(location, options)
     transforms = torchvision.models.get_model_weights(location).DEFAULT.transforms()
     side = int(transforms.resize_size[0])
     shape = options.shapes.get("", (3, side, side))
@@ -58,6 +58,6 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
             mean=tuple(transforms.mean),
             std=tuple(transforms.std),
         ),
-        labels=categories,
+        labels=names,
         task=Segmentation(scores="scores"),
     )

@@ -65,14 +65,14 @@ def test_the_auxiliary_head_of_published_weights_is_no_other_architecture(tmp_pa
 
 def test_a_segmenter_of_three_classes_is_built_for_them(tmp_path: Path) -> None:
     trained = torchvision.models.get_model(SMALL, weights=None, weights_backbone=None, num_classes=3)
-    model, names = build_model(SMALL, SourceOptions(weights=saved(trained, tmp_path)))
-    assert names == ()
+    model, classes, names = build_model(SMALL, SourceOptions(weights=saved(trained, tmp_path)))
+    assert (classes, names) == (3, ())
     assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
 
 
 def test_without_weights_the_classes_are_torchvisions(tmp_path: Path) -> None:
-    model, names = build_model(SMALL, SourceOptions())
-    assert names[:2] == ("__background__", "aeroplane")
+    model, classes, names = build_model(SMALL, SourceOptions())
+    assert (classes, names[:2]) == (21, ("__background__", "aeroplane"))
     path = saved(torch.nn.Linear(2, 2), tmp_path)
     with pytest.raises(ConversionError, match="are of another model"):
         build_model(SMALL, SourceOptions(weights=path))
