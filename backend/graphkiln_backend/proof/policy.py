@@ -26,7 +26,8 @@ class TaskLimits:
 
     Attributes:
         box_iou: Two detections are the same one from this intersection over union of their boxes, and of their masks.
-        box_pixels: Most that a corner of the box, or a keypoint, may move; None where only the overlap counts.
+        box_pixels: Most that a corner of the box, or a keypoint, may move; None where only the overlap counts, and a
+            keypoint may move by what is missing from box_iou to 1, as a share of the longer side of the box.
         score: Most that the score of a detection may differ, as a share of the highest one on the image.
         faint: Whether detections below the task's score threshold, which clients leave out, are held to it, too.
         equal_pixels: Least share of pixels of the same class.
