@@ -91,7 +91,7 @@ def in_16_bits() -> Image.Image:
 
 
 def with_a_transparent_palette() -> Image.Image:
-    image = Image.new("RGB", (60, 40), (128, 128, 128)).convert("P")
+    image = Image.new("RGB", (60, 40), (128, 128, 128)).convert("P", palette=Image.Palette.ADAPTIVE)
     image.info["transparency"] = bytes(range(256))
     return image
 
