@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from converting import Convert
 from tiny_detectors import SIDE, tiny_detector
-from tiny_transformers import SIZE, tiny_model
+from tiny_transformers import DETECTORS, SIZE, tiny_model
 from tiny_yolo import NAMES, V8, Parts, write_yolo
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_converters.detection.two_stage import TwoStage
+from graphkiln_converters.sources import huggingface_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -60,18 +61,14 @@ def test_a_detector_of_two_stages_is_a_graph_with_a_batch(kind: str, run: Conver
 @pytest.mark.parametrize(
     ("kind", "task", "words"),
     [
-        ("yolos", Detection, "detections matched"),
-        ("lw_detr", Detection, "detections matched"),
-        ("deimv2", Detection, "detections matched"),
+        *((kind, Detection, "detections matched") for kind in DETECTORS),
         ("segformer", Segmentation, "pixels"),
     ],
 )
 def test_a_folder_of_transformers(kind: str, task: type[Task], words: str, tmp_path: Path, run: Convert) -> None:
-    import transformers
-
     tiny_model(kind).save_pretrained(tmp_path / kind)
-    name = {"yolos": "Yolos", "lw_detr": "DeformableDetr", "deimv2": "RTDetr", "segformer": "Segformer"}[kind]
-    getattr(transformers, f"{name}ImageProcessorPil")().save_pretrained(tmp_path / kind)
+    names = {**huggingface_tasks._SOFTMAX, **huggingface_tasks._FOCAL, "segformer": "Segformer"}
+    huggingface_tasks._processor(names[kind]).save_pretrained(tmp_path / kind)
     height, width = SIZE
     manifest = proven(run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"]), task, words)
     assert manifest.preprocess is not None
