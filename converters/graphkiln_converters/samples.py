@@ -217,7 +217,14 @@ def _images(
     files = _chosen(folder, most)
     if not files:
         raise ConversionError(f"folder {folder} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
-    return {next(iter(inputs)): np.stack([load_sample(file, preprocess) for file in files])}
+    samples = [load_sample(file, preprocess) for file in files]
+    for file, sample in zip(files, samples, strict=True):
+        if sample.shape != samples[0].shape:
+            raise ConversionError(
+                f"{file} becomes {list(sample.shape)}, {files[0]} {list(samples[0].shape)}",
+                hint="let --preprocess give all images one size: crop, letterbox, or resize to height and width",
+            )
+    return {next(iter(inputs)): np.stack(samples)}
 
 
 def _chosen(folder: Path, most: int) -> list[Path]:

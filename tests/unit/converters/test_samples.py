@@ -151,6 +151,13 @@ class TestImages:
         folder = save_images(tmp_path, *(f"{number}.png" for number in range(9)))
         assert len(read_samples(folder, IMAGE, SPEC, 4)["INPUT_0"]) == 4
 
+    def test_of_several_sizes_are_refused_by_name(self, tmp_path: Path) -> None:
+        folder = save_images(tmp_path, "a.png", "b.png")
+        Image.new("RGB", (30, 11)).save(folder / "c.png")
+        with pytest.raises(ConversionError, match=r"c\.png becomes \[3, 11, 30\], .*a\.png \[3, ") as caught:
+            read_samples(folder, IMAGE, Preprocess(), 256)
+        assert "--preprocess" in caught.value.hint
+
     def test_a_folder_without_one(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").touch()
         with pytest.raises(ConversionError, match="holds no image") as caught:
