@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
@@ -28,6 +28,17 @@ Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 _FILE_LIMIT = GIB
 _MOST_PIXELS = 1 << 28
 _HINT = f"known are {', '.join(FORMATS)}"
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image of an orientation upright. Source: `PIL.ImageOps.exif_transpose`, which fails where other data
+of the EXIF cannot be written back."""
 _SIDEWAYS = (5, 6, 7, 8)
 """Orientations in which rows become columns. Source: Exif 2.32, tag 0x0112."""
 _PNG_METADATA = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -86,7 +97,7 @@ def _is_sideways(image: Image.Image, content: bytes) -> bool:
     """Whether the size that an image has before it is decoded is not yet that of the upright image."""
     if image.format == "TIFF" or (image.format == "PNG" and not any(map(content.__contains__, _PNG_METADATA))):
         return False  # Pillow turns the size of TIFFs by itself
-    return image.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS
+    return _orientation(image) in _SIDEWAYS
 
 
 @contextmanager
@@ -124,7 +135,16 @@ def _upright(image: Image.Image) -> Image.Image:
     if image.format == "EPS":  # a program, not pixels: it is not run, whoever opened it
         raise UnidentifiedImageError
     image.load()
-    return ImageOps.exif_transpose(image)
+    turn = _TURNS.get(_orientation(image))
+    return image.copy() if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """By the EXIF data; 1, which is upright, where these are damaged: everybody else shows such an image, too."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # noqa: BLE001 - damaged data make Pillow fail in any way
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
