@@ -120,7 +120,7 @@ def test_three_hundred_images_in_one_call(server: Server, model: str) -> None:
 
 
 def raw_vector(server: Server, content: bytes) -> bytes:
-    """What `curl --data-binary @FILE` gets: the image is the body, the outputs follow the JSON that says their sizes."""
+    """What `curl --data-binary @FILE` gets: the image is the body, outputs follow the JSON that says their sizes."""
     headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
     request = Request(f"{server.url}/v2/models/embedder.images/infer", content, headers)
     with urlopen(request, timeout=30) as response:

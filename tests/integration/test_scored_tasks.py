@@ -107,9 +107,7 @@ def test_odd_images_are_scored_as_clients_get_them(store: Path, tmp_path: Path, 
     for number, content in enumerate((*odd_files().values(), *damaged_files().values())):
         (photos / f"{number:02}.png").write_bytes(content)
     with ray_nodes(1) as nodes:
-        ran = run_command(
-            "score", photos, "--model", store / "embedder", "--out", out, "--address", nodes.address
-        )
+        ran = run_command("score", photos, "--model", store / "embedder", "--out", out, "--address", nodes.address)
         assert ran.returncode == 0, ran.stderr
     rows = rows_of(out)
     assert len(rows) == len(odd_files()) + len(damaged_files())

@@ -212,7 +212,7 @@ def _moved_points(task: Detection, reference: Arrays, images: list[int], limits:
     moved = np.array(reference[task.keypoints or ""])
     for image in images:
         allowed = points_tolerance(reference[task.boxes][image, 0].astype(np.float64), limits.tasks)
-        moved[image, 0, :, :2] += np.asarray(max(1.0, _CONTROL_SCALE * allowed), moved.dtype)
+        moved[image, 0, :, :2] = moved[image, 0, :, :2].astype(np.float64) + max(1.0, _CONTROL_SCALE * allowed)
     return moved
 
 

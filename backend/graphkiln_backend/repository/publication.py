@@ -1,9 +1,9 @@
 """What a server publishes of its versions' contracts, in the one configuration that a model has.
 
-The manifests decide. `contracts` holds what each version says, `graphs` the digest of its graph, by its number. What can be
-said of a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is said where
-all versions that are served agree, and left out where they do not. What config.pbtxt says of these itself holds for
-models whose versions say nothing: bare graphs.
+The manifests decide. `contracts` holds what each version says, `graphs` the digest of its graph, by its number. What
+can be said of a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is
+said where all versions that are served agree, and left out where they do not. What config.pbtxt says of these itself
+holds for models whose versions say nothing: bare graphs.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from typing import Any
 
 import onnxscript
 import torch
-from onnxscript import FLOAT
-from onnxscript import opset18 as op
+from onnxscript import FLOAT, opset18
+
+op: Any = opset18
+"""What onnxscript's types say of a tensor's type is more than this function has."""
 
 
 @torch.library.custom_op("graphkiln::locate", mutates_args=())
@@ -84,7 +86,7 @@ def locate_in_graph(heatmaps: FLOAT, boxes: FLOAT) -> FLOAT:
         moved = op.Add(op.Mul(middle, step), op.Gather(corners, index))
         row = op.Concat(moved, op.GatherElements(flat, highest, axis=1), axis=1)
         found = op.Concat(found, op.Unsqueeze(row, zero), axis=0)
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def translations() -> dict[Any, Callable[..., Any]]:

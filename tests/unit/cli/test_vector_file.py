@@ -16,7 +16,7 @@ from graphkiln.cli.vector_file import VectorWriter, open_vectors, replaced_file
 from graphkiln.cli.vector_origin import Origin
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 
-ORIGIN = Origin(model="m", version="3", contract="ab")
+ORIGIN = Origin(model="m", version="3", contract="ab", graph="cd")
 VECTORS = np.random.default_rng(1).normal(size=(11, 5)).astype(np.float32)
 
 
@@ -35,7 +35,8 @@ def test_what_stands_in_the_file(tmp_path: Path) -> None:
     write(tmp_path / "v.parquet")
     table = pq.read_table(tmp_path / "v.parquet")
     assert table.schema.field("vector").type == pa.list_(pa.float32(), 5)
-    assert table.schema.metadata == {b"graphkiln.model": b"m", b"graphkiln.version": b"3", b"graphkiln.contract": b"ab"}
+    expected = {b"model": b"m", b"version": b"3", b"contract": b"ab", b"graph": b"cd"}
+    assert table.schema.metadata == {b"graphkiln." + key: value for key, value in expected.items()}
     assert table.column("source").to_pylist() == [f"{number}.png" for number in range(11)]
     assert np.array_equal(np.array(table.column("vector").to_pylist(), np.float32), VECTORS)
 

@@ -60,7 +60,9 @@ def test_weights_that_were_replaced_under_one_number_are_refused() -> None:
     before = identify(cast(Any, client), "m", "3")[1]
     assert before.graph == "aa"
     client.fake_model.config = {"parameters": {"graphs": {"string_value": '{"3": "bb"}'}}}
-    with pytest.raises(InvalidInput, match=r"version 3 \(graph aa\), the image's would be by 'm' version 3 \(graph bb\)"):
+    with pytest.raises(
+        InvalidInput, match=r"version 3 \(graph aa\), the image's would be by 'm' version 3 \(graph bb\)"
+    ):
         before.check(identify(cast(Any, client), "m", "3")[1])
 
 

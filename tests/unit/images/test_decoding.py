@@ -111,7 +111,9 @@ class TestImage:
         assert (red[0] > 200, red[1] < 60, red[2] < 60) == (True, True, True)
 
     @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow tells of such data
-    @pytest.mark.parametrize("exif", [b"Exif\0\0no TIFF at all", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0MM\0*\0\0\0\x08\0\x09"])
+    @pytest.mark.parametrize(
+        "exif", [b"Exif\0\0no TIFF at all", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0MM\0*\0\0\0\x08\0\x09"]
+    )
     def test_damaged_exif_data_are_no_damage_of_the_image(self, exif: bytes) -> None:
         image = Image.effect_noise((6, 4), 80).convert("RGB")
         content = encoded(image, "JPEG", exif=exif, quality=100)
