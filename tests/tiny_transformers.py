@@ -263,7 +263,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "dab-detr": _queries("DabDetr", ("stage4",), hidden_size=16),
     "table-transformer": _queries("TableTransformer", ("stage4",)),
     "rt_detr": _pyramid("RTDetr", _rt_detr_backbone),
-    "rt_detr_v2": _pyramid("RTDetrV2", _rt_detr_backbone),
+    "rt_detr_v2": _pyramid("RTDetrV2", _rt_detr_backbone, decoder_layers=2),
     "d_fine": _pyramid("DFine", _hgnet, decoder_layers=2, lqe_hidden_dim=8),
     "deimv2": _pyramid("Deimv2", _hgnet, decoder_layers=2, lqe_hidden_dim=8),
     "lw_detr": _light("LwDetr", _lw_backbone, projector_scale_factors=[1.0]),

@@ -30,7 +30,7 @@ def test_a_batch_finds_what_the_processor_finds_image_by_image(kind: str) -> Non
     assert expected["counts"].min() > 0, "nothing was found: nothing was compared"
     assert set(found) == set(OUTPUTS)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-2 if name == "boxes" else 1e-3)
 
 
 def test_nothing_found_is_a_count_of_none() -> None:
