@@ -24,15 +24,17 @@ from graphkiln_client import Client, Model
 pytestmark = pytest.mark.server
 
 ACCEPTS = 'parameters { key: "accept_images" value { string_value: "true" } }\n'
+INSTANCES = "instance_group { count: 2 kind: KIND_CPU }\n"
+"""Two, which share what is decoded together."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Server]:
-    """A server of the example model, which accepts images."""
+    """A server of the example model on two cores, which accepts images."""
     folder = tmp_path_factory.mktemp("encoded")
     shutil.copytree(digits, folder / "store" / "digits")
     with (folder / "store" / "digits" / "config.pbtxt").open("a") as config:
-        config.write(ACCEPTS)
+        config.write(ACCEPTS + INSTANCES)
     with Serving(folder, "--model-store", folder / "store") as running:
         running.wait_ready()
         yield running
