@@ -33,7 +33,7 @@ ROWS, BATCH = 8, 4
 """Of the table that a stage looks up in; of a largest batch."""
 ENDLESS = np.array([[10_000_000]], np.int64)
 """Rounds of the loop in a stage: hours."""
-COMPUTE_LIMIT_S = 12
+COMPUTE_LIMIT_S = 20
 
 
 def config(numbers: str, batch: int) -> str:
@@ -106,20 +106,14 @@ def test_a_request_that_a_stage_cannot_compute_fails_alone(server: Server, name:
                 assert not isinstance(answer, ClientError), answer
                 np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-4)
     assert server.log.count("serving HTTP") == starts
-    server.wait_until(lambda: counted(server, "graphkiln_self_test_replays_total", name) > 0)  # was it the device?
-    assert counted(server, "graphkiln_self_test_failures_total", name) == 0
-
-
-def counted(server: Server, metric: str, model: str) -> float:
-    """A metric of the only instance of a model."""
-    instance = f'instance="{model}_0_0"'
-    return sum(value for key, value in server.metrics().items() if key.startswith(metric) and instance in key)
+    failures = "graphkiln_self_test_failures_total{"
+    assert {value for key, value in server.metrics().items() if key.startswith(failures)} == {0.0}
 
 
 def instance_of(server: Server, model: str) -> int:
     """The process of a model's only instance, as it tells the supervisor."""
     statuses = [json.loads(path.read_text()) for path in server.temporary.glob("graphkiln-*/instances/*.json")]
-    (pid,) = {int(status["pid"]) for status in statuses if status["model"] == model}
+    (pid,) = {int(status["pid"]) for status in statuses if status.get("model") == model}
     return pid
 
 
