@@ -28,6 +28,8 @@ Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 _FILE_LIMIT = GIB
 _MOST_PIXELS = 1 << 28
 _HINT = f"known are {', '.join(FORMATS)}"
+_METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
+"""Where Pillow keeps what an orientation can stand in."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -136,7 +138,12 @@ def _upright(image: Image.Image) -> Image.Image:
         raise UnidentifiedImageError
     image.load()
     turn = _TURNS.get(_orientation(image))
-    return image.copy() if turn is None else image.transpose(turn)
+    if turn is None:
+        return image.copy()
+    turned = image.transpose(turn)
+    for key in _METADATA:  # or whoever is handed the image turns it again
+        turned.info.pop(key, None)
+    return turned
 
 
 def _orientation(image: Image.Image) -> int:

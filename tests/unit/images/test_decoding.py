@@ -120,6 +120,15 @@ class TestImage:
         np.testing.assert_array_equal(load_sample(content, RAW), load_sample(encoded(image, "JPEG", quality=100), RAW))
         assert upright_size(content) == (4, 6)
 
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+    @pytest.mark.parametrize("orientation", [1, 6, 7])
+    def test_an_image_that_is_upright_is_not_turned_again(self, kind: str, orientation: int) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        content = encoded(Image.effect_noise((6, 4), 80).convert("RGB"), kind, exif=exif)
+        once = open_image(content)
+        np.testing.assert_array_equal(np.asarray(open_image(once)), np.asarray(once))
+
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_every_orientation(self, orientation: int) -> None:
         image = Image.effect_noise((6, 4), 80).convert("RGB")
