@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 PARTS = CACHE / "models"
 """Where each model is kept as it is done."""
 NAMES = ("BERT", "GPT-2", "T5 encoder", "T5 decoder", "ViT", "Swin", "MoCo v3", "MAE")
-SPLITS = {"pipeline=2": Parallelism(pipeline=2), "tensor=2": Parallelism(tensor=2)}
-_CORES = 2
 _LARGEST_BATCH = 4
+SPLITS = {"pipeline=2": Parallelism(pipeline=2, micro_batches=_LARGEST_BATCH), "tensor=2": Parallelism(tensor=2)}
+_CORES = 2
 _MOST_REASONS = 3
 Arrays = Mapping[str, AnyArray]
 

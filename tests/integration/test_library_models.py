@@ -23,7 +23,8 @@ from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SPLITS = {"whole": "", "staged": "pipeline=2", "sharded": "tensor=2"}
+SPLITS = {"whole": "", "staged": "pipeline=2, micro_batches=32", "sharded": "tensor=2"}
+"""Stages of models so small compute batches at once unless they are told: here row by row, as they are compared."""
 _MOST_ERROR = 1e-4
 """Another engine's limit in fp32, as in `tests/families`."""
 
