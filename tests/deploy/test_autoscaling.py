@@ -22,8 +22,8 @@ TOLERANCE = 0.1
 """Of the autoscaler: a smaller difference changes nothing. Source: Kubernetes, "Horizontal Pod Autoscaling"."""
 STEP_S = 30
 """As long as the period of the rules for going up."""
-RATE = 25.0
-"""Requests a second of a pod that does all it can: ResNet-50 on two cores, docs/benchmarks/queue.json."""
+RATE = 15.0
+"""Requests a second of a pod that does all it can: ResNet-50 on two cores, docs/benchmarks/light.json."""
 
 
 @pytest.fixture(scope="module")
