@@ -38,3 +38,12 @@ def test_the_saved_run_is_of_containers_at_its_rate(repository: Path) -> None:
     assert saved["sent"] / saved["seconds"] > 199
     text = (repository / "docs" / "deploying.md").read_text()
     assert f"{saved['answered']:,}" in text
+
+
+def test_what_a_missing_pause_costs_is_told_as_it_was_measured(repository: Path) -> None:
+    saved = json.loads((repository / "docs" / "rolling-update-without-pause.json").read_text())
+    assert (saved["pause"], saved["kind"], saved["rate"], saved["replacements"]) == (False, "processes", 60, 2)
+    assert saved["answered"] + sum(saved["failed"].values()) == saved["sent"]
+    text = (repository / "docs" / "deploying.md").read_text()
+    assert f"{saved['failed']['HTTP 503']} of {saved['sent']:,} got 503" in text
+    assert f"a load of {saved['machine']['load_average'][0]:.0f}]" in text
