@@ -26,8 +26,10 @@ FILES = (*sorted(STATIC.iterdir()), LOOK)
 _WHOLE_PAGE = 100_000
 
 
-def test_the_page_is_small() -> None:
-    assert sum(path.stat().st_size for path in FILES) < _WHOLE_PAGE
+def test_the_page_is_small_and_its_manual_says_how_small(repository: Path) -> None:
+    size = sum(path.stat().st_size for path in FILES)
+    assert size < _WHOLE_PAGE
+    assert f"{size / 1000:.0f} kB" in (repository / "docs" / "page.md").read_text()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
