@@ -1,6 +1,6 @@
 """Pictures of the documentation: each is made by a test of the running product, and says of what it was made.
 
-A picture carries the hash of the style sheets and templates that it shows. Whoever changes these makes the pictures anew:
+A picture carries the hash of the style sheets and templates that it shows. Whoever changes these makes it anew:
 `GRAPHKILN_RECORD=1 scripts/test -m slow -n 0 tests/integration/test_pictures.py`.
 """
 
