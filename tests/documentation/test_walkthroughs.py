@@ -19,7 +19,7 @@ QUICKER = {
     "--duration 20": "--duration 12",
 }
 """A target that any machine meets, and less time."""
-GIVEN = {"scoring": ("docs/digits", "photos"), "signing": ("model_repository", "models")}
+GIVEN = {"scoring": ("docs/digits", "photos"), "signing": ("model_repository/digits", "models/digits")}
 """What the reader has beside a checkout: a copy of what, and its name."""
 
 
