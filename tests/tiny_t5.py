@@ -22,15 +22,15 @@ Tensors = Mapping[str, AnyArray]
 
 def save(folder: Path) -> Path:
     """The folder of a model whose weights are far enough apart that its tokens differ."""
-    torch.manual_seed(5)
+    torch.manual_seed(6)
     config = hf.T5Config(
         vocab_size=WORDS, d_model=WIDTH, d_kv=DEPTH, d_ff=32, num_layers=LAYERS, num_heads=HEADS,
-        decoder_start_token_id=START, pad_token_id=START, eos_token_id=1,
+        decoder_start_token_id=START, pad_token_id=START, eos_token_id=1, tie_word_embeddings=False,
     )  # fmt: skip
     model: Any = hf.T5ForConditionalGeneration(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.5 * torch.randn(parameter.shape))
+            parameter.add_(torch.randn(parameter.shape))
     model.save_pretrained(folder)
     return folder
 

@@ -116,7 +116,10 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         "two groups of one core: batches behind each other, ratio to two copies; one row alone, ratio to one core",
     ),
     "sums": (benchmark_sums, "two shards that compute nothing, ratio of sums in the process to gloo of two processes"),
-    "models": (benchmark_models, "OneFlow's library of models: converted, proven, whole and split over two cores"),
+    "models": (
+        benchmark_models,
+        "OneFlow's library of models, small: converted, proven, whole and split in two",
+    ),
     "devices": (benchmark_devices, "on paper: two to eight GPUs from counted costs and data sheets, batches of 32"),
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
 }

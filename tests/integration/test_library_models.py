@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import library_models
@@ -18,7 +19,6 @@ from library_models import MODELS, Made
 from library_split import convert_made, difference
 from running import Server, Serving
 
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,20 +33,12 @@ def served_as(name: str, split: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{split}"
 
 
-def add_splits(version: Path, name: str, store: Path) -> None:
-    """A converted model under a name for each split."""
-    text = (version.parent / "config.pbtxt").read_text()
-    for split, numbers in SPLITS.items():
-        shutil.copytree(version.parent, store / served_as(name, split))
-        config = re.sub(r'name: "[^"]*"', f'name: "{served_as(name, split)}"', text, count=1)
-        config += f'\nparameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}' if numbers else ""
-        (store / served_as(name, split) / "config.pbtxt").write_text(config)
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
-    """All models, small."""
-    return {name: make(tmp_path_factory.mktemp("files"), True) for name, make in MODELS.items()}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the store, which gets a model when a test asks for it."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "store").mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +48,9 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(made: dict[str, Made], t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    converted, folder = tmp_path_factory.mktemp("converted"), tmp_path_factory.mktemp("store")
-    halves = {
-        "encode": Made(source=f"huggingface:{t5}", feeds={}, expected={}),
-        "step": Made(source=f"decoder:{t5}", feeds={}, expected={}),
-    }
-    for name, each in {**made, **halves}.items():
-        add_splits(convert_made(each, name, converted).graph_path.parent, name, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(folder: Path) -> Iterator[Server]:
     """One server for all; each test loads what it asks."""
-    folder = tmp_path_factory.mktemp("server")
-    with Serving(folder, "--model-store", store, "--model-control-mode=explicit", "--log-info=true") as running:
+    with Serving(folder, "--model-store", folder / "store", "--model-control-mode=explicit") as running:
         running.wait_until(lambda: running.status("/v2/health/live") == 200)
         yield running
 
@@ -82,50 +61,74 @@ def client(server: Server) -> Iterator[Client]:
         yield client
 
 
-def ask(client: Client, model: str, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
-    client.load(model)
+def add(name: str, made: Made, folder: Path, splits: Iterable[str] = SPLITS) -> None:
+    """A converted model under a name for each split."""
+    version = convert_made(made, name, folder / "converted").graph_path.parent
+    text = (version.parent / "config.pbtxt").read_text()
+    for split in splits:
+        target = folder / "store" / served_as(name, split)
+        shutil.copytree(version.parent, target)
+        config = re.sub(r'^name: "[^"]*"', f'name: "{target.name}"', text, count=1, flags=re.MULTILINE)
+        numbers = SPLITS[split]
+        config += f'\nparameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}' if numbers else ""
+        (target / "config.pbtxt").write_text(config)
+
+
+@contextmanager
+def loaded(client: Client, *names: str) -> Iterator[None]:
+    """Models that are there for a while."""
+    for name in names:
+        client.load(name)
     try:
-        return dict(client.model(model).infer(feeds))
+        yield
     finally:
-        client.unload(model)
+        for name in names:
+            client.unload(name)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_served_whole_and_split_as_the_library_computes(name: str, made: dict[str, Made], client: Client) -> None:
-    feeds, expected = made[name].feeds, made[name].expected
-    rows = [{key: array[row : row + 1] for key, array in feeds.items()} for row in range(3)]
-    whole = served_as(name, "whole")
-    client.load(whole)
-    alone = [dict(client.model(whole).infer(row)) for row in rows]
-    together = dict(client.model(whole).infer(feeds))
-    client.unload(whole)
-    assert difference(together, expected) <= _MOST_ERROR
-    staged = ask(client, served_as(name, "staged"), feeds)
-    for key in expected:
-        np.testing.assert_array_equal(staged[key], np.concatenate([row[key] for row in alone]))
-    sharded = ask(client, served_as(name, "sharded"), feeds)
-    assert difference(sharded, expected) <= _MOST_ERROR
+def test_served_whole_and_split_as_the_library_computes(
+    name: str, folder: Path, client: Client, tmp_path: Path
+) -> None:
+    made = MODELS[name](tmp_path, True)
+    add(name, made, folder)
+    whole, staged, sharded = (served_as(name, split) for split in SPLITS)
+    with loaded(client, whole):
+        together = client.model(whole).infer(made.feeds)
+        rows = [{key: array[row : row + 1] for key, array in made.feeds.items()} for row in range(3)]
+        alone = [client.model(whole).infer(row) for row in rows]
+    assert difference(together, made.expected) <= _MOST_ERROR
+    with loaded(client, staged):
+        found = client.model(staged).infer({key: array[:1] for key, array in made.feeds.items()})
+        by_stages = client.model(staged).infer(made.feeds)
+    for key in made.expected:
+        np.testing.assert_array_equal(found[key], alone[0][key])
+    assert difference(by_stages, made.expected) <= _MOST_ERROR
+    with loaded(client, sharded):
+        assert difference(client.model(sharded).infer(made.feeds), made.expected) <= _MOST_ERROR
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_t5_generates_over_two_served_graphs_as_transformers_does(split: str, t5: Path, client: Client) -> None:
+def test_a_t5_generates_over_two_served_graphs_as_transformers_does(
+    split: str, folder: Path, t5: Path, client: Client
+) -> None:
     """Greedily, two texts of different lengths in a batch, the cache kept by the client."""
     random = np.random.default_rng(8)
     tokens, mask = random.integers(2, tiny_t5.WORDS, (2, 9)), np.array([[1] * 9, [1] * 6 + [0] * 3])
     expected = tiny_t5.generate(tiny_t5.load(t5), tokens, mask, 6)
     assert len(set(expected.flatten().tolist())) > 3, "the same token again and again would say little"
+    for part, kind in (("encode", "huggingface"), ("step", "decoder")):
+        if not (folder / "converted" / part).exists():
+            add(part, Made(source=f"{kind}:{t5}", feeds={}, expected={}), folder)
     encode, step = served_as("encode", split), served_as("step", split)
-    for name in (encode, step):
-        client.load(name)
-    found = tiny_t5.generate_by_steps(
-        lambda feeds: client.model(encode).infer(dict(feeds)),
-        lambda feeds: client.model(step).infer(dict(feeds)),
-        tokens,
-        mask,
-        6,
-    )
-    for name in (encode, step):
-        client.unload(name)
+    with loaded(client, encode, step):
+        found = tiny_t5.generate_by_steps(
+            lambda feeds: client.model(encode).infer(dict(feeds)),
+            lambda feeds: client.model(step).infer(dict(feeds)),
+            tokens,
+            mask,
+            6,
+        )
     np.testing.assert_array_equal(found, expected)
 
 
