@@ -19,7 +19,7 @@ _MOST_OPERATORS = 100
 
 
 def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
-    """Writes a graph; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
+    """Writes a graph without export notes; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
 
     Args:
         model: The graph; changed in place where nodes must change. What cannot be helped is left to its first session.

@@ -13,9 +13,8 @@ from graphkiln_backend.graph.errors import GraphkilnError
 _INTRODUCTION = """# Errors and exit codes
 
 Written by `scripts/docs` from `graphkiln_backend.graph.errors`. Every error says what happened, what was expected,
-and in
-parentheses what to do. `from graphkiln import GraphkilnError, ClientError` catches all of them, or all of a client's;
-`error.message` and `error.hint` are its two parts.
+and in parentheses what to do. `from graphkiln import GraphkilnError, ClientError` catches all of them, or all of a
+client's; `error.message` and `error.hint` are its two parts.
 
 | exit code | means |
 | --- | --- |

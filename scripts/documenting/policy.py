@@ -11,10 +11,8 @@ from graphkiln_backend.proof.policy import Limits, TaskLimits
 _INTRODUCTION = """# Numeric policy
 
 Written by `scripts/docs` from `graphkiln_backend.proof.policy`. A saved or lowered graph answers users only within
-these limits;
-`--relative-l2` loosens the first of them for one conversion, which the manifest records. Why there are limits, and
-what else is
-compared: [numeric policy, explained](../explanation/numerics.md).
+these limits; `--relative-l2` loosens the first of them for one conversion, which the manifest records. Why there are
+limits, and what else is compared: [numeric policy, explained](../explanation/numerics.md).
 
 """
 _BESIDE = """

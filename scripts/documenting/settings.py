@@ -20,10 +20,9 @@ parameters { key: "precision" value { string_value: "bf16" } }
 
 or after `serve --set`, as `--set MODEL.KEY=VALUE`. Where one is given more than once, this order decides: `--set`,
 `--enable-openvino` and `--enable-tensorrt`, `parameters`, its `xrt` parameter, its execution accelerator. Every
-key is honored
-or refused with a reason; an unknown one is an error that names the nearest known one. `graphkiln explain
-STORE/NAME` tells
-where each setting comes from. What they do: [engines](../how-to/engines.md), [precisions](../how-to/precision.md).
+key is honored or refused with a reason; an unknown one is an error that names the nearest known one. `graphkiln explain
+STORE/NAME` tells where each setting comes from. What they do: [engines](../how-to/engines.md),
+[precisions](../how-to/precision.md).
 
 ## graphkiln's own
 

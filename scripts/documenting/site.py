@@ -1,8 +1,7 @@
 """What MkDocs is told beside `mkdocs.yml`: a hook for links out of `docs`.
 
-Pages name files of the checkout (`../SECURITY.md`, `../deploy/...`), which work where the checkout is looked at.
-The site
-does not have these files: there such a link is their path, as text.
+Pages name files of the checkout (`../SECURITY.md`, `../deploy/...`), which work where the checkout is looked at. The
+site does not have these files: there such a link is their path, as text.
 """
 
 from __future__ import annotations

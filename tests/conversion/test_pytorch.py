@@ -50,6 +50,7 @@ def test_a_graph_file_of_one_input_and_one_output(tmp_path: Path) -> None:
     samples = np.stack([sample] * 5)
     (scores,) = session.run(["scores"], {"INPUT_0": samples})
     np.testing.assert_allclose(scores, run_module(module, samples), rtol=1e-5)
+    assert b"stack_trace" not in (tmp_path / "m.onnx").read_bytes()
 
 
 NESTED = """

@@ -178,6 +178,7 @@ def export_graph(
         output_names=[output_name, *further_outputs],
         description=type(module).__name__,
     )
+    remove_export_notes(model)  # a third of a small file, with paths of the machine that exported it
     onnx_ir.save(model, path)
 
 
@@ -239,7 +240,6 @@ def export_module(
     if program is None:
         raise ConversionError(f"PyTorch exported nothing for {description}")
     model: onnx_ir.Model = program.model
-    remove_export_notes(model)  # a third of a small file, with paths of the machine that exported it
     return model
 
 
