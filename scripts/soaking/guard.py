@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.server.run_folder import remove_environments
+from graphkiln_backend.server.tritons_folders import remove_environments, remove_sent_models
 from soaking.service import MARKER
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX keeps it on Linux
@@ -98,6 +98,7 @@ def remove_outside(soak_pid: int, temporary: Path) -> None:
     runs = known_runs(temporary)
     for run in runs:
         remove_environments(run)
+        remove_sent_models(temporary / run)
     for region in regions_of(soak_pid, runs):
         if region.is_dir():  # status files of instances
             shutil.rmtree(region, ignore_errors=True)

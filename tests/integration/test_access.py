@@ -65,8 +65,10 @@ class TestRunningCode:
         assert post(explicit, path, load) == 403
         assert post(explicit, path, load, **{HTTP_HEADER: "wrong"}) == 403
         assert not marker.exists()
-        post(explicit, path, load, **{HTTP_HEADER: find_key("127.0.0.1", explicit.http_port)})
+        key = {HTTP_HEADER: find_key("127.0.0.1", explicit.http_port)}
+        post(explicit, path, load, **key)
         assert marker.exists(), "with the key the request runs code: the test would have seen it"
+        assert post(explicit, "/v2/repository/models/evil/unload", {}, **key) == 200  # Triton removes its files
 
     @pytest.mark.parametrize(
         ("method", "path"),

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.server.owned_folder import OTHER_PARENTS, PREFIX, locked_if_dead, owned_folders, remove_owned
-from graphkiln_backend.server.run_folder import remove_environments, remove_regions
+from graphkiln_backend.server.run_folder import remove_regions
 from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY
+from graphkiln_backend.server.tritons_folders import remove_environments, remove_sent_models
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def _remove_folder(path: Path) -> bool:
         if dead:
             _end_processes(path)
             remove_environments(path.name)
+            remove_sent_models(path)
             remove_owned(path)
         return dead and not path.exists()
 

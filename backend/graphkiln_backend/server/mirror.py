@@ -8,10 +8,8 @@ without any good version is not served.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf import json_format, text_format
@@ -21,6 +19,7 @@ from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.overlay import write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.repository_control import LoadOverride
+from graphkiln_backend.triton.sent_models import NOTES, remove_sent
 
 _CONFIG = """backend: "python"
 instance_group {{ kind: KIND_CPU count: 1 }}
@@ -51,17 +50,18 @@ class TritonPythonModel:
 _IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 
-_REPORT = """
+_NOTE = """
 
-def report(args):
+def note_sent(args):
+    import os
+
+    model = args["model_repository"]
     try:
-        with open({file!r}, "a") as file:
-            file.write(args["model_repository"] + "\\n")
+        os.symlink(model, os.path.join({folder!r}, os.path.basename(model)))
     except OSError:
         pass
 """
 """Says where Triton has put what it was told to load: it keeps that when the load fails."""
-_TRITONS_FOLDER = re.compile(r"/tmp/folder\w{6}")  # noqa: S108 - nobody asks us where
 
 
 def _refusing(reason: str, before: str = "") -> str:
@@ -80,7 +80,7 @@ class Mirror:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "models"
-        self._reports = folder / "reports"
+        self._sent = folder / NOTES
         self._next = folder / "next"  # not below `path`: Triton would list it
         self.path.mkdir(parents=True, exist_ok=True)
 
@@ -142,19 +142,16 @@ class Mirror:
         dropped as "unloaded", while those that serve are loaded beside what serves and fail there. Nothing is shown in
         the mirror meanwhile: another load of the model, which waits for this one, would find half of it.
         """
+        self._sent.mkdir(exist_ok=True)
         reason = "deliberately: this makes Triton forget that another version failed"
-        refusing = _refusing(reason, "report(args)") + _REPORT.format(file=str(self._reports))
+        refusing = _refusing(reason, "note_sent(args)") + _NOTE.format(folder=str(self._sent))
         files = dict.fromkeys(failed, _EMPTY) | dict.fromkeys(serving, refusing)
         config = json_format.MessageToJson(text_format.Parse(_CONFIG.format(), ModelConfigProto()))
         return LoadOverride(config=config, files={f"{version}/model.py": text for version, text in files.items()})
 
     def remove_forgotten(self) -> None:
         """Removes what Triton keeps of such loads, once they are over."""
-        with suppress(OSError):
-            for line in set(self._reports.read_text().splitlines()):
-                if _TRITONS_FOLDER.fullmatch(line):
-                    shutil.rmtree(line, ignore_errors=True)
-            self._reports.unlink()
+        remove_sent(self._sent)
 
     def remove(self, name: str) -> None:
         """Shows nothing of a model."""

@@ -15,8 +15,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 
-Beside it lies `/tmp/gk-XXXXyyyyyy/`, which Triton's Python backend makes for packed environments wherever TMPDIR leads,
-and leaves there when it is killed; it is found by its name, which the copied backend is told.
+What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.tritons_folders.
 
 The run's regions in /dev/shm have an owner of their own, the locked file `/dev/shm/graphkiln-XXXX-owner`: containers
 may share /dev/shm and have a /tmp each.
@@ -38,8 +37,9 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.owned_folder import OTHER_PARENTS, PREFIX, OwnedFolder, create_locked
+from graphkiln_backend.server.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
+from graphkiln_backend.server.tritons_folders import remove_environments, remove_sent_models, rename_environments
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -48,8 +48,6 @@ BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 _MODEL_FILE = (
     '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln_backend.triton.model import TritonPythonModel\n'
 )
-_ENVIRONMENTS = b"/tmp/python_env_"
-"""Where Triton's Python backend (24.10) makes a folder, followed by six random letters: a constant in its library."""
 _ROOM_BYTES = 16 << 20
 """What a run needs for Triton's Python backend (3 MB), and something more."""
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -83,6 +81,7 @@ class RunFolder(Closeable):
         self.temporary = self.path / "tmp"
         self.shared_memory_prefix = f"{self.path.name}-"
         self._resources.callback(self._remove_regions)
+        self._resources.callback(remove_sent_models, self.path)
         try:
             with _explained_errors(self.path):
                 for folder in (self.shared, self.temporary):
@@ -148,13 +147,7 @@ class RunFolder(Closeable):
         shutil.copytree(installation.backends / "python", python)  # with what is compiled: each stub would do it anew
         shutil.copy2(installation.stub, python / installation.stub.name)
         for library in python.glob("*.so"):
-            self._rename_environments(library)
-
-    def _rename_environments(self, library: Path) -> None:
-        """Gives the folder of the copied backend a name by which it can be told whose it is."""
-        content, own = library.read_bytes(), os.fsencode(_environments(self.path.name))
-        if len(own) == len(_ENVIRONMENTS) and content.count(_ENVIRONMENTS) == 1:
-            library.write_bytes(content.replace(_ENVIRONMENTS, own))
+            rename_environments(library, self.path.name)
 
     def link_stores(self, stores: Sequence[Path]) -> list[Path]:
         """The stores under paths that Triton can take: their own where possible, else links."""
@@ -247,31 +240,6 @@ def remove_regions(run: str) -> None:
     if set(SHARED_MEMORY.glob(f"{run}-*")) <= {owner}:  # what is left still has an owner: the next start tries again
         with suppress(OSError):
             owner.unlink(missing_ok=True)
-
-
-def remove_environments(run: str) -> None:
-    """Removes what Triton's Python backend made for packed environments and left, as far as it can be.
-
-    Args:
-        run: The name of the run's folder.
-    """
-    for folder in environments_of(run):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def environments_of(run: str) -> list[Path]:
-    """What Triton's Python backend has made for packed environments in a run.
-
-    Args:
-        run: The name of the run's folder.
-    """
-    prefix = Path(_environments(run))
-    return sorted(prefix.parent.glob(f"{prefix.name}??????"))
-
-
-def _environments(run: str) -> str:
-    """What stands in the place of `_ENVIRONMENTS`: as long, and unique, as the run's name is."""
-    return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - the backend asks nobody where
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.oversized_shapes import protect_texts
 from graphkiln_backend.triton.responses import to_response
+from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.tensors import to_array
 
 _NICENESS = 5
@@ -53,6 +54,7 @@ class TritonPythonModel:
             TritonModelException: What is published cannot be read.
         """
         lift_memory_limit()
+        note_sent(args["model_repository"])
         log_to_triton(args["model_name"])
         os.nice(_NICENESS)
         try:

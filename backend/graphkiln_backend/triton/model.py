@@ -56,6 +56,7 @@ from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import to_response
+from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.sequences import SequenceExecutor
 from graphkiln_backend.triton.snapshot import serving_versions
 
@@ -79,6 +80,7 @@ class TritonPythonModel:
         document = config.as_dict()
         log_to_triton(document["name"])
         version = Path(pb_utils.get_model_dir())
+        note_sent(version.parent)
         try:
             with open_cache() as cache:
                 graph = convert_if_needed(version, cache)
@@ -97,6 +99,7 @@ class TritonPythonModel:
             TritonModelException: The version cannot be served; the message holds the full cause.
         """
         lift_memory_limit()
+        note_sent(args["model_repository"])
         instance = args["model_instance_name"]
         with record_crash(instance), report_loading(instance, args["model_name"], int(args["model_version"])):
             self._load(args)

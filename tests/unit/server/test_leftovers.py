@@ -79,6 +79,15 @@ def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logg
     assert not find_leftovers([tmp_path]).folders
 
 
+def test_so_are_models_whose_files_came_with_a_request(tmp_path: Path) -> None:
+    dead, sent = die(tmp_path), Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
+    sent.mkdir()
+    (dead / "shared" / "sent").mkdir()
+    (dead / "shared" / "sent" / sent.name).symlink_to(sent)
+    remove_leftovers([tmp_path])
+    assert not sent.exists()
+
+
 def test_a_living_run_is_left_alone(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with RunFolder() as run:

@@ -112,6 +112,15 @@ def test_shared_memory_of_a_killed_server_is_removed_and_no_other() -> None:
     assert not others.exists()
 
 
+def test_models_whose_files_came_with_a_request_go_with_it() -> None:
+    sent = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
+    sent.mkdir()
+    with RunFolder() as folder:
+        (folder.shared / "sent").mkdir()
+        (folder.shared / "sent" / sent.name).symlink_to(sent)
+    assert not sent.exists()
+
+
 def test_it_is_removed_after_an_error() -> None:
     path: list[Path] = []
 
