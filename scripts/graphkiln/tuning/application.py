@@ -11,7 +11,7 @@ from graphkiln.tuning.bare_session import BareJob, probe_session
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.serving_keys import changes_of
-from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import RepositoryError, VerificationError
 from graphkiln_backend.repository.config_changes import changed_text
@@ -57,6 +57,7 @@ def apply(candidate: Candidate, subject: Subject, questions: Questions) -> Appli
         VerificationError: The session cannot be built any more, or answers otherwise.
         RepositoryError: The file cannot be written, or was changed since.
     """
+    check_unchanged(subject)
     _prove(candidate, subject, questions)
     path = subject.folder / CONFIG_FILE
     text = changed_text(path, changes_of(candidate, subject))

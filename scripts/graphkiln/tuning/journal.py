@@ -14,8 +14,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.files import MIB, read_bytes
 
@@ -23,8 +24,8 @@ _VERSION = 1
 _LIMIT = 256 * MIB
 
 
-class Journal:
-    """A journal that is open, and locked; use it as a context manager.
+class Journal(Closeable):
+    """A journal that is open, and locked.
 
     Args:
         path: The file; it and its folder are made where they are not there.
@@ -60,10 +61,8 @@ class Journal:
             raise _unusable(self.path, f"cannot be written: {error.strerror}") from error
         self.events.append(dict(event))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Lets others have it."""
         os.close(self._descriptor)
 
     def _read(self, subject: Mapping[str, Any]) -> None:
@@ -94,9 +93,7 @@ def _open_locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise MeasurementError(
-            f"{path} is another search's that runs now", hint="wait until it ends, or name another journal"
-        ) from error
+        raise MeasurementError(f"{path} is another search's that runs now", hint="wait until it ends") from error
     return descriptor
 
 
@@ -137,4 +134,4 @@ def _short(value: Any) -> str:
 
 
 def _unusable(path: Path, what: str) -> MeasurementError:
-    return MeasurementError(f"{path} {what}", hint="name another journal, or delete this one")
+    return MeasurementError(f"{path} {what}", hint="delete it: what it holds is measured anew")

@@ -19,6 +19,7 @@ from graphkiln_backend.graph.golden import joined
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import Classification, Reading
 from graphkiln_backend.lowering.acceptance import limits_of
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_converters.samples import read_samples, read_targets
@@ -39,7 +40,7 @@ class Questions:
         feeds: The inputs of each request.
         answers: The right outputs of each.
         saved: Precision that the graph was saved in.
-        ranking: Which outputs hold the best classes, of a graph that ranks them itself, or None.
+        reading: What users read from the outputs, or None.
         targets: The right class of each, `[requests]`; None where nobody says.
     """
 
@@ -47,7 +48,7 @@ class Questions:
     feeds: tuple[Arrays, ...]
     answers: tuple[Arrays, ...]
     saved: Precision
-    ranking: Ranking | None = None
+    reading: Reading | None = None
     targets: npt.NDArray[np.int64] | None = None
 
     def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
@@ -65,7 +66,7 @@ class Questions:
         try:
             prove(
                 reference, joined(list(found.values())), limits_of(self.saved, config), batch_sizes=(1,),
-                reading=self.ranking, samples=len(found),
+                reading=self.reading, samples=len(found),
             )  # fmt: skip
         except VerificationError as error:
             return str(error)
@@ -79,7 +80,8 @@ class Questions:
         """
         if self.targets is None:
             return None
-        classes = [_best_class(outputs, self.ranking) for outputs in found]
+        ranking = self.reading if isinstance(self.reading, Ranking) else None
+        classes = [_best_class(outputs, ranking) for outputs in found]
         return float(np.mean(np.array(classes) == self.targets))
 
 
@@ -95,13 +97,12 @@ def read_questions(subject: Subject, samples: Path | None = None) -> Questions:
         MeasurementError: The graph computes none of the requests that can be made up.
     """
     version = subject.deployment.version
-    ranking = version.ranking
     if samples is None and version.golden:
         golden = version.golden
         answers = tuple(_row(golden.graph_outputs, number, whole=golden.whole) for number in range(golden.count))
         return Questions(
             origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
-            ranking=ranking,
+            reading=version.reading,
         )  # fmt: skip
     feeds, targets = _read(subject, samples) if samples else (_make_up(subject), None)
     return Questions(
@@ -109,7 +110,7 @@ def read_questions(subject: Subject, samples: Path | None = None) -> Questions:
         feeds=feeds,
         answers=_reference_answers(subject, feeds),
         saved=subject.deployment.saved,
-        ranking=ranking,
+        reading=version.reading,
         targets=targets,
     )
 
@@ -118,8 +119,13 @@ def check_floor(questions: Questions, floor: float | None) -> None:
     """Refuses a floor where nothing says what is right.
 
     Raises:
-        InvalidInput: The samples have no labels.
+        InvalidInput: The samples have no labels, or the model gives no classes.
     """
+    if floor is not None and not _classifies(questions.reading):
+        raise InvalidInput(
+            "--accuracy-floor counts right classes, and this model answers with something else",
+            hint="leave it out: what it answers is held to the limits of its task in any case",
+        )
     if floor is not None and questions.targets is None:
         raise InvalidInput(
             "--accuracy-floor needs samples whose right classes are known",
@@ -137,7 +143,12 @@ def _read(subject: Subject, samples: Path) -> tuple[tuple[Arrays, ...], npt.NDAr
         {name: array[number : number + 1] if batched else array[number] for name, array in arrays.items()}
         for number in range(count)
     )
-    return feeds, read_targets(samples, contract.labels, _MOST_SAMPLES)
+    classifies = _classifies(subject.deployment.version.reading)
+    return feeds, read_targets(samples, contract.labels, _MOST_SAMPLES) if classifies else None
+
+
+def _classifies(reading: Reading | None) -> bool:
+    return reading is None or isinstance(reading, Ranking | Classification)
 
 
 def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:

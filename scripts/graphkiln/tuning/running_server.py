@@ -5,12 +5,14 @@ Triton takes another configuration only in explicit mode, from whoever has the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
+from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
@@ -19,6 +21,8 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ClientError, MeasurementError
 from graphkiln_backend.repository.config_changes import changed_document
 from graphkiln_client import Client
+
+_log = logging.getLogger("graphkiln.tuning")
 
 NOT_THERE = (
     "what the server was started with (--set, --enable-*, its cores and memory) stays as it is",
@@ -39,6 +43,7 @@ class RunningTrials(Closeable):
         loading: How it is loaded.
         client: Arguments of the client, with the admin key.
         local: What times bare sessions.
+        before: What is to be put back, on the disk.
         load_timeout_s: How long a candidate may take to load.
     """
 
@@ -46,18 +51,20 @@ class RunningTrials(Closeable):
     loading: Loading
     client: Mapping[str, Any]
     local: LocalTrials
+    before: ServedBefore
     load_timeout_s: float = 600.0
     _original: Mapping[str, Any] = field(default_factory=dict)
     _served: ServedCandidate | None = None
 
     def open(self) -> None:
-        """Keeps in mind what is served.
+        """Keeps in mind what is served, after what a search that died has left there gave way to what was before it.
 
         Raises:
             ClientError: The server does not serve the model.
         """
         with Client(**self.client) as client:
-            self._original = client.model(self.subject.name).config
+            served = client.model(self.subject.name).config
+        self._original = self._recover(served) if self.before.original is not None else served
 
     def probe(self, session: Candidate) -> Bare | Failed:
         """See `Trials.probe`."""
@@ -83,17 +90,15 @@ class RunningTrials(Closeable):
         Raises:
             ClientError: The server does not do it; the message says how to do it by hand.
         """
-        if not self._original:
+        if self.before.original is None:
             return
         try:
             with self._admin() as client:
-                client.load(self.subject.name)  # as its repository has it
-                if client.model(self.subject.name).config != self._original:
-                    client.load(self.subject.name, self._original)
+                self._put_back(client, self._original)
         except ClientError as error:
             error.hint = f"graphkiln load {self.subject.name} loads it as its repository has it"
             raise
-        self._original = {}
+        self.before.settle()
 
     def _serve(self, candidate: Candidate) -> ServedCandidate:
         if self._served is None or self._served.candidate != candidate:
@@ -107,6 +112,7 @@ class RunningTrials(Closeable):
 
     def _load(self, candidate: Candidate) -> None:
         wanted = changed_document(self._original, changes_of(candidate, self.subject))
+        self.before.note(self._original, wanted)
         with self._admin() as client:
             client.load(self.subject.name, wanted)
             served = client.model(self.subject.name).config
@@ -116,8 +122,28 @@ class RunningTrials(Closeable):
                 hint="only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit",
             )
 
+    def _recover(self, served: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is served once a candidate that a search left, if it is one, has given way."""
+        original = self.before.original or served
+        if _is_among(served, self.before.candidates) and not _is_among(served, [original]):
+            _log.warning("%s still serves what a search left that was killed: put back", self.client["url"])
+            with self._admin() as client:
+                self._put_back(client, original)
+                served = client.model(self.subject.name).config
+        self.before.settle()
+        return served
+
+    def _put_back(self, client: Client, original: Mapping[str, Any]) -> None:
+        client.load(self.subject.name)  # as its repository has it
+        if client.model(self.subject.name).config != original:
+            client.load(self.subject.name, original)
+
     def _admin(self) -> Client:
         return Client(**{**self.client, "timeout_s": self.load_timeout_s})
+
+
+def _is_among(config: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
+    return any(_scheduling(config) == _scheduling(other) for other in others)
 
 
 def _scheduling(config: Mapping[str, Any]) -> tuple[Any, ...]:

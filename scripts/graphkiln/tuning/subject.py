@@ -11,6 +11,8 @@ from pathlib import Path
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.cores import usable_cores
+from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
@@ -20,6 +22,7 @@ from graphkiln_backend.repository.config_changes import NO_BATCHER, has_one_grou
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config
+from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.owned_folder import OwnedFolder
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 
@@ -38,6 +41,7 @@ class Subject:
         schedules_sequences: Whether Triton schedules whole sequences of requests, not single ones.
         queue_delay_us: Microseconds that the dynamic batcher waits; `NO_BATCHER` without one.
         mixing: Why the rows of a batch cannot be computed together; empty where they can.
+        config_sha256: Of its config.pbtxt; empty without one.
     """
 
     folder: Path
@@ -49,6 +53,7 @@ class Subject:
     schedules_sequences: bool = False
     queue_delay_us: int = NO_BATCHER
     mixing: str = ""
+    config_sha256: str = ""
 
     @property
     def name(self) -> str:
@@ -85,7 +90,21 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
         schedules_sequences=completed.HasField("sequence_batching"),
         queue_delay_us=_queue_delay(completed),
         mixing=_mixing(deployment),
+        config_sha256=_sha256_of_config(version.parent),
     )
+
+
+def check_unchanged(subject: Subject) -> None:
+    """Makes sure that a model has the configuration still that it was tuned with.
+
+    Raises:
+        RepositoryError: It has another one.
+    """
+    if _sha256_of_config(subject.folder) != subject.config_sha256:
+        raise RepositoryError(
+            f"{subject.folder / CONFIG_FILE} was changed while it was tuned: what was measured is of another one",
+            hint="the same command measures the new one",
+        )
 
 
 def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
@@ -103,6 +122,11 @@ def vanishing_cache() -> Iterator[ArtifactCache]:
     """An artifact cache that is gone afterwards."""
     with OwnedFolder(prefix="graphkiln-cache-") as folder, ArtifactCache(folder.path) as cache:
         yield cache
+
+
+def _sha256_of_config(model: Path) -> str:
+    path = model / CONFIG_FILE
+    return sha256_of(path) if path.exists() else ""
 
 
 def _queue_delay(config: ModelConfigProto) -> int:

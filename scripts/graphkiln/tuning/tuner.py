@@ -21,14 +21,14 @@ from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.running_server import RunningTrials
 from graphkiln.tuning.search import Search
+from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading
-from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.repository.version import CONFIG_FILE
 
 _PATIENCE = 20
 """A request that takes so many times the target's p99 has failed."""
@@ -93,19 +93,17 @@ class Tuning:
     def journal(self) -> Path:
         """Where this very search is kept: another model, machine, space or target has another file."""
         text = json.dumps(self.identity(), sort_keys=True)
-        folder = self.folder or user_cache_folder("graphkiln-tune")
-        return folder / f"{self.subject.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+        return self._kept / f"{self.subject.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def identity(self) -> dict[str, Any]:
         """What a journal must be of to be gone on with, by names that people understand."""
         subject, space = self.subject, self.spanned.space
         axes = {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes}
-        config = subject.folder / CONFIG_FILE
         return {
             "model": str(subject.folder),
             "version": subject.version,
             "graph": sha256_of(subject.deployment.version.graph_path),
-            "configuration": sha256_of(config) if config.exists() else "",
+            "configuration": subject.config_sha256,
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
             "server": str(self.client["url"]) if self.client else "our own",
             "space": axes,
@@ -131,13 +129,12 @@ class Tuning:
 
         Raises:
             MeasurementError: The journal cannot be used, or the server takes no configuration.
+            RepositoryError: The configuration was changed meanwhile.
             ClientError: A running server does not do what it must.
         """
-        path = self.journal
-        path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
+            journal = stack.enter_context(Journal(self.journal, self.identity()))
             trials = self._open_trials(stack)
-            journal = stack.enter_context(Journal(path, self.identity()))
             reported = _Reported(trials, report)
             recorded = reported.recorded = RecordedTrials(reported, journal, time.monotonic)
             search = Search(
@@ -148,7 +145,9 @@ class Tuning:
                 cores=self.subject.cores,
                 proves=self.proves,
             )
-            return search.run()
+            result = search.run()
+            check_unchanged(self.subject)
+            return result
 
     def _open_trials(self, stack: ExitStack) -> Trials:
         loading = self.loading
@@ -163,11 +162,16 @@ class Tuning:
         )
         if self.client is None:
             return local
+        before = stack.enter_context(ServedBefore(self._kept, str(self.client["url"]), self.subject.name))
         running = stack.enter_context(
-            RunningTrials(subject=self.subject, loading=loading, client=self.client, local=local)
+            RunningTrials(subject=self.subject, loading=loading, client=self.client, local=local, before=before)
         )
         running.open()
         return running
+
+    @property
+    def _kept(self) -> Path:
+        return self.folder or user_cache_folder("graphkiln-tune")
 
     def _trace_digest(self) -> str:
         trace = self.arriving.trace

@@ -15,7 +15,7 @@ from graphkiln.tuning.application import apply
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
-from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.graph.errors import RepositoryError, VerificationError
 from graphkiln_backend.repository.config import read_config
 
 CHOSEN = Candidate.of(
@@ -29,6 +29,12 @@ def subject(digits: Path, tmp_path: Path) -> Subject:
     shutil.copytree(digits, model)
     with vanishing_cache() as cache:
         return read_subject(model / "1", cache)
+
+
+def read_again(subject: Subject) -> Subject:
+    """The model as it is now."""
+    with vanishing_cache() as cache:
+        return read_subject(subject.folder / "1", cache)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,7 @@ def test_the_way_back_goes_back(subject: Subject, questions: Questions) -> None:
 
 def test_a_model_without_a_configuration_goes_back_to_none(subject: Subject, questions: Questions) -> None:
     (subject.folder / "config.pbtxt").unlink()
-    applied = apply(CHOSEN, subject, questions)
+    applied = apply(CHOSEN, read_again(subject), questions)
     assert applied.backup is None
     subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
     assert not applied.config.exists()
@@ -77,10 +83,19 @@ def test_a_model_without_a_configuration_goes_back_to_none(subject: Subject, que
 
 def test_no_backup_is_written_over(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_prove", lambda *_: None)
-    backups = [apply(CHOSEN, subject, questions).backup for _ in range(3)]
+    backups = [apply(CHOSEN, read_again(subject), questions).backup for _ in range(3)]
     assert [backup.name for backup in backups if backup] == [
         "config.pbtxt.untuned", "config.pbtxt.untuned.1", "config.pbtxt.untuned.2",
     ]  # fmt: skip
+
+
+def test_what_was_tuned_for_another_configuration_is_not_written(subject: Subject, questions: Questions) -> None:
+    with (subject.folder / "config.pbtxt").open("a") as config:
+        config.write("# changed meanwhile\n")
+    before = (subject.folder / "config.pbtxt").read_text()
+    with pytest.raises(RepositoryError, match="was changed while it was tuned"):
+        apply(CHOSEN, subject, questions)
+    assert (subject.folder / "config.pbtxt").read_text() == before
 
 
 def test_what_cannot_be_proven_is_not_written(subject: Subject, questions: Questions) -> None:

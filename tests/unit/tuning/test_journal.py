@@ -88,7 +88,7 @@ def test_two_searches_do_not_write_one_journal(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementError, match=r"cannot be opened: Is a directory.*name another journal"):
+    with pytest.raises(MeasurementError, match=r"cannot be opened: Is a directory.*delete it"):
         Journal(tmp_path, SUBJECT)
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from digits_subject import digits_subject
 from PIL import Image
+from task_outputs import DETECTION, detector_outputs
 
 from graphkiln.tuning.questions import Questions, check_floor, read_questions
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput
+from graphkiln_backend.graph.precision import Precision
 
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -58,6 +60,24 @@ def test_wrong_ones_have(questions: Questions) -> None:
     off = {name: array * np.float32(1.001) for name, array in questions.answers[0].items()}
     assert "relative L2" in questions.objection({0: off}, engine="onnxruntime", precision="fp32")
     assert questions.objection({0: off}, engine="openvino", precision="bf16") == ""
+
+
+def test_what_users_read_is_judged_and_not_the_order_of_detections() -> None:
+    answers = tuple(detector_outputs(images=1) for _ in range(2))
+    asked = Questions(origin="test", feeds=({}, {}), answers=answers, saved=Precision.FP32, reading=DETECTION)
+    order = [1, 0, 2, 3, 4, 5]
+    shuffled = {name: array[:, order] if array.ndim > 1 else array for name, array in answers[0].items()}
+    found = {0: shuffled, 1: answers[1]}
+    assert asked.objection(found, engine="openvino", precision="fp32") == ""
+    assert replace(asked, reading=None).objection(found, engine="openvino", precision="fp32")
+    moved = {**shuffled, "boxes": shuffled["boxes"] + np.float32(5)}
+    assert "detections" in asked.objection({0: moved}, engine="openvino", precision="fp32")
+
+
+def test_a_floor_is_for_classes(questions: Questions) -> None:
+    with pytest.raises(InvalidInput, match="counts right classes"):
+        check_floor(replace(questions, reading=DETECTION), 0.01)
+    check_floor(replace(questions, reading=DETECTION), None)
 
 
 def test_a_folder_of_labelled_images_says_what_is_right(subject: Subject, labelled: Path) -> None:

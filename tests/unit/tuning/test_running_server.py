@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.running_server import RunningTrials
+from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Failed, OpenLoop
@@ -73,11 +74,25 @@ def subject(repository: Path) -> Subject:
 
 
 @pytest.fixture
-def trials(server: FakeServer, subject: Subject) -> RunningTrials:
+def open_trials(server: FakeServer, subject: Subject, tmp_path: Path) -> Callable[[], RunningTrials]:
+    """Begins a search; one that was begun before it has died."""
     loading = Loading(questions=read_questions(subject))
     local = LocalTrials(subject=subject, loading=loading)
-    found = RunningTrials(subject=subject, loading=loading, client={"url": "http://h:1"}, local=local)
-    found.open()
+
+    def open_() -> RunningTrials:
+        before = ServedBefore(tmp_path, "http://h:1", "digits")
+        found = RunningTrials(
+            subject=subject, loading=loading, client={"url": "http://h:1"}, local=local, before=before
+        )
+        found.open()
+        return found
+
+    return open_
+
+
+@pytest.fixture
+def trials(server: FakeServer, open_trials: Callable[[], RunningTrials]) -> RunningTrials:
+    found = open_trials()
     assert server.loads == []
     return found
 
@@ -139,3 +154,52 @@ def test_a_server_that_takes_no_configuration_is_an_error(trials: RunningTrials,
     server.deaf = True
     with pytest.raises(MeasurementError, match="explicit mode"):
         trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+
+
+OWNERS = {**STORED, "max_batch_size": 16}
+"""What the server's owner has loaded, and no repository has."""
+
+
+class TestAfterKill:
+    """A search that is killed puts nothing back: the next one does, whatever it searches."""
+
+    @pytest.mark.parametrize("original", [STORED, OWNERS])
+    def test_what_was_served_before_is_put_back(
+        self, server: FakeServer, open_trials: Callable[[], RunningTrials], original: Mapping[str, Any], tmp_path: Path
+    ) -> None:
+        server.served = original
+        kill(open_trials())
+        assert server.served["max_batch_size"] == 8
+        following = open_trials()
+        assert server.served == original
+        following.measure(CANDIDATE, OpenLoop(1), 1, 0)
+        following.close()
+        following.before.close()
+        assert server.served == original
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_its_owner_has_loaded_since_stays(
+        self, server: FakeServer, open_trials: Callable[[], RunningTrials]
+    ) -> None:
+        kill(open_trials())
+        server.served = OWNERS
+        loads = len(server.loads)
+        following = open_trials()
+        assert len(server.loads) == loads
+        following.measure(CANDIDATE, OpenLoop(1), 1, 0)
+        following.close()
+        assert server.served == OWNERS
+
+
+def test_two_searches_have_no_model_in_common(open_trials: Callable[[], RunningTrials]) -> None:
+    first = open_trials()
+    with pytest.raises(MeasurementError, match="another search's that runs now"):
+        open_trials()
+    kill(first)
+    open_trials()
+
+
+def kill(trials: RunningTrials) -> None:
+    """Ends a search while a candidate is served, as SIGKILL does."""
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    trials.before._journal.close()

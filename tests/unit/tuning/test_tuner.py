@@ -14,12 +14,14 @@ from tuned import measured, tuning
 
 from graphkiln.tuning import tuner
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.model_space import ModelSpace
 from graphkiln.tuning.offered_load import Arriving
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, LoadShape, Measured
 from graphkiln.tuning.tuner import Progress, Tuning, batch_sizes
+from graphkiln_backend.graph.errors import MeasurementError, RepositoryError
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,22 @@ def test_the_same_command_measures_nothing_twice(subject: Subject, tmp_path: Pat
     assert told == []
     assert second.candidate == first.candidate
     assert len(made) == 2
+
+
+def test_a_search_that_runs_already_is_left_alone(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
+    asked = small(subject, tmp_path)
+    with Journal(asked.journal, asked.identity()), pytest.raises(MeasurementError, match="that runs now"):
+        asked.run(lambda _: None)
+    assert made == [], "and the server that it measures"
+
+
+def test_a_configuration_that_is_changed_meanwhile_is_told(
+    subject: Subject, tmp_path: Path, made: list[FakeTrials]
+) -> None:
+    asked = replace(small(subject, tmp_path), subject=replace(subject, config_sha256="of another one"))
+    with pytest.raises(RepositoryError, match="was changed while it was tuned"):
+        asked.run(lambda _: None)
+    assert not made[0].open
 
 
 def test_ctrl_c_stops_the_server_and_the_same_command_goes_on(
