@@ -14,8 +14,11 @@ from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import RepositoryError, VerificationError
+from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.config_changes import changed_text
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.version_folders import version_folders
+from graphkiln_backend.repository.version_policy import select_versions
 
 _DEADLINE_S = 600.0
 _BACKUP = f"{CONFIG_FILE}.untuned"
@@ -97,6 +100,8 @@ def _replace(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            new.chmod(path.stat().st_mode)  # a server of another user reads it
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
@@ -104,4 +109,8 @@ def _replace(path: Path, text: str) -> None:
 
 def _notes(candidate: Candidate, subject: Subject) -> list[str]:
     before, now = subject.config.max_batch_size, candidate.number("max_batch_size", subject.config.max_batch_size)
-    return [f"requests of more than {now} rows are refused from now on; it was {before}"] if now < before else []
+    notes = [f"requests of more than {now} rows are refused from now on; it was {before}"] if now < before else []
+    served = select_versions(read_config(subject.folder / CONFIG_FILE), [*version_folders(subject.folder.iterdir())])
+    if others := ", ".join(str(number) for number in served if number != subject.version):
+        notes.append(f"version {others} is served with it, too: only version {subject.version} was measured and proven")
+    return notes

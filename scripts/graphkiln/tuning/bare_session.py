@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from graphkiln.story.server import ending_with_us
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.serving_keys import changes_of
@@ -58,7 +59,7 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         job: What to do.
         deadline_s: How long it may take.
     """
-    command = [sys.executable, "-m", "graphkiln.tuning.bare_session"]
+    command = [*ending_with_us(), sys.executable, "-m", "graphkiln.tuning.bare_session"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as worker:
         try:
             return _talk(worker, job, deadline_s)

@@ -64,6 +64,18 @@ def test_smaller_batches_are_told(subject: Subject, questions: Questions) -> Non
     )
 
 
+def test_versions_that_were_not_tuned_are_told(subject: Subject, questions: Questions) -> None:
+    shutil.copytree(subject.folder / "1", subject.folder / "2")
+    assert apply(CHOSEN, subject, questions).notes[1:] == (
+        "version 2 is served with it, too: only version 1 was measured and proven",
+    )
+
+
+def test_whoever_could_read_it_still_can(subject: Subject, questions: Questions) -> None:
+    (subject.folder / "config.pbtxt").chmod(0o604)
+    assert apply(CHOSEN, subject, questions).config.stat().st_mode & 0o777 == 0o604
+
+
 def test_the_way_back_goes_back(subject: Subject, questions: Questions) -> None:
     before = (subject.folder / "config.pbtxt").read_text()
     applied = apply(CHOSEN, subject, questions)

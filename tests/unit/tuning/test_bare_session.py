@@ -105,3 +105,11 @@ def replace_process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
         return start([sys.executable, "-c", program], **options)
 
     monkeypatch.setattr(bare_session.subprocess, "Popen", other)
+
+
+def test_it_ends_with_the_tuner(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tuner that is killed nobody is left who would end a session that hangs."""
+    monkeypatch.setattr(bare_session, "ending_with_us", lambda: ("sh", "-c", "exit 7"))
+    found = probe_session(job(subject, questions), 60)
+    assert isinstance(found, Failed)
+    assert "exit code 7" in found.reason
