@@ -118,5 +118,6 @@ def user_cache_folder(name: str = "graphkiln") -> Path:
         return Path.home() / ".cache" / name
     except RuntimeError as error:
         raise CacheError(
-            "this user has no home folder, where the cache would be", hint="set HOME or XDG_CACHE_HOME, or name a folder where the command takes one: --cache DIR"
+            "this user has no home folder, where the cache would be",
+            hint="set HOME or XDG_CACHE_HOME, or name a folder: --cache DIR",
         ) from error

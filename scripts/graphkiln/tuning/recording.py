@@ -121,7 +121,7 @@ class RecordedTrials:
                 self._known[_key(event["done"])] = (outcome_from_json(event["outcome"]), float(event["took_s"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MeasurementError(
-                f"{self._journal.path} is damaged at line {number}: {error!r}", hint="delete it: what it holds is measured anew"
+                f"{self._journal.path} is damaged at line {number}: {error!r}", hint="delete it: all is measured anew"
             ) from error
 
 
