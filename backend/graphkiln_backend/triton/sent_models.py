@@ -17,7 +17,7 @@ from graphkiln_backend.triton.environment import shared_folder
 
 NOTES = "sent"
 """The folder of the notes: each is a link to where Triton has put a model."""
-_TRITONS_FOLDER = re.compile(r"/tmp/folder\w{6}")  # noqa: S108 - nobody asks us where
+_TRITONS_FOLDER = re.compile(r"/tmp/folder\w{6}")  # nobody asks us where
 
 
 def note_sent(model: str | Path) -> None:
