@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
-from graphkiln_backend.graph.decoding import decode_value, encode_json, parse_json
+from graphkiln_backend.graph.decoding import decode_value, parse_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.labels import check_count
@@ -131,11 +131,6 @@ def read_task(text: str) -> Task:
     """
     task: Task = decode_value(Task, parse_json(text, what="the task"), path=PARAMETER)
     return task
-
-
-def task_text(task: Task) -> str:
-    """A task as one line of JSON; `read_task` is its inverse."""
-    return encode_json(task)
 
 
 def output_names(task: Task) -> tuple[str, ...]:

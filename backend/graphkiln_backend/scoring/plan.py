@@ -33,7 +33,7 @@ class PlanTotals:
     rows: int = 0
     size_bytes: int = 0
 
-    def plus(self, found: Sequence[Unit] | Sequence[InputRange]) -> PlanTotals:
+    def plus(self, found: Sequence[Unit]) -> PlanTotals:
         """With some more."""
         return PlanTotals(
             units=self.units + len(found),
@@ -79,14 +79,6 @@ def _write(path: Path, units: Iterable[Unit]) -> PlanTotals:
         for piece in _pieces(units):
             writer.write_batch(_batch(piece))
             totals = totals.plus(piece)
-    return totals
-
-
-def count_ranges(ranges: Iterable[InputRange]) -> PlanTotals:
-    """How much a source holds, without a plan of it."""
-    totals = PlanTotals()
-    for found in ranges:
-        totals = totals.plus([found])
     return totals
 
 

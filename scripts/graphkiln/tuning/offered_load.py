@@ -42,11 +42,6 @@ class Arriving:
             raise InvalidInput(f"--trace {trace}: all requests come at once", hint="a trace needs two moments or more")
         return cls(burst=burst or 1, trace=moments)
 
-    @property
-    def trace_rate(self) -> float | None:
-        """Requests per second of the trace; None without one."""
-        return None if self.trace is None else (len(self.trace) - 1) / float(self.trace[-1])
-
     def moments(self, rate: float, seconds: float, seed: int) -> Moments:
         """When requests are due at a rate.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 
 Outcome = Bare | Measured | Failed
 _KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
@@ -44,15 +44,6 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
 def load_as_json(load: LoadShape) -> dict[str, float]:
     """A load as JSON data."""
     return asdict(load)
-
-
-def load_from_json(data: Mapping[str, float]) -> LoadShape:
-    """What `load_as_json` wrote.
-
-    Raises:
-        KeyError: It is neither kind of load.
-    """
-    return OpenLoop(data["rate"]) if "rate" in data else ClosedLoop(int(data["callers"]))
 
 
 def _interval(data: Mapping[str, Any]) -> Interval:

@@ -12,11 +12,12 @@ from fake_transport import FakeTransport
 from PIL import Image
 
 from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
 from graphkiln_backend.graph.image_model import PUBLISHED
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task, task_text
+from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare
 from graphkiln_client.async_model import AsyncModel
@@ -60,7 +61,7 @@ class Server(FakeTransport):
             said = Contracts.of({"1": Contract(preprocess=SPEC, labels=("none", "light"), task=task)})
             parameters["contracts"] = {"string_value": said.to_json()}
         elif task:
-            parameters = {"preprocess": {"string_value": SPEC.to_json()}, "task": {"string_value": task_text(task)}}
+            parameters = {"preprocess": {"string_value": SPEC.to_json()}, "task": {"string_value": encode_json(task)}}
         if encoded:
             parameters[PUBLISHED] = {"string_value": "m.images"}
         self.changes = changes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.decoding import decode, encode, encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import Manifest
@@ -23,7 +23,6 @@ from graphkiln_backend.graph.task import (
     output_names,
     read_task,
     rename_outputs,
-    task_text,
 )
 
 DETECTION = Detection(boxes="b", scores="s", classes="c", counts="n", masks="m", keypoints="k", score_threshold=0.25)
@@ -62,7 +61,7 @@ def detector(**changes: tuple[DType, tuple[Dim, ...]]) -> Signature:
 
 @pytest.mark.parametrize("task", TASKS, ids=str)
 def test_is_read_as_it_was_published(task: Task) -> None:
-    assert read_task(task_text(task)) == task
+    assert read_task(encode_json(task)) == task
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Embedding, task_text
+from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.repository.publication import check_published, labels_file_of, publish
 from graphkiln_backend.repository.version import read_version
 
@@ -148,7 +149,7 @@ class TestPublish:
         task = Embedding(vectors="OUTPUT_0")
         contract = add(1, task=task)
         message = published(model)
-        assert message.parameters["task"].string_value == task_text(task)
+        assert message.parameters["task"].string_value == encode_json(task)
         assert contracts_of(message).find("1") == contract
         assert (contract.labels, contract.output, message.output[0].label_filename) == (DIGITS, "", "")
         assert labels_file_of(model / "1") is None

@@ -33,7 +33,6 @@ class TestMoments:
     def test_a_trace_is_stretched_to_the_rate(self) -> None:
         trace = np.array([0, 1, 1.5, 4.0])
         arriving = Arriving(trace=trace)
-        assert arriving.trace_rate == 0.75
         moments = arriving.moments(30, 100, 3)
         assert len(moments) == pytest.approx(3000, rel=0.01)
         gaps = np.unique(np.diff(moments).round(9))

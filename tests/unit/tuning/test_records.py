@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from graphkiln.tuning.records import load_as_json, load_from_json, outcome_as_json, outcome_from_json
+from graphkiln.tuning.records import load_as_json, outcome_as_json, outcome_from_json
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, Measured, OpenLoop
 
@@ -37,9 +37,8 @@ def test_an_outcome_comes_back(outcome: Bare | Measured | Failed) -> None:
     assert outcome_from_json(json.loads(text)) == outcome
 
 
-@pytest.mark.parametrize("load", [OpenLoop(2.5), ClosedLoop(4)])
-def test_a_load_comes_back(load: OpenLoop | ClosedLoop) -> None:
-    assert load_from_json(json.loads(json.dumps(load_as_json(load)))) == load
+def test_loads_are_told_apart() -> None:
+    assert [load_as_json(load) for load in (OpenLoop(2.5), ClosedLoop(4))] == [{"rate": 2.5}, {"callers": 4}]
 
 
 def test_another_kind_is_refused() -> None:
