@@ -75,10 +75,15 @@ class Candidate:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self.items}
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}={_format(value)}" for key, value in self.items)
+        return ", ".join(f"{key}={format_value(value)}" for key, value in self.items)
 
 
-def _format(value: Value) -> str:
+def format_value(value: Value | list[int]) -> str:
+    """A value as people write it, and `--fix` reads it.
+
+    Args:
+        value: Of a candidate, or as JSON has it.
+    """
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "+".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return "+".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)

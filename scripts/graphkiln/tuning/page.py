@@ -7,6 +7,7 @@ from typing import Any
 
 from graphkiln.reporting.report import Table
 from graphkiln.reporting.templates import environment
+from graphkiln.tuning.candidate import format_value
 from graphkiln.tuning.plots import curve, curve_points, scatter
 
 
@@ -18,7 +19,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     """
     templates = environment(__package__ or "")
     templates.filters["number"] = _number
-    templates.filters["word"] = _word
+    templates.filters["word"] = format_value
     template = templates.get_template("page.html.j2")
     return template.render(**document, scatter=scatter(document), plot=curve(document), rates=rate_table(document))
 
@@ -39,9 +40,3 @@ def rate_table(document: Mapping[str, Any]) -> Table:
 
 def _number(value: float | None, digits: int = 4) -> str:
     return "\N{EN DASH}" if value is None else f"{value:.{digits}g}"
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ("+".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)

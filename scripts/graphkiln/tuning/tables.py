@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from graphkiln.tuning.candidate import format_value
 
 _COLUMNS = 80
 _ROWS = 6
@@ -46,7 +48,7 @@ def print_space(document: Mapping[str, Any], console: Console | None = None) -> 
     console.width = min(console.width, _COLUMNS)
     table = Table("key", "values (today's first)")
     for key, values in document["axes"].items():
-        table.add_row(key, ", ".join(map(_word, values)))
+        table.add_row(key, ", ".join(map(format_value, values)))
     console.print(table)
     console.print(
         f"{document['candidates']} candidates of {document['points']} combinations", markup=False, highlight=False
@@ -150,9 +152,3 @@ def _rate(point: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return _NONE if value is None else f"{value:.4g}"
-
-
-def _word(value: str | int | bool | Sequence[int]) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value) if isinstance(value, str | int) else "+".join(map(str, value)) or "none"
