@@ -16,6 +16,7 @@ import onnx
 import psutil
 import pytest
 import zoo
+from factors import factor
 from running import Server, StartServer
 
 from graphkiln import Client, ClientError
@@ -33,15 +34,6 @@ def nonsense() -> onnx.ModelProto:
 def stubs(server: Server) -> list[psutil.Process]:
     processes = psutil.Process(server.process.pid).children(recursive=True)
     return [process for process in processes if "python_backend_stub" in process.name()]
-
-
-def factor(server: Server, model: str = "swap") -> float:
-    """What a model multiplies by; 0 where it does not respond."""
-    try:
-        with Client(server.url, timeout_s=10) as client:
-            return float(client.model(model).infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])
-    except ClientError:
-        return 0.0
 
 
 def publish(store: Path, version: int, proto: onnx.ModelProto, model: str = "swap") -> None:

@@ -6,14 +6,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import zoo
+from factors import factor
 from faulty_registry import FaultyRegistry
 from object_store import CREDENTIALS, ObjectStore
 from running import COMMAND, Server, StartServer, free_ports, run_command
 
-from graphkiln import Client, ClientError
+from graphkiln import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -35,14 +35,6 @@ def upload(remote: ObjectStore, folder: Path, prefix: str) -> None:
 def upload_version(remote: ObjectStore, scratch: Path, version: int, factor: float) -> None:
     zoo.add(scratch / str(version), "swap", zoo.scale(("batch", 3), factor), version=version)
     upload(remote, scratch / str(version), "store")
-
-
-def factor(server: Server) -> float:
-    try:
-        with Client(server.url, timeout_s=10) as client:
-            return float(client.model("swap").infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])
-    except ClientError:
-        return 0.0
 
 
 @pytest.mark.parametrize("control", ["poll", "explicit"])

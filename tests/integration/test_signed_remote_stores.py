@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import zoo
+from factors import factor
 from object_store import CREDENTIALS, ObjectStore
 from oci_server import OciServer, needs_registry
 from running import Server, StartServer, run_command
 from signed import make_key
 
-from graphkiln import Client, ClientError
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -45,15 +44,6 @@ def copy(store: Path, objects: ObjectStore) -> str:
     for path in sorted(path for path in store.rglob("*") if path.is_file()):
         objects.bucket("models").upload_file(str(path), f"signed/{path.relative_to(store)}")
     return f"s3://{objects.address}/models/signed"
-
-
-def factor(server: Server) -> float:
-    """What the model multiplies by; 0 where it does not respond."""
-    try:
-        with Client(server.url, timeout_s=10) as client:
-            return float(client.model("swap").infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])
-    except ClientError:
-        return 0.0
 
 
 def test_a_signature_goes_with_its_version(upload: Upload, start_server: StartServer, tmp_path: Path) -> None:

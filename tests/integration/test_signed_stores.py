@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import zoo
+from factors import factor
 from running import Server, StartServer
 from signed import make_key
 
@@ -36,15 +36,6 @@ output { name: "y" data_type: TYPE_FP32 dims: [3] }
 ensemble_scheduling { step { model_name: "swap" model_version: -1
   input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }
 """
-
-
-def factor(server: Server, model: str = "swap") -> float:
-    """What a model multiplies by; 0 where it does not respond."""
-    try:
-        with Client(server.url, timeout_s=10) as client:
-            return float(client.model(model).infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])
-    except ClientError:
-        return 0.0
 
 
 def publish(store: Path, version: int, proto: onnx.ModelProto, key: SigningKey | None) -> None:

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from graphkiln_backend.server import connections as module
 from graphkiln_backend.server.connections import HeldConnection, HeldConnections
@@ -55,13 +56,6 @@ def echo() -> Iterator[Echo]:
         with HeldConnections(process.pid, {port}) as held:
             yield Echo(process, port, held)
         process.kill()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def connect(echo: Echo) -> tuple[socket.socket, HeldConnection]:

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from graphkiln_backend.server import processes as module
 from graphkiln_backend.server.processes import Guard, Reaper, is_gone, kill_group
@@ -25,13 +26,6 @@ def server() -> Iterator[subprocess.Popen[bytes]]:
         server.stdout.readline()
         yield server
         kill_group(server)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -6,8 +6,7 @@ import gc
 import json
 import logging
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ import pytest
 import zoo
 from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
 from statuses import instance_status, read_counters, read_statuses
+from waiting import wait_until
 
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU, Device
@@ -370,13 +370,6 @@ class TestExecute:
         ]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 class TestReplay:
     @pytest.fixture(autouse=True)
     def _often(self, monkeypatch: pytest.MonkeyPatch, deployment: object) -> None:
@@ -385,7 +378,7 @@ class TestReplay:
         monkeypatch.setattr(replayer, "_IDLE_S", 0.001)
 
     def test_right_outputs_are_counted(self, model: TritonPythonModel, tmp_path: Path) -> None:
-        wait_for(lambda: metric("graphkiln_self_test_replays_total") > 1)
+        wait_until(lambda: metric("graphkiln_self_test_replays_total") > 1)
         assert metric("graphkiln_self_test_failures_total") == 0
         assert metric("graphkiln_self_test_timestamp_seconds") > 1.7e9
         assert read_snapshot(tmp_path / "instances").faults == {}
@@ -396,7 +389,7 @@ class TestReplay:
         self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
     ) -> None:
         deployment.session.factor = 3
-        wait_for(lambda: metric("graphkiln_self_test_failures_total") > 0)
+        wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
         assert metric("graphkiln_self_test_failures_total") == 1
         (response,) = model.execute([request(1)])
         assert response.error.code == TritonError.UNAVAILABLE
@@ -417,7 +410,7 @@ class TestReplay:
         deployment.session.run = fail  # type: ignore[method-assign]
         (response,) = model.execute([request(1)])
         assert response.error.code in {TritonError.INTERNAL, TritonError.UNAVAILABLE}
-        wait_for(lambda: bool(read_snapshot(tmp_path / "instances").faults))
+        wait_until(lambda: bool(read_snapshot(tmp_path / "instances").faults))
         (fault,) = read_snapshot(tmp_path / "instances").faults.values()
         assert "the device is lost" in fault
 
@@ -440,7 +433,7 @@ class TestReplay:
         deployment.session.factor = 3
         model = TritonPythonModel()
         model.initialize(ARGS)
-        wait_for(lambda: metric("graphkiln_self_test_failures_total") > 0)
+        wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
         (response,) = model.execute([request(1)])
         assert response.error.code == TritonError.UNAVAILABLE
         model.finalize()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_triton import InferenceRequest
+from waiting import wait_until
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError
@@ -111,16 +112,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartInstance]:
         yield make
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_right_outputs_are_counted_again_and_again(start: StartInstance) -> None:
     instance = start(interval_s=0.01)
-    wait_for(lambda: len(instance.record.results) >= 3)
+    wait_until(lambda: len(instance.record.results) >= 3)
     assert all(instance.record.results)
     assert not instance.faults
     assert [value for _, value in instance.session.runs[:3]] == [1, 5, 9]
@@ -128,9 +122,9 @@ def test_right_outputs_are_counted_again_and_again(start: StartInstance) -> None
 
 def test_wrong_outputs_are_a_fault_once(start: StartInstance) -> None:
     instance = start(interval_s=0.01)
-    wait_for(lambda: len(instance.record.results) >= 1)
+    wait_until(lambda: len(instance.record.results) >= 1)
     instance.session.factor = 2.01
-    wait_for(lambda: False in instance.record.results)
+    wait_until(lambda: False in instance.record.results)
     (fault,) = instance.faults
     assert "the outputs changed" in fault
     assert "y: relative L2 0.005" in fault
@@ -144,7 +138,7 @@ def test_any_wrong_number_is_one(start: StartInstance, factor: float) -> None:
     session = Session()
     session.factor = factor
     instance = start(interval_s=0.01, session=session)
-    wait_for(lambda: bool(instance.faults))
+    wait_until(lambda: bool(instance.faults))
 
 
 def test_an_engine_that_fails_for_a_moment_is_no_fault(start: StartInstance) -> None:
@@ -158,7 +152,7 @@ def test_an_engine_that_fails_for_a_moment_is_no_fault(start: StartInstance) -> 
 
     session.run = fail_twice  # type: ignore[method-assign]
     instance = start(interval_s=0.01, session=session)
-    wait_for(lambda: True in instance.record.results)
+    wait_until(lambda: True in instance.record.results)
     assert instance.record.results[:3] == [False, False, True]
     assert not instance.faults
 
@@ -168,7 +162,7 @@ def test_an_engine_that_fails_every_time_is_a_fault(start: StartInstance, error:
     session = Session()
     session.error = error
     instance = start(interval_s=0.01, session=session)
-    wait_for(lambda: len(instance.record.results) == 3)
+    wait_until(lambda: len(instance.record.results) == 3)
     assert instance.record.results == [False] * 3
     (fault,) = instance.faults
     assert fault.startswith("the engine fails on golden samples: ")
@@ -178,7 +172,7 @@ def test_a_request_on_which_the_engine_fails_has_the_samples_replayed_at_once(st
     instance = start(interval_s=0)
     instance.session.error = ExecutionError("the device is lost")
     assert isinstance(instance.request(), ExecutionError)
-    wait_for(lambda: bool(instance.faults))
+    wait_until(lambda: bool(instance.faults))
 
 
 def test_a_request_that_is_at_fault_itself_is_no_fault_of_the_instance(start: StartInstance) -> None:
@@ -192,7 +186,7 @@ def test_a_request_that_is_at_fault_itself_is_no_fault_of_the_instance(start: St
 
     instance.session.run = refuse  # type: ignore[method-assign]
     assert isinstance(instance.request(666), ExecutionError)
-    wait_for(lambda: instance.record.results == [True])
+    wait_until(lambda: instance.record.results == [True])
     for _ in range(20):
         assert isinstance(instance.request(666), ExecutionError)
     assert instance.record.results == [True]
@@ -223,7 +217,7 @@ def test_an_idle_moment_is_waited_for(start: StartInstance) -> None:
 def test_an_instance_that_is_never_idle_is_replayed_too(start: StartInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_S", 1e9)
     instance = start(interval_s=0.02)
-    wait_for(lambda: len(instance.record.results) >= 2)
+    wait_until(lambda: len(instance.record.results) >= 2)
     assert all(instance.record.results)
 
 
@@ -234,7 +228,7 @@ def test_requests_and_samples_never_run_together_and_stay_apart(start: StartInst
     for number in range(300):
         result = instance.request(number)
         np.testing.assert_array_equal(result["y"], np.full((1, 4), number * 2))
-    wait_for(lambda: len(instance.record.results) > 1)
+    wait_until(lambda: len(instance.record.results) > 1)
     assert session.overlaps == 0
     assert all(instance.record.results)
 
@@ -258,7 +252,7 @@ def test_a_request_waits_for_one_sample_and_not_for_all(start: StartInstance) ->
     session.run = note  # type: ignore[method-assign]
     instance.replayer._closing.wait = wait  # type: ignore[method-assign, assignment]
     instance.executor.engine_failed.set()
-    wait_for(lambda: instance.record.results == [True])
+    wait_until(lambda: instance.record.results == [True])
     assert free[:3] == [1, 2, 3]
 
 
@@ -286,7 +280,7 @@ def test_closing_ends_a_replay_between_two_samples() -> None:
     session = Session()
     session.seconds = 0.05
     instance = Instance(interval_s=0.001, session=session)
-    wait_for(lambda: session.replayed >= 1)
+    wait_until(lambda: session.replayed >= 1)
     instance.replayer.close()
     assert instance.record.results == []
     assert not instance.faults
