@@ -10,19 +10,20 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.scratch import MACHINE_TMP, Scratch, scratch_folder
 
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Nothing large travels through it."""
 _CONNECT_S = 10.0
 _LONGEST_PARENT = 18
 """Characters: Ray puts sockets 89 characters below it, and their paths may have 107."""
-_MACHINE_TMP = "/tmp"  # noqa: S108 - only where TMPDIR is too long for sockets; the folder below it is private
 
 
 @contextmanager
@@ -108,10 +109,9 @@ def _token() -> str:
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    parent = tempfile.gettempdir()
-    short = parent if len(parent) <= _LONGEST_PARENT else _MACHINE_TMP
-    with tempfile.TemporaryDirectory(prefix="graphkiln-ray-", dir=short, ignore_cleanup_errors=True) as folder:
-        yield folder
+    parent = Path(tempfile.gettempdir())
+    with scratch_folder(Scratch.RAY, parent if len(str(parent)) <= _LONGEST_PARENT else MACHINE_TMP) as folder:
+        yield str(folder.path)
 
 
 @contextmanager

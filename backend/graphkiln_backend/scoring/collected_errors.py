@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 ERRORS = "_errors.parquet"
 _SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("unit", pa.string()), pa.field("reason", pa.string())])
@@ -30,8 +29,8 @@ def collect_errors(destination: Destination, unit_ids: Iterable[str], stay: Call
         ScoringError: A result cannot be read, or the note cannot be written.
     """
     count = 0
-    with tempfile.TemporaryDirectory(prefix="graphkiln-errors-") as folder:
-        path = Path(folder) / ERRORS
+    with scratch_folder(Scratch.ERRORS) as folder:
+        path = folder.path / ERRORS
         with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
             for one in destination.describe(unit_ids):
                 stay()

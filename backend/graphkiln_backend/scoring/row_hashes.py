@@ -7,7 +7,6 @@ again.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -33,7 +34,7 @@ class RowHashes:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._stack = ExitStack()
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="graphkiln-ids-", dir=folder)))
+        self._folder = self._stack.enter_context(scratch_folder(Scratch.IDS, folder)).path
         self._files = [self._stack.enter_context((self._folder / str(index)).open("wb")) for index in range(_FILES)]
         self._held: list[Hashes] = []
         self._count = 0

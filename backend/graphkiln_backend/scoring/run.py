@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.resume import Standing, account, read_standing, settle_stale
 from graphkiln_backend.scoring.run_model import RunModel, read_run_model
 from graphkiln_backend.scoring.schedule import Schedule
+from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.sources.base import Source
 from graphkiln_backend.scoring.stopping import interruptible
 from graphkiln_backend.scoring.units import InputRange, Unit
@@ -47,15 +47,16 @@ def score(request: ScoreRequest, report: Report = lambda _: None, conclude: Conc
             destination is touched.
     """
     run_id = secrets.token_hex(4)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
-        model = read_run_model(request, Path(folder))
+    remove_dead_scratch()
+    with interruptible(), scratch_folder(Scratch.PLAN) as folder:
+        model = read_run_model(request, folder.path)
         destination = open_destination(request)
         destination.prepare()
         lease = destination.claim(run_id)
         try:
             planning = _Planning(model=model, destination=destination, lease=lease, run_id=run_id, report=report)
             with _concluded(destination, lease, conclude):
-                summary = planning.plan(Path(folder)).finish()
+                summary = planning.plan(folder.path).finish()
         finally:
             lease.release()
     report(RunFinished(summary=summary))

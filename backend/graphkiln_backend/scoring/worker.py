@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -38,6 +36,7 @@ from graphkiln_backend.scoring.proving import Prover, share
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.scorer import StageTimes
+from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 _COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Between attempts to commit what is computed already."""
@@ -56,10 +55,10 @@ class Worker(Closeable):
     def __init__(self, request: ScoreRequest) -> None:
         begun = time.monotonic()
         self._source, self._destination = open_source(request), open_destination(request)
-        self._vanishing = tempfile.TemporaryDirectory(prefix="graphkiln-score-")
-        self._cache = CacheSettings(folder=request.cache).checked().open(Path(self._vanishing.name))
+        self._vanishing = scratch_folder(Scratch.MODEL)
+        self._cache = CacheSettings(folder=request.cache).checked().open(self._vanishing.path)
         cores = request.cores_per_worker or usable_cores()
-        model = read_model(with_local_model(request, Path(self._vanishing.name)), self._cache, cores)
+        model = read_model(with_local_model(request, self._vanishing.path), self._cache, cores)
         proven, encoder = share(model.build(self._cache)), model.encoder(request)
         self._scorer = model.scorer(proven, request, cores, self._cache)
         self._session = proven.session
@@ -80,7 +79,7 @@ class Worker(Closeable):
         self._scorer.close()
         self._session.close()
         self._cache.close()
-        self._vanishing.cleanup()
+        self._vanishing.close()
 
     def prove(self) -> None:
         """Proves the session now.

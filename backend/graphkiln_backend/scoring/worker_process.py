@@ -24,6 +24,7 @@ from graphkiln_backend.scoring.memory import node_memory, process_memory
 from graphkiln_backend.scoring.outcomes import Blame, Ended, Outcome, Ready
 from graphkiln_backend.scoring.progress import Progress
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.worker_main import Assignment
 
 START_S = 1800.0
@@ -52,7 +53,8 @@ class WorkerProcess(Closeable):
         self._reason = ""
         self._ready = False
         self._progress = Progress.create()
-        self._folder = tempfile.TemporaryDirectory(prefix="graphkiln-worker-", ignore_cleanup_errors=True)
+        remove_dead_scratch()
+        self._folder = scratch_folder(Scratch.WORKER)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._keeper = ThreadPoolExecutor(2, thread_name_prefix=f"keeper of {name}")
         self._connection, self._process = self._keeper.submit(self._start).result()
@@ -94,7 +96,7 @@ class WorkerProcess(Closeable):
         self._keeper.shutdown()
         self._connection.close()
         self._words.close()
-        self._folder.cleanup()
+        self._folder.close()
         self._progress.close()
 
     def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
@@ -108,9 +110,12 @@ class WorkerProcess(Closeable):
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
                 stderr=self._words,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": self._folder.name},
+                env=os.environ | self._environment(),
             )
         return Connection(ours.detach()), process
+
+    def _environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(self._folder.path)}
 
     def _receive(self) -> None:
         """Passes on what the process tells, until it ends."""

@@ -2,7 +2,7 @@
 
 In `/tmp/graphkiln-XXXX/`:
 
-- `owner.json`: says that the folder has an owner (graphkiln_backend.server.owned_folder)
+- `owner.json`: says that the folder has an owner (graphkiln_backend.graph.owned_folder)
 - `address.json`: where its server listens (graphkiln_backend.server.served_address)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
@@ -37,7 +37,7 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
+from graphkiln_backend.graph.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 from graphkiln_backend.server.tritons_folders import remove_environments, remove_sent_models, rename_environments
 

@@ -17,7 +17,7 @@ _SHARED_MEMORY_BYTES = 256 << 20
 def check_temporary_folder(_: Request) -> Iterator[Finding]:
     """The folder that run folders are made in."""
     from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.owned_folder import OwnedFolder
+    from graphkiln_backend.graph.owned_folder import OwnedFolder
     from graphkiln_backend.server.run_folder import temporary_parent
 
     try:

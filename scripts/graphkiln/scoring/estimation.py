@@ -6,7 +6,6 @@ Nothing is written to the destination, and no Ray is started; a cluster that is 
 from __future__ import annotations
 
 import socket
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,9 +183,10 @@ def plan_units(request: ScoreRequest, configuration: str) -> tuple[Planned, list
     from graphkiln_backend.scoring.opening import open_source
     from graphkiln_backend.scoring.plan import read_plan, write_plan
     from graphkiln_backend.scoring.run import PLAN
+    from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
-    with tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
-        plan = Path(folder) / PLAN
+    with scratch_folder(Scratch.PLAN) as folder:
+        plan = folder.path / PLAN
         totals = write_plan(plan, open_source(request).ranges(request.rows_per_unit), configuration)
         committed = _committed(request)
         before, rows_before, kept = 0, 0, list["Unit"]()

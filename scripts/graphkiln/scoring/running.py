@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,16 +73,17 @@ def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verificati
     from graphkiln_backend.scoring.plan import read_plan
     from graphkiln_backend.scoring.request import ScoreRequest
     from graphkiln_backend.scoring.run import PLAN
+    from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
     from graphkiln_backend.scoring.verify import verify as compare
 
     place = absolute(str(out))
     request = ScoreRequest(source="", model="", destination=place, format=format, ledger=ledger)
     destination = open_destination(request)
-    with tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
-        plan = Path(folder) / PLAN
+    with scratch_folder(Scratch.PLAN) as folder:
+        plan = folder.path / PLAN
         if not destination.fetch_note(PLAN, plan):
             raise ScoringError(f"{out} holds no plan of graphkiln score", hint="name the --out of a run")
-        return compare(destination, read_plan(plan), spill=Path(folder))
+        return compare(destination, read_plan(plan), spill=folder.path)
 
 
 def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRecord:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +16,7 @@ from graphkiln_backend.scoring.model import describe_session, read_model
 from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 from graphkiln_backend.scoring.units import Unit
 
 MEASURED_S = 10.0
@@ -99,8 +98,8 @@ class Sampler:
     def __init__(self, request: ScoreRequest, cores: int) -> None:
         begun = time.monotonic()
         self._source = open_source(request)
-        self._folder = tempfile.TemporaryDirectory(prefix="graphkiln-sample-")
-        folder = Path(self._folder.name)
+        self._folder = scratch_folder(Scratch.SAMPLE)
+        folder = self._folder.path
         self._cache = CacheSettings(folder=request.cache).checked().open(folder / "cache")
         model = read_model(with_local_model(request, folder), self._cache, cores)
         self.configuration = model.configuration(request)
@@ -119,7 +118,7 @@ class Sampler:
         self._scorer.close()
         self._session.close()
         self._cache.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def measure(
         self, units: Sequence[Unit], seconds: float = MEASURED_S, clock: Callable[[], float] = time.perf_counter

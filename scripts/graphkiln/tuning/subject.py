@@ -23,7 +23,7 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.version import CONFIG_FILE
-from graphkiln_backend.server.owned_folder import OwnedFolder
+from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 
 

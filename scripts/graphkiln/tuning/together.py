@@ -34,7 +34,7 @@ from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
-from graphkiln_backend.server.owned_folder import OwnedFolder
+from graphkiln_backend.graph.owned_folder import OwnedFolder
 
 _ALONE = 0.8
 """Share of the budget for the models alone; the rest is for all of them together."""

@@ -17,7 +17,7 @@ from graphkiln.doctor.storage import (
     find_temporary,
 )
 from graphkiln_backend.server import leftovers, run_folder
-from graphkiln_backend.server.owned_folder import OwnedFolder
+from graphkiln_backend.graph.owned_folder import OwnedFolder
 
 MB = 1 << 20
 
