@@ -109,7 +109,10 @@ def complete_config(
     if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:
-        raise OtherBackend(f"model '{model.name}' is of backend '{config.backend or config.platform}'")
+        raise OtherBackend(
+            f"model '{model.name}' is of backend '{config.backend or config.platform}'",
+            hint="served with others it may be; alone, graphkiln computes what its own backend serves",
+        )
     graph = graph_folder(newest_version(model) if version is None else model / str(version))
     signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
