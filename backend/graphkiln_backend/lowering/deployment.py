@@ -63,6 +63,7 @@ class Deployment:
         libraries = find_libraries(config.op_libraries, folder.parent)
         settings = replace(settings, op_libraries=libraries)
         version = read_version(folder, config.default_model_filename)
+        _check_responses(config)
         _check_batching(version, config)
         saved = saved_precision(version)
         sizes = config.warmup_batch_sizes
@@ -126,6 +127,19 @@ class Deployment:
         artifacts = Artifacts(self.version, self.saved, cache)
         requirements = Requirements(batch_sizes=self.warmup_batch_sizes, self_test=self.settings.self_test)
         return select_session(artifacts, self.plan, requirements)
+
+
+def _check_responses(config: ModelConfig) -> None:
+    """Refuses what Triton would answer each request of with an error: a graph has one response to it.
+
+    Raises:
+        RepositoryError: The configuration promises any number of them.
+    """
+    if config.decoupled:
+        raise RepositoryError(
+            "model_transaction_policy is decoupled, but a graph gives one response to each request",
+            hint="take `decoupled: true` out of config.pbtxt",
+        )
 
 
 def _check_batching(version: ModelVersion, config: ModelConfig) -> None:

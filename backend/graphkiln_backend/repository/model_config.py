@@ -69,6 +69,7 @@ class ModelConfig:
         row_bytes: Bytes of one row of all inputs and outputs. Dimensions that vary count as 1, texts as nothing.
         input_ranks: Dimensions of each input as an instance is handed it, the batch among them.
         op_libraries: Libraries of custom operators, as written.
+        decoupled: Whether a request may have any number of responses.
     """
 
     name: str = ""
@@ -85,6 +86,7 @@ class ModelConfig:
     row_bytes: int = 0
     input_ranks: Mapping[str, int] = field(default_factory=dict)
     op_libraries: tuple[str, ...] = ()
+    decoupled: bool = False
 
     @classmethod
     def read(cls, path: Path, *, has_gpu: bool) -> ModelConfig:
@@ -137,6 +139,7 @@ class ModelConfig:
             graph_level=config.optimization.graph.level,
             row_bytes=sum(map(_row_bytes, (*config.input, *config.output))),
             op_libraries=tuple(config.model_operations.op_library_filename),
+            decoupled=config.model_transaction_policy.decoupled,
             input_ranks={tensor.name: (config.max_batch_size > 0) + _rank(tensor) for tensor in config.input},
         )
 

@@ -131,6 +131,10 @@ class TestRefusals:
         with pytest.raises(error, match=words):
             Deployment.read(folder, configured(parameters=parameters), cpu())
 
+    def test_so_are_responses_that_no_graph_gives(self, folder: Path) -> None:
+        with pytest.raises(RepositoryError, match="a graph gives one response to each request"):
+            Deployment.read(folder, configured(decoupled=True), cpu())
+
     def test_a_mistake_in_the_configuration_goes_before_one_in_the_files(self, tmp_path: Path) -> None:
         with pytest.raises(RepositoryError, match="unknown key"):
             Deployment.read(tmp_path, configured(parameters={"precison": "bf16"}), cpu())

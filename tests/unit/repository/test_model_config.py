@@ -46,6 +46,7 @@ class TestReading:
             cpu_execution_accelerator { name: "openvino" }
           }
         }
+        model_transaction_policy { decoupled: true }
     """
 
     def test_every_field_of_a_file(self, path: Path) -> None:
@@ -65,6 +66,7 @@ class TestReading:
             ),
             cpu_accelerators=(Accelerator(name="openvino"),),
             graph_level=1,
+            decoupled=True,
         )
 
     def test_a_missing_file_is_an_empty_configuration(self, path: Path) -> None:
