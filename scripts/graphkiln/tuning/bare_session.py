@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphkiln.story.server import ending_with_us
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.serving_keys import changes_of
@@ -23,6 +22,7 @@ from graphkiln.tuning.trials import Bare, Failed
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import repeated
+from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_client.load_job import hear, tell
 
 _SIZE_S = 0.15
@@ -59,7 +59,7 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         job: What to do.
         deadline_s: How long it may take.
     """
-    command = [*ending_with_us(), sys.executable, "-m", "graphkiln.tuning.bare_session"]
+    command = [sys.executable, "-m", "graphkiln.tuning.bare_session"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as worker:
         try:
             return _talk(worker, job, deadline_s)
@@ -176,8 +176,14 @@ def _time_s(session: Session, feeds: Arrays) -> float:
     return fastest
 
 
-if __name__ == "__main__":
-    from graphkiln.tuning.bare_session import run_job as run  # by its own name: what is pickled here is read elsewhere
+def main() -> None:
+    """What the process does: it ends with the tuner, also when that is killed, and Ctrl-C is the tuner's alone."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell(sys.stdout.buffer, run_job(hear(sys.stdin.buffer)))
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tuner, which ends this process
-    tell(sys.stdout.buffer, run(hear(sys.stdin.buffer)))
+
+if __name__ == "__main__":
+    from graphkiln.tuning import bare_session  # by its own name: what is pickled here is read elsewhere
+
+    bare_session.main()

@@ -107,9 +107,15 @@ def replace_process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(bare_session.subprocess, "Popen", other)
 
 
-def test_it_ends_with_the_tuner(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_with_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tuner that is killed nobody is left who would end a session that hangs."""
-    monkeypatch.setattr(bare_session, "ending_with_us", lambda: ("sh", "-c", "exit 7"))
-    found = probe_session(job(subject, questions), 60)
-    assert isinstance(found, Failed)
-    assert "exit code 7" in found.reason
+    done: list[str] = []
+    monkeypatch.setattr(bare_session, "end_with_parent", lambda: done.append("bound"))
+    monkeypatch.setattr(bare_session.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(bare_session, "hear", lambda _: done.append("heard"))
+    monkeypatch.setattr(bare_session, "run_job", lambda _: None)
+    monkeypatch.setattr(bare_session, "tell", lambda *_: done.append("told"))
+    monkeypatch.setattr(bare_session.sys, "stdin", sys.__stdin__)
+    monkeypatch.setattr(bare_session.sys, "stdout", sys.__stdout__)
+    bare_session.main()
+    assert done == ["bound", "heard", "told"]
