@@ -115,7 +115,5 @@ def test_it_ends_with_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bare_session, "hear", lambda _: done.append("heard"))
     monkeypatch.setattr(bare_session, "run_job", lambda _: None)
     monkeypatch.setattr(bare_session, "tell", lambda *_: done.append("told"))
-    monkeypatch.setattr(bare_session.sys, "stdin", sys.__stdin__)
-    monkeypatch.setattr(bare_session.sys, "stdout", sys.__stdout__)
     bare_session.main()
     assert done == ["bound", "heard", "told"]
