@@ -54,8 +54,7 @@ def _requests(stack: ExitStack, job: Job) -> list[Callable[[], object]]:
 
 def _is_proxied(endpoint: Endpoint) -> bool:
     """Whether gRPC may go through a proxy, which only the library knows."""
-    is_here = endpoint.host in ("localhost", "127.0.0.1", "::1")
-    return not is_here and any(name in os.environ for name in _PROXIES)
+    return not endpoint.is_local and any(name in os.environ for name in _PROXIES)
 
 
 def _open(stack: ExitStack, target: Target) -> Model:

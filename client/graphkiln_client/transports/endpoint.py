@@ -6,6 +6,7 @@ import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self, TypedDict
 from urllib.parse import unquote, urlsplit
@@ -111,6 +112,17 @@ class Endpoint:
     def is_secure(self) -> bool:
         """Whether the connection is encrypted."""
         return self.scheme in ("https", "grpcs")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine, so that no proxy is asked for it, whatever the environment names.
+
+        Source: Go's net/http, `ProxyFromEnvironment`; RFC 6761, 6.3.
+        """
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost" or self.host.endswith(".localhost")
 
     @property
     def authority(self) -> str:

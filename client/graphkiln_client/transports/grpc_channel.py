@@ -48,7 +48,9 @@ def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> 
     Raises:
         InvalidInput: The CA file or the client's certificate cannot be read.
     """
-    options: dict[str, Any] = {"options": [*_OPTIONS, ("grpc.max_receive_message_length", infer_limit())]}
+    limits = [("grpc.max_receive_message_length", infer_limit())]
+    proxies = [("grpc.enable_http_proxy", 0)] if endpoint.is_local else []
+    options: dict[str, Any] = {"options": [*_OPTIONS, *limits, *proxies]}
     if compression:
         options["compression"] = _COMPRESSION[compression]
     if not endpoint.is_secure:

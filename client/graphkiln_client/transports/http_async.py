@@ -82,7 +82,7 @@ class AsyncHttpTransport:
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
-                trust_env=True,
+                trust_env=not self._endpoint.is_local,  # the proxy that it names
             )
         return self._session
 

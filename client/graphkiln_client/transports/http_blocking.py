@@ -126,7 +126,7 @@ class HttpTransport:
 def _proxy(endpoint: Endpoint) -> Endpoint | None:
     """The proxy that the environment names for this endpoint: `http_proxy`, `https_proxy`, `no_proxy`."""
     url = getproxies().get(endpoint.scheme)
-    if not url or proxy_bypass(endpoint.authority):
+    if not url or endpoint.is_local or proxy_bypass(endpoint.authority):
         return None
     proxy = Endpoint.parse(url)
     headers = {name.replace("Authorization", "Proxy-Authorization"): text for name, text in proxy.headers.items()}

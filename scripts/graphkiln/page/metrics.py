@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from graphkiln_backend.graph.errors import ConnectionFailed
-from graphkiln_backend.graph.files import MIB
+from graphkiln_backend.server.metrics_port import fetch_metrics
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
-_TIMEOUT_S = 5
-_LIMIT = 16 * MIB
 _COUNTERS = {
     "nv_inference_request_success": "answered",
     "nv_inference_request_failure": "failed",
@@ -75,8 +72,7 @@ def read_metrics(url: str) -> str:
         ConnectionFailed: Nobody answers, or what answers is no metrics port.
     """
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - our own server's address
-            return str(response.read(_LIMIT).decode("utf-8", "replace"))
+        return fetch_metrics(url)
     except (OSError, ValueError) as error:
         raise ConnectionFailed(f"the metrics cannot be read: {error}", hint="is the server running?") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -11,12 +10,12 @@ from typing import Self
 import psutil
 
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.server.metrics_port import fetch_metrics
 
 _SERVING = ("tritonserver", "triton_python_backend_stub")
 """Names, or parts of the first word, of the processes without which requests fail."""
 _INFO = re.compile(r"^graphkiln_instance_info\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_TIMEOUT_S = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +92,7 @@ def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
         MeasurementError: The server does not tell.
     """
     try:
-        with urllib.request.urlopen(metrics_url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - our own server
-            text = response.read().decode("utf-8", "replace")
+        text = fetch_metrics(metrics_url)
     except OSError as error:
         raise MeasurementError(f"the server's metrics cannot be read: {error}") from error
     return parse_placement(text, model)

@@ -31,6 +31,13 @@ def test_the_index_with_the_key() -> None:
         assert server.metadata[0]["triton-grpc-protocol-x-key"] == "secret"
 
 
+def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that seems to hang is restarted: over gRPC alone, each would be, wherever a proxy is named."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with CannedGrpc([b""]) as server:
+        assert control(server.port).index() == []
+
+
 def test_a_load_says_nothing_or_why_it_failed() -> None:
     with CannedGrpc([b"", (grpc.StatusCode.INVALID_ARGUMENT, "no graph")]) as server:
         assert control(server.port).load("m", 5) == ""

@@ -88,6 +88,12 @@ class TestOpenChannel:
         with CannedGrpc([GRPC_INFERRED]) as server, Client(server.url, compression=compression) as client:
             assert client.model("m").infer({})["Y"] == [2]
 
+    def test_no_proxy_is_asked_for_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        with CannedGrpc([GRPC_INFERRED]) as server, Client(server.url, max_retries=0) as client:
+            assert client.model("m").infer({})["Y"] == [2]
+
     def test_an_ipv6_address_is_in_brackets(self) -> None:
         seen: list[str] = []
 
