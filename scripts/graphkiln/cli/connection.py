@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from graphkiln.reporting.redaction import redact
 from graphkiln_backend.graph.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
@@ -135,7 +136,7 @@ def _check_tls(options: ConnectionOptions) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named and not options.url.startswith(("https://", "grpcs://")):
         raise InvalidInput(
-            f"{', '.join(named)}: the connection to {options.url} is not secured",
+            f"{', '.join(named)}: the connection to {redact(options.url)} is not secured",
             hint="--url https://HOST:PORT or grpcs://HOST:PORT",
         )
 

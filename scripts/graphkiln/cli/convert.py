@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +10,7 @@ import typer
 
 from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
 from graphkiln.cli.recipe_options import parse_options
+from graphkiln.cli.report_file import command_line
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import ConversionError
 
@@ -81,7 +80,7 @@ def _run(recipe: Recipe, *, as_json: bool) -> None:
     from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
     from graphkiln_converters.convert import convert as run
 
-    folder = run(recipe, command=shlex.join(["graphkiln", *sys.argv[1:]]))
+    folder = run(recipe, command=command_line())
     if as_json:
         typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)
     else:

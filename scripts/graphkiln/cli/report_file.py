@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from graphkiln.cli.console import say
+from graphkiln.reporting.redaction import redact_command
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
@@ -51,8 +52,8 @@ def write_html(html: Path, page: str) -> None:
 
 
 def command_line() -> str:
-    """The command that is running, as a shell takes it."""
-    return shlex.join(["graphkiln", *sys.argv[1:]])
+    """The command that is running, as a shell takes it; what is secret in it is left out."""
+    return shlex.join(["graphkiln", *redact_command(sys.argv[1:])])
 
 
 def facts() -> dict[str, str]:

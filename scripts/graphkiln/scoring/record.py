@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+from graphkiln.reporting.redaction import redact
 from graphkiln.scoring.run_state import QuarantinedRow, RunState, WorkerTally
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.distributions import version_of
@@ -27,8 +27,6 @@ SCHEMA = 1
 NOTE = "_run.json"
 _PACKAGES = ("graphkiln", "ray", "pyarrow", "numpy", "pillow", "onnxruntime", "openvino")
 _MOST_EARLIER = 1000
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
-_SECRET = re.compile(r"(?i)(?<=[?&\s])((?:password|sslpassword|token|secret|sas|sig|access_key)[^=&\s]*=)[^&\s]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,11 +187,6 @@ def describe_request(request: ScoreRequest) -> dict[str, Any]:
         **{name: getattr(request, name) for name in ("workers", "cores_per_worker", "format", "replace")},
         "cache": str(request.cache) if request.cache else None,
     }
-
-
-def redact(text: str) -> str:
-    """An address without user, password and keys."""
-    return _SECRET.sub(r"\1...", _CREDENTIALS.sub("", text))
 
 
 def versions() -> dict[str, str]:

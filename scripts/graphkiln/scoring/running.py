@@ -179,6 +179,7 @@ def describe_run(
         begun: When it was.
         error: What ends it; None where every row is accounted for.
     """
+    from graphkiln.reporting.redaction import redact
     from graphkiln.scoring import record as records
     from graphkiln_backend.scoring.errors import RunInterrupted
 
@@ -186,7 +187,7 @@ def describe_run(
     outcome = "finished" if error is None else "interrupted" if interrupted else "failed"
     return records.RunRecord(
         outcome=outcome,
-        reason=records.redact(str(error)) if outcome == "failed" else "",
+        reason=redact(str(error)) if outcome == "failed" else "",
         begun=begun.isoformat(timespec="seconds"),
         ended=datetime.now(UTC).isoformat(timespec="seconds"),
         request=records.describe_request(request),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from graphkiln.reporting.redaction import redact
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.served_before import ServedBefore
@@ -118,15 +119,19 @@ class RunningTrials(Closeable):
             served = client.model(self.subject.name).config
         if _scheduling(served) != _scheduling(wanted):
             raise MeasurementError(
-                f"{self.client['url']} loaded '{self.subject.name}', but not with the configuration it was given",
+                f"{self._url} loaded '{self.subject.name}', but not with the configuration it was given",
                 hint="only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit",
             )
+
+    @property
+    def _url(self) -> str:
+        return redact(str(self.client["url"]))
 
     def _recover(self, served: Mapping[str, Any]) -> Mapping[str, Any]:
         """What is served once a candidate that a search left, if it is one, has given way."""
         original = self.before.original or served
         if _is_among(served, self.before.candidates) and not _is_among(served, [original]):
-            _log.warning("%s still serves what a search left that was killed: put back", self.client["url"])
+            _log.warning("%s still serves what a search left that was killed: put back", self._url)
             with self._admin() as client:
                 self._put_back(client, original)
                 served = client.model(self.subject.name).config

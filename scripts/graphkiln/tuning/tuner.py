@@ -29,6 +29,7 @@ from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_client.transports.endpoint import Endpoint
 
 _PATIENCE = 20
 """A request that takes so many times the target's p99 has failed."""
@@ -105,7 +106,7 @@ class Tuning:
             "graph": sha256_of(subject.deployment.version.graph_path),
             "configuration": subject.config_sha256,
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
-            "server": str(self.client["url"]) if self.client else "our own",
+            "server": self._server or "our own",
             "space": axes,
             "limit": self.limit,
             "target": str(self.target),
@@ -162,12 +163,17 @@ class Tuning:
         )
         if self.client is None:
             return local
-        before = stack.enter_context(ServedBefore(self._kept, str(self.client["url"]), self.subject.name))
+        before = stack.enter_context(ServedBefore(self._kept, self._server, self.subject.name))
         running = stack.enter_context(
             RunningTrials(subject=self.subject, loading=loading, client=self.client, local=local, before=before)
         )
         running.open()
         return running
+
+    @property
+    def _server(self) -> str:
+        """Address of the running server without what is secret in it; empty for our own."""
+        return str(Endpoint.parse(str(self.client["url"]))) if self.client else ""
 
     @property
     def _kept(self) -> Path:

@@ -34,5 +34,7 @@ def test_it_is_written_or_said_why_not(tmp_path: Path) -> None:
 def test_what_a_report_ends_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["graphkiln", "bench", "--model", "a b"])
     assert command_line() == "graphkiln bench --model 'a b'"
+    monkeypatch.setattr(sys, "argv", ["graphkiln", "bench", "--url", "http://me:s3cret@h:1"])
+    assert command_line() == "graphkiln bench --url http://h:1"
     assert list(facts()) == ["this machine", "graphkiln", "date"]
     assert all(facts().values())

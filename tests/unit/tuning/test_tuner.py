@@ -153,6 +153,12 @@ def test_another_search_has_another_journal(subject: Subject, tmp_path: Path, ch
     assert change(asked).journal.parent == tmp_path
 
 
+def test_what_is_kept_on_the_disk_holds_no_password(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(subject, tmp_path, client={"url": "http://me:s3cret@h:1"})
+    assert asked.identity()["server"] == "http://h:1"
+    assert "s3cret" not in json.dumps(asked.identity())
+
+
 def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
     assert replace(asked, budget_s=9999).journal == asked.journal

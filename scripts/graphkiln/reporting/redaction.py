@@ -1,0 +1,35 @@
+"""What is secret, taken out of texts that are shown to others: records, reports, manifests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
+_SECRET = re.compile(
+    r"(?i)(?:^|(?<=[?&\s]))((?:password|sslpassword|token|secret|sas|sig|access_key)[^=&\s]*=)[^&\s]*"
+)
+_HEADER = "--header"
+
+
+def redact(text: str) -> str:
+    """A text with addresses in it, without user, password and keys."""
+    return _SECRET.sub(r"\1...", _CREDENTIALS.sub("", text))
+
+
+def redact_command(words: Sequence[str]) -> list[str]:
+    """The words of a command, without what is secret in addresses and headers.
+
+    Args:
+        words: As the program was given them.
+    """
+    return [*_without_headers(map(redact, words))]
+
+
+def _without_headers(words: Iterator[str]) -> Iterator[str]:
+    before = ""
+    for word in words:
+        option, equals, header = word.partition("=") if word.startswith(f"{_HEADER}=") else (before, "", word)
+        named = f"{header.partition(':')[0]}: ..."
+        yield (f"{option}={named}" if equals else named) if option == _HEADER else word
+        before = word
