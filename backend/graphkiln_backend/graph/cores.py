@@ -7,17 +7,16 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
 from graphkiln_backend.graph.errors import ServerSetupError
 
-_CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 _NUMA_NODES = Path("/sys/devices/system/node")
 _TOLD = "GRAPHKILN_CORES"
 """The environment variable that says it where nothing limits: a pod that requests cores and has no limit of them."""
 
 
 def usable_cores() -> int:
-    """Number of cores, at least 1: the smallest of the affinity mask, the cgroup's CPU quota and what the user says.
+    """Number of cores, at least 1: the smallest of the affinity mask, the cgroups' CPU quotas and what the user says.
 
     Raises:
         ServerSetupError: What the user says is no number of cores.
@@ -38,16 +37,21 @@ def _read(told: str) -> int:
 
 
 def _cgroup_quota() -> float | None:
-    """CPU quota in cores, or None where there is none.
+    """The least CPU quota, in cores, of the groups that this process is in; None where none has one."""
+    found = (_read_quota(folder, version) for folder, version in own_groups("cpu", CGROUPS, OWN_CGROUPS))
+    return min((quota for quota in found if quota is not None), default=None)
+
+
+def _read_quota(group: Path, version: int) -> float | None:
+    """In cores.
 
     Source: Linux kernel documentation, "Control Group v2" (`cpu.max`) and "CFS Bandwidth Control" (v1).
     """
     try:
-        if _CGROUP_V2.exists():
-            quota, period = _CGROUP_V2.read_text().split()
+        if version == 2:
+            quota, period = (group / "cpu.max").read_text().split()
         else:
-            quota = (_CGROUP_V1 / "cpu.cfs_quota_us").read_text()
-            period = (_CGROUP_V1 / "cpu.cfs_period_us").read_text()
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
     except OSError:
         return None
     if quota == "max" or int(quota) < 0:

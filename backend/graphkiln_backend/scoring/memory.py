@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-_CGROUP = Path("/sys/fs/cgroup")
+from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,22 +23,29 @@ class NodeMemory:
     total_bytes: int
 
 
-def node_memory(cgroup: Path = _CGROUP) -> NodeMemory:
-    """Of this container, where it is limited; else of the machine.
+def node_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> NodeMemory:
+    """Of the container, service or job that this process runs in, where it is limited; else of the machine.
 
     Args:
-        cgroup: Of this process. Source: Linux kernel documentation, "Control Group v2" (`memory.max`).
+        cgroups: Where control groups are mounted.
+        own: The kernel's file that names those of this process.
     """
     machine = psutil.virtual_memory()
     whole = NodeMemory(used_bytes=machine.total - machine.available, total_bytes=machine.total)
+    groups = (_read_group(folder) for folder, version in own_groups("memory", cgroups, own) if version == 2)
+    return min((whole, *filter(None, groups)), key=lambda each: each.total_bytes)
+
+
+def _read_group(folder: Path) -> NodeMemory | None:
+    """None without a limit. Source: Linux kernel documentation, "Control Group v2" (`memory.max`)."""
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit == "max" or int(limit) >= machine.total:
-            return whole
-        used = int((cgroup / "memory.current").read_text())
-        counters = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        counters = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:
-        return whole
+        return None
+    if limit == "max":
+        return None
     return NodeMemory(used_bytes=used - int(counters.get("inactive_file", 0)), total_bytes=int(limit))
 
 

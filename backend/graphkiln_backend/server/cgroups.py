@@ -1,18 +1,17 @@
-"""The memory limits of the control groups that this process is in: a container's, and those around it.
+"""The memory limits of the control groups that this process is in.
 
 Source: the kernel's cgroup-v2.rst and cgroup-v1/memory.rst
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-_VERSION_2 = ("memory.max", "memory.current")
+from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
+
+_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+"""Version of the interface -> names of the files with the limit, and with what is used."""
 _UNLIMITED_BYTES = 1 << 60
 """What version 1 says where there is no limit is near 2^63."""
 
@@ -35,33 +34,15 @@ class MemoryGroup:
         return max(self.limit_bytes - self.used_bytes, 0)
 
 
-def memory_groups(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> list[MemoryGroup]:
+def memory_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[MemoryGroup]:
     """The groups that limit the memory of this process, itself or through a group around its own.
 
     Args:
         cgroups: Where they are mounted.
         own: The kernel's file that names those of this process.
     """
-    found = (_read_group(folder, names) for folder, names in _folders(cgroups, own))
+    found = (_read_group(folder, _FILES[version]) for folder, version in own_groups("memory", cgroups, own))
     return [group for group in found if group]
-
-
-def _folders(cgroups: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
-    """Folders of groups, and the names of their files for limit and use."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:  # a system without groups
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, names = cgroups, _VERSION_2
-        elif "memory" in controllers.split(","):
-            root, names = cgroups / "memory", _VERSION_1
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        yield from ((place, names) for place in (folder, *folder.parents) if place.is_relative_to(root))
 
 
 def _read_group(folder: Path, names: tuple[str, str]) -> MemoryGroup | None:

@@ -7,25 +7,27 @@ from pathlib import Path
 
 import psutil
 
-from graphkiln_backend.scoring.memory import node_memory, process_memory
+from graphkiln_backend.scoring.memory import NodeMemory, node_memory, process_memory
 
 
-def cgroup(folder: Path, limit: str) -> Path:
+def read(folder: Path, limit: str, group: str = "/") -> NodeMemory:
+    """Memory of a process of a group, where the root has a limit."""
+    (folder / "own").write_text(f"0::{group}\n")
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text("900\n")
     (folder / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    return folder
+    return node_memory(folder, folder / "own")
 
 
 def test_the_limit_of_a_container_counts_and_its_page_cache_does_not(tmp_path: Path) -> None:
-    found = node_memory(cgroup(tmp_path, "1000"))
-    assert (found.used_bytes, found.total_bytes) == (600, 1000)
+    for group in ("/", "/jobs.slice/one.service"):
+        assert read(tmp_path, "1000", group) == NodeMemory(used_bytes=600, total_bytes=1000)
 
 
 def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
     total = psutil.virtual_memory().total
-    assert node_memory(cgroup(tmp_path, "max")).total_bytes == total
-    assert node_memory(tmp_path / "none").total_bytes == total
+    assert read(tmp_path, "max").total_bytes == total
+    assert node_memory(tmp_path / "none", tmp_path / "none").total_bytes == total
 
 
 def test_what_a_process_takes_is_seen() -> None:
