@@ -56,7 +56,7 @@ def copy_folder(folder: Path | None, address: RemoteAddress) -> Iterator[Path]:
         place = folder / (f"{digest}-{slot}" if slot else digest)
         with _locked(place) as is_ours:
             if is_ours:
-                (place / "address").write_text(f"{address}\n")
+                (place / "address").write_text(f"{address}\n", encoding="utf-8")
                 yield place
                 return
     raise ServerSetupError(f"{_SLOTS} servers serve {address} already", hint="name another folder: --cache DIR")
@@ -94,7 +94,7 @@ def remove_unused(folder: Path, now_s: float) -> None:
         with suppress(OSError):
             is_old = place.is_dir() and now_s - place.stat().st_mtime > _UNUSED_S
             if is_old and _nobody_holds(place):
-                _log.info("removing a copy of %s, unused for a month", (place / "address").read_text().strip())
+                _log.info("removing a copy of %s, unused for a month", (place / "address").read_text("utf-8").strip())
                 shutil.rmtree(place, ignore_errors=True)
 
 

@@ -161,7 +161,7 @@ class Mirror:
         for version, text in files.items():
             folder = self._next / str(version)
             folder.mkdir(parents=True)
-            (folder / "model.py").write_text(text)
+            (folder / "model.py").write_text(text, encoding="utf-8")
         (self._next / CONFIG_FILE).write_text(_CONFIG.format())
         self._swap_in(name)
 

@@ -102,7 +102,7 @@ def note_end(folder: Path, pid: int, why: str) -> None:
         OSError: A record cannot be written.
     """
     for path in folder.glob(f"*.{pid}.{SUFFIX}"):
-        path.write_text(why)
+        path.write_text(why, encoding="utf-8")
 
 
 def describe_crash(loading: Loading, record: str) -> Crash:

@@ -71,8 +71,8 @@ class SnapshotReader:
             statuses=self._read_all(files["json"], self._read_status),
             progress=self._read_all(files["counters"], lambda file: Progress.read(Path(file))),
             loading=self._read_all(files["loading"], lambda file: decode(Loading, _read_json(file))),
-            faults=self._read_all(files["fault"], lambda file: Path(file).read_text()),
-            crashes=self._read_all(files["crash"], lambda file: Path(file).read_text(errors="replace")),
+            faults=self._read_all(files["fault"], lambda file: Path(file).read_text("utf-8")),
+            crashes=self._read_all(files["crash"], lambda file: Path(file).read_text("utf-8", "replace")),
             ready=frozenset(int(key.rpartition(".")[2]) for key in files["json"]),
         )
 

@@ -52,7 +52,7 @@ def parse(text: str) -> Job:
 
 @cache
 def _parser() -> Lark:
-    grammar = files(__package__).joinpath("mlir.lark").read_text()
+    grammar = files(__package__).joinpath("mlir.lark").read_text("utf-8")
     return Lark(grammar, parser="lalr", transformer=_JobTransformer(), maybe_placeholders=True)
 
 

@@ -44,7 +44,7 @@ def write_html(html: Path, page: str) -> None:
         MeasurementError: The file cannot be written.
     """
     try:
-        html.write_text(page)
+        html.write_text(page, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or error
         raise MeasurementError(f"cannot write {html}: {reason}", hint="choose another file for --html") from error

@@ -18,7 +18,7 @@ def environment(room: str = _HERE) -> jinja2.Environment:
 
     def load(name: str) -> str | None:
         places = [files(each) / name for each in dict.fromkeys((room, _HERE))]
-        return next((place.read_text() for place in places if place.is_file()), None)
+        return next((place.read_text("utf-8") for place in places if place.is_file()), None)
 
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(load),

@@ -42,7 +42,7 @@ class ImageSet:
         """Writes the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
         labels.parent.mkdir(parents=True, exist_ok=True)
         if self.labels:
-            labels.write_text("\n".join(self.labels) + "\n")
+            labels.write_text("\n".join(self.labels) + "\n", encoding="utf-8")
         for number, jpeg in enumerate(self.evaluation[:_CONVERSION_COUNT]):
             name = self.labels[self.targets[number]] if self.targets is not None else "unknown"
             (samples / name).mkdir(parents=True, exist_ok=True)

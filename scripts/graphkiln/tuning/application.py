@@ -96,7 +96,7 @@ def _replace(path: Path, text: str) -> None:
     """Whoever reads it sees the old or the new one."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with new.open("w") as file:
+        with new.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
