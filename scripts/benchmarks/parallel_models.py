@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir
 from inputs import CACHE
-from precision_models import export_once, made_up
+from precision_models import export_once, synthetic_feeds
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.repository.onnx_file import read_signature
@@ -59,7 +59,7 @@ GRAPHS: dict[str, Callable[[], Path]] = {
 """Name -> makes its graph where it is not there yet."""
 
 
-def made_up_rows(graph: Path, rows: int) -> dict[str, AnyArray]:
+def synthetic_rows(graph: Path, rows: int) -> dict[str, AnyArray]:
     """Images or tokens; for the product alone, normal numbers.
 
     Args:
@@ -69,4 +69,4 @@ def made_up_rows(graph: Path, rows: int) -> dict[str, AnyArray]:
     signature, random = read_signature(graph), np.random.default_rng(1)
     if any(len(spec.shape) == 2 and spec.dtype is DType.FP32 for spec in signature.inputs):
         return {"x": random.normal(size=(rows, WIDTH)).astype(np.float32)}
-    return made_up(signature, rows, random)
+    return synthetic_feeds(signature, rows, random)

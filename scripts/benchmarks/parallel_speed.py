@@ -17,7 +17,7 @@ from typing import Any
 
 from inputs import CACHE
 from measurement import SetUp, Summary, measure, ratio_of, show_progress
-from parallel_models import GRAPHS, made_up_rows
+from parallel_models import GRAPHS, synthetic_rows
 from parallel_peer import CALLERS, WAYS, Peer
 from parts import Parts
 from split_sessions import plan_instance, prove
@@ -96,7 +96,7 @@ def _measure_model(name: str, rounds: int, seconds: float) -> list[dict[str, obj
             batch = _BATCH if what == _THROUGHPUT else 1
             with ExitStack() as opened:
                 built = _build_all(name, graph, set_ups, batch, cache, opened)
-                found = measure(_set_ups(built, made_up_rows(graph, batch)), rounds, seconds)
+                found = measure(_set_ups(built, synthetic_rows(graph, batch)), rounds, seconds)
                 rows += [_row(name, what, each, built[each], found, batch) for each in built]
     return rows
 

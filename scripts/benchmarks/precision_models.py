@@ -97,7 +97,7 @@ class Graphs:
 
     def feeds(self, batch: int, seed: int) -> dict[str, AnyArray]:
         """Random photographs or texts, `[batch, ...]`."""
-        return made_up(read_signature(self.fp32), batch, np.random.default_rng(seed))
+        return synthetic_feeds(read_signature(self.fp32), batch, np.random.default_rng(seed))
 
 
 def export_once(name: str) -> Path:
@@ -120,7 +120,7 @@ def prepare(name: str) -> Graphs:
     return graphs
 
 
-def made_up(signature: Signature, batch: int, random: np.random.Generator) -> dict[str, AnyArray]:
+def synthetic_feeds(signature: Signature, batch: int, random: np.random.Generator) -> dict[str, AnyArray]:
     """Inputs for a signature: smoothed noise for images, numbers below 30,000 for tokens.
 
     Args:

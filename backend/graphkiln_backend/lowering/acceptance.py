@@ -14,7 +14,7 @@ from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Reading
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln_backend.repository.onnx_file import read_signature
@@ -71,11 +71,13 @@ def check_signature(version: ModelVersion, found: Signature, outputs: Collection
             )
 
 
-def read_placement(session: Session, golden: GoldenSamples | None, made_up: MadeUp | None = None) -> Placement | None:
+def read_placement(
+    session: Session, golden: GoldenSamples | None, synthetic: SyntheticInputs | None = None
+) -> Placement | None:
     """What ran where; None where there are no golden samples and no request is known that the graph computes."""
     if golden:
         return session.placement(golden.inputs)
-    return session.placement(made_up.feeds(session.signature)) if made_up else None
+    return session.placement(synthetic.feeds(session.signature)) if synthetic else None
 
 
 def check_placement(config: SessionConfig, placement: Placement | None, saved: Precision) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.warmup import feeds_of
 
@@ -100,7 +100,7 @@ def keep_measurement(reservation: Reservation | None, measurement: Measurement) 
         _log.warning("the choice of an engine is not remembered: %s", error)
 
 
-def measure(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp | None, size: int) -> Measurement:
+def measure(sessions: Mapping[str, Session], samples: GoldenSamples | SyntheticInputs | None, size: int) -> Measurement:
     """Compares sessions.
 
     Args:
@@ -121,7 +121,7 @@ def measure(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp | N
     return Measurement(chosen=chosen, rates={name: float(f"{size / seconds:.4g}") for name, seconds in times.items()})
 
 
-def _times_s(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp, size: int) -> dict[str, float]:
+def _times_s(sessions: Mapping[str, Session], samples: GoldenSamples | SyntheticInputs, size: int) -> dict[str, float]:
     """The fastest run of each in seconds. They take turns: what else happens on the machine slows all of them."""
     times = dict.fromkeys(sessions, math.inf)
     begun = time.perf_counter()
@@ -133,7 +133,7 @@ def _times_s(sessions: Mapping[str, Session], samples: GoldenSamples | MadeUp, s
     return times
 
 
-def _time_s(session: Session, samples: GoldenSamples | MadeUp, size: int) -> float:
+def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
     """The fastest run of a turn, in seconds."""
     feeds = feeds_of(samples, session.signature, size)
     fastest, now = math.inf, time.perf_counter()

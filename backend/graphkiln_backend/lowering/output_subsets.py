@@ -21,7 +21,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import Requirements, check_signature, limits_of, replay
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.warmup import warm_up
 
 _log = logging.getLogger("graphkiln.lowering")
@@ -110,7 +110,7 @@ class SubsetBuilder:
         config: How the whole graph runs.
         artifacts: Of the version.
         requirements: What a session must do.
-        made_up: How to make up a request that the whole graph computes, or None.
+        synthetic: Inputs that the whole graph computes, or None.
     """
 
     engine: Engine
@@ -118,7 +118,7 @@ class SubsetBuilder:
     config: SessionConfig
     artifacts: Artifacts
     requirements: Requirements
-    made_up: MadeUp | None = None
+    synthetic: SyntheticInputs | None = None
 
     def build(self, outputs: tuple[str, ...]) -> Session | None:
         """Builds and proves the session of some outputs; None where its graph would be hardly smaller.
@@ -155,7 +155,7 @@ class SubsetBuilder:
         if golden and self.requirements.self_test:
             limits = limits_of(self.artifacts.saved, self.config)
             replay(session, golden, limits, self.requirements.largest_batch, version.reading)
-        samples = golden or self.made_up
+        samples = golden or self.synthetic
         sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
         if samples and (failure := warm_up(session, sizes, samples, everything=on_gpu).note):
             raise LoweringError("the part fails where the whole does not", attempts=(failure,))

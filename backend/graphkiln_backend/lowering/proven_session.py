@@ -23,7 +23,7 @@ from graphkiln_backend.lowering.acceptance import (
     replay_mixed,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.measurement import Basis
 from graphkiln_backend.lowering.observations import Observations, ReadPlacement, keep_observations, read_observations
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
@@ -57,7 +57,7 @@ class ProvenSession:
         phases: Seconds of each phase of building and proving it.
         notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
         replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be.
-        made_up: How to make up a request that it computes; None where golden samples are there, or no way is known.
+        synthetic: Inputs that it computes; None where golden samples are there, or none are known.
         separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
     """
 
@@ -71,7 +71,7 @@ class ProvenSession:
     phases: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     replay: Replay | None = None
-    made_up: MadeUp | None = None
+    synthetic: SyntheticInputs | None = None
     separate: bool = False
 
     @property
@@ -110,7 +110,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
             config=config,
             artifacts=artifacts,
             requirements=requirements,
-            made_up=proven.made_up,
+            synthetic=proven.synthetic,
         )
         subsets = SubsetSession(session, builder.build)
         return replace(proven, session=subsets, replay=proven.replay and replace(proven.replay, session=subsets))
@@ -140,20 +140,20 @@ class _Proof:
         limits = limits_of(self.artifacts.saved, self.config)
         with measure("trial"):
             trial = Trial(None) if version.golden else self._try_out(limits)
-            self._check_repeats(trial.made_up, limits)
+            self._check_repeats(trial.synthetic, limits)
         with measure("placement"):
-            placement = self._place(trial.made_up)
+            placement = self._place(trial.synthetic)
         notes = check_placement(self.config, placement, self.artifacts.saved)
         with measure("golden replay"):
             self_test = self._replay(limits)
         if version.golden and not self_test:
             notes = (*notes, "self_test: off: the golden samples were not replayed")
         with measure(WARM_UP):
-            warmed = self._warm_up(version.golden or trial.made_up, replayed=self_test is not None)
+            warmed = self._warm_up(version.golden or trial.synthetic, replayed=self_test is not None)
         with measure("replays"):
-            again = self._prepare_replays(trial.made_up, limits)
+            again = self._prepare_replays(trial.synthetic, limits)
         with measure("rows"):
-            mixed = self._find_mixed_rows(trial.made_up, limits)
+            mixed = self._find_mixed_rows(trial.synthetic, limits)
         self._keep(placement, mixed, warmed, repeats=again is not None)
         separate = mixed and f"requests are computed one by one: {mixed}"
         told = (*map(str, self.artifacts.replaced), *notes, trial.note, warmed.note, separate)
@@ -165,7 +165,7 @@ class _Proof:
             phases=self.phases.seconds,
             notes=tuple(filter(None, told)),
             replay=again,
-            made_up=trial.made_up,
+            synthetic=trial.synthetic,
             separate=bool(mixed),
         )
 
@@ -206,12 +206,12 @@ class _Proof:
             return try_beside(self.session, graph, open_saved, limits)
         return try_as_saved(self.session, graph, open_saved)
 
-    def _place(self, made_up: MadeUp | None) -> Placement | None:
+    def _place(self, synthetic: SyntheticInputs | None) -> Placement | None:
         if self.known.placed:
             return self.known.placed.placement
-        return read_placement(self.session, self.artifacts.version.golden, made_up)
+        return read_placement(self.session, self.artifacts.version.golden, synthetic)
 
-    def _warm_up(self, samples: GoldenSamples | MadeUp | None, *, replayed: bool) -> WarmUp:
+    def _warm_up(self, samples: GoldenSamples | SyntheticInputs | None, *, replayed: bool) -> WarmUp:
         if samples is None:
             return WarmUp()
         if self.known.warmed is not None:
@@ -219,25 +219,25 @@ class _Proof:
         sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
         return warm_up(self.session, sizes, samples, everything=on_gpu, already=replayed)
 
-    def _prepare_replays(self, made_up: MadeUp | None, limits: Limits) -> Replay | None:
+    def _prepare_replays(self, synthetic: SyntheticInputs | None, limits: Limits) -> Replay | None:
         """What proves the session again while it serves; None where nothing does."""
         version = self.artifacts.version
         if not self.requirements.self_test:
             return None
         if version.golden:
             return Replay.of_golden(self.session, version.golden, limits, version.reading)
-        if made_up is None or (self.known.complete and not self.known.repeats):
+        if synthetic is None or (self.known.complete and not self.known.repeats):
             return None
         return Replay.recorded(
-            self.session, limits, made_up.feeds(self.session.signature), runs=2 if self.known.complete else 3
+            self.session, limits, synthetic.feeds(self.session.signature), runs=2 if self.known.complete else 3
         )
 
-    def _check_repeats(self, made_up: MadeUp | None, limits: Limits) -> None:
-        if self.known.complete or made_up is None or draws_numbers(self.artifacts.version.graph_path):
+    def _check_repeats(self, synthetic: SyntheticInputs | None, limits: Limits) -> None:
+        if self.known.complete or synthetic is None or draws_numbers(self.artifacts.version.graph_path):
             return
-        check_repeats(self.session, made_up, limits)
+        check_repeats(self.session, synthetic, limits)
 
-    def _find_mixed_rows(self, made_up: MadeUp | None, limits: Limits) -> str:
+    def _find_mixed_rows(self, synthetic: SyntheticInputs | None, limits: Limits) -> str:
         """Why the rows of several requests are computed one by one; empty where they may share a batch.
 
         Raises:
@@ -250,12 +250,12 @@ class _Proof:
             return self.known.mixed
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
         reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
-        reason = read_mixing(version.graph_path) or reason or find_mixed_rows(self.session, made_up, limits)
+        reason = read_mixing(version.graph_path) or reason or find_mixed_rows(self.session, synthetic, limits)
         if not reason and _cuts_batches(config):  # streams cut every batch up, rows that depend on each other, too
             with open_reference(
                 self.artifacts.prepare_graph(replace(config, precision=None)), config.op_libraries
             ) as reference:
-                reason = find_mixed_rows(reference, made_up, limits)
+                reason = find_mixed_rows(reference, synthetic, limits)
         if reason and _cuts_batches(config):
             raise LoweringError(
                 f"{config} cannot compute parts of a batch side by side",

@@ -134,8 +134,8 @@ def _measure(
     if not built:
         return None
     sessions = {name: proven.session for name, proven in built.items()}
-    made_up = {proven.made_up for proven in built.values()}
-    samples = builder.artifacts.version.golden or (made_up.pop() if len(made_up) == 1 else None)
+    synthetic = {proven.synthetic for proven in built.values()}
+    samples = builder.artifacts.version.golden or (synthetic.pop() if len(synthetic) == 1 else None)
     measurement = measure(sessions, samples, batch)
     if measurement.rates:
         return measurement

@@ -20,7 +20,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, VerificationError
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.made_up import MadeUp, different_rows, ways
+from graphkiln_backend.lowering.synthetic import SyntheticInputs, different_rows, synthetic_inputs
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits
 
@@ -38,11 +38,11 @@ class Trial:
     """What came of it.
 
     Attributes:
-        made_up: How to make up a request that the session computes; None where no way is known.
+        synthetic: Inputs that the session computes; None where none are known.
         note: Why there is none, or what could not be compared; empty where there is nothing to say.
     """
 
-    made_up: MadeUp | None
+    synthetic: SyntheticInputs | None
     note: str = ""
 
 
@@ -57,17 +57,17 @@ def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReferen
     Raises:
         LoweringError: It refuses what the saved graph computes, or whatever it is handed.
     """
-    failures: list[tuple[MadeUp, GraphkilnError]] = []
-    for way in ways(session.signature):
+    failures: list[tuple[SyntheticInputs, GraphkilnError]] = []
+    for inputs in synthetic_inputs(session.signature):
         try:
-            session.run(way.feeds(session.signature))
+            session.run(inputs.feeds(session.signature))
         except GraphkilnError as error:
-            failures.append((way, error))
+            failures.append((inputs, error))
         else:
-            return Trial(way)
+            return Trial(inputs)
     with _opened(open_reference, graph_path) as reference:
-        for way, failure in failures:
-            if _computes(reference, way):
+        for inputs, failure in failures:
+            if _computes(reference, inputs):
                 raise LoweringError("the session fails where the saved graph does not", attempts=(str(failure),))
     _check_values_matter(session, [str(failure) for _, failure in failures])
     return Trial(None, f"no request that was made up runs, the first because: {failures[0][1]}")
@@ -91,15 +91,15 @@ def try_beside(session: Session, graph_path: Path, open_reference: OpenReference
     with _opened(open_reference, graph_path) as reference:
         if reference is None:
             raise _unproven("it has no golden samples, and ONNX Runtime does not load it for a comparison")
-        taken = [way for way in ways(reference.signature) if _computes(reference, way)]
-        for way in taken:
-            _compare(session, reference, way, limits)
+        taken = [inputs for inputs in synthetic_inputs(reference.signature) if _computes(reference, inputs)]
+        for inputs in taken:
+            _compare(session, reference, inputs, limits)
     if not taken:
         raise _unproven("it has no golden samples, and refuses every request that was made up")
     return Trial(taken[0])
 
 
-def check_repeats(session: Session, made_up: MadeUp, limits: Limits) -> None:
+def check_repeats(session: Session, synthetic: SyntheticInputs, limits: Limits) -> None:
     """Makes the same request twice.
 
     ONNX Runtime (1.31) writes the new statistics of a BatchNormalization in training mode over the saved ones.
@@ -107,7 +107,7 @@ def check_repeats(session: Session, made_up: MadeUp, limits: Limits) -> None:
     Raises:
         LoweringError: The responses differ: what was requested before would be part of every response.
     """
-    feeds = made_up.feeds(session.signature)
+    feeds = synthetic.feeds(session.signature)
     wrong = [str(error) for error in compare(session.run(feeds), session.run(feeds)) if not error.within(limits)]
     if wrong:
         raise LoweringError(
@@ -117,25 +117,25 @@ def check_repeats(session: Session, made_up: MadeUp, limits: Limits) -> None:
         )
 
 
-def find_mixed_rows(session: Session, made_up: MadeUp | None, limits: Limits) -> str:
+def find_mixed_rows(session: Session, synthetic: SyntheticInputs | None, limits: Limits) -> str:
     """Why the rows of several requests must not be computed together; empty where they may.
 
     Args:
         session: The session.
-        made_up: How to make up a request that it computes; None where no way is known.
+        synthetic: Inputs that it computes; None where none are known.
         limits: How far a row of a batch may be from the same row alone.
     """
     signature = session.signature
     if not all(spec.batchable for spec in signature.inputs):
         return ""
-    if made_up is None:
+    if synthetic is None:
         return "no request is known that the graph computes, so nobody knows whether its rows depend on each other"
-    sizes = dict.fromkeys((made_up.size, _SIZE)) if _has_sizes(signature) else (made_up.size,)
+    sizes = dict.fromkeys((synthetic.size, _SIZE)) if _has_sizes(signature) else (synthetic.size,)
     for size in sizes:
         tried = ((row, _outputs(session, row)) for row in different_rows(signature, size))
         rows, alone = _transposed([(row, outputs) for row, outputs in tried if outputs is not None])
-        if len(rows) < _FEWEST_ROWS and size == made_up.size:
-            rows, alone = [made_up.feeds(signature, seed=seed) for seed in range(_FEWEST_ROWS)], []
+        if len(rows) < _FEWEST_ROWS and size == synthetic.size:
+            rows, alone = [synthetic.feeds(signature, seed=seed) for seed in range(_FEWEST_ROWS)], []
         if len(rows) >= _FEWEST_ROWS and (reason := _compare_rows(session, rows, alone, limits)):
             return reason
     return ""
@@ -190,18 +190,18 @@ def _opened(open_reference: OpenReference, graph_path: Path) -> Iterator[Session
         yield reference
 
 
-def _computes(reference: Session | None, way: MadeUp) -> bool:
+def _computes(reference: Session | None, inputs: SyntheticInputs) -> bool:
     if reference is None:
         return False
     try:
-        reference.run(way.feeds(reference.signature))
+        reference.run(inputs.feeds(reference.signature))
     except GraphkilnError:
         return False
     return True
 
 
-def _compare(session: Session, reference: Session, way: MadeUp, limits: Limits) -> None:
-    feeds = way.feeds(reference.signature)
+def _compare(session: Session, reference: Session, inputs: SyntheticInputs, limits: Limits) -> None:
+    feeds = inputs.feeds(reference.signature)
     expected = reference.run(feeds)
     try:
         outputs = session.run(feeds)

@@ -18,7 +18,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 
 _LITTLE_S = 1e-3
 """No request waits noticeably longer for what a first run costs more than this."""
@@ -44,7 +44,7 @@ class WarmUp:
 def warm_up(
     session: Session,
     sizes: tuple[int, ...],
-    samples: GoldenSamples | MadeUp,
+    samples: GoldenSamples | SyntheticInputs,
     *,
     everything: bool = False,
     already: bool = False,
@@ -68,7 +68,7 @@ def warm_up(
     return runs.until_failure(lambda: _warm_what_pays(runs, sizes[-1], already=already))
 
 
-def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | MadeUp) -> WarmUp:
+def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | SyntheticInputs) -> WarmUp:
     """Runs a session at the sizes that have paid before.
 
     Args:
@@ -89,15 +89,15 @@ def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamp
     return runs.until_failure(repeat)
 
 
-def feeds_of(samples: GoldenSamples | MadeUp, signature: Signature, size: int) -> Mapping[str, AnyArray]:
+def feeds_of(samples: GoldenSamples | SyntheticInputs, signature: Signature, size: int) -> Mapping[str, AnyArray]:
     """A batch of golden samples, or of a request that is made up."""
-    return samples.batch(signature, size) if isinstance(samples, MadeUp) else samples.batch(size)
+    return samples.batch(signature, size) if isinstance(samples, SyntheticInputs) else samples.batch(size)
 
 
 class _Runs:
     """Runs a session at batch sizes; `largest` is that of those so far."""
 
-    def __init__(self, session: Session, samples: GoldenSamples | MadeUp) -> None:
+    def __init__(self, session: Session, samples: GoldenSamples | SyntheticInputs) -> None:
         self._session = session
         self._samples = samples
         self._size = 0

@@ -14,7 +14,7 @@ from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, read_measurement
 from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.warmup import feeds_of
@@ -27,7 +27,7 @@ def choose_batch_size(
     session: Session,
     config: SessionConfig,
     sizes: Sequence[int],
-    samples: GoldenSamples | MadeUp | None,
+    samples: GoldenSamples | SyntheticInputs | None,
 ) -> int:
     """The fastest of some batch sizes, as it is remembered or measured now.
 
@@ -49,7 +49,7 @@ def choose_batch_size(
         return int(measurement.chosen)
 
 
-def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples | MadeUp) -> Measurement:
+def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples | SyntheticInputs) -> Measurement:
     """Times a session at some batch sizes, which take turns.
 
     Args:
@@ -77,7 +77,7 @@ def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples
     )
 
 
-def _time_s(session: Session, samples: GoldenSamples | MadeUp, size: int) -> float:
+def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
     feeds = feeds_of(samples, session.signature, size)
     begun = time.perf_counter()
     session.run(feeds)

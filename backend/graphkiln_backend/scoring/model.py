@@ -135,7 +135,7 @@ class ScoringModel:
         most = 1 if proven.separate else self.image_input.most_rows
         sizes = [size for size in self.deployment.warmup_batch_sizes if size <= most]
         artifacts = Artifacts(self.deployment.version, self.deployment.saved, cache)
-        samples = self.deployment.version.golden or proven.made_up
+        samples = self.deployment.version.golden or proven.synthetic
         return choose_batch_size(artifacts, proven.session, proven.config, sizes, samples)
 
     def _content(self) -> Mapping[str, str]:

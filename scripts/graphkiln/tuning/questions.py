@@ -162,12 +162,12 @@ def _make_up(subject: Subject) -> tuple[Arrays, ...]:
     with vanishing_cache() as cache:
         proven = subject.deployment.build(cache)
         with proven.session:
-            made_up, signature = proven.made_up, proven.session.signature
-    if made_up is None:
+            synthetic, signature = proven.synthetic, proven.session.signature
+    if synthetic is None:
         raise MeasurementError(
             f"no request could be made up that '{subject.name}' computes", hint="give some: --samples FILE.npz"
         )
-    return tuple(made_up.feeds(signature, seed=seed) for seed in range(_MADE_UP))
+    return tuple(synthetic.feeds(signature, seed=seed) for seed in range(_MADE_UP))
 
 
 def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Arrays, ...]:

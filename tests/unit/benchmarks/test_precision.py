@@ -95,6 +95,6 @@ def test_what_is_made_up_for_an_input(
     dtype: DType, shape: tuple[int | str, ...], fits: Callable[[np.ndarray], bool]
 ) -> None:
     signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
-    (x,) = precision_models.made_up(signature, 4, np.random.default_rng(1)).values()
+    (x,) = precision_models.synthetic_feeds(signature, 4, np.random.default_rng(1)).values()
     assert (x.shape, x.dtype) == ((4, *shape[1:]), dtype.numpy)
     assert fits(x)

@@ -28,7 +28,7 @@ from graphkiln_backend.lowering.acceptance import (
     replay,
     replay_mixed,
 )
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import ModelVersion
@@ -125,8 +125,8 @@ class TestReadingPlacement:
     def test_or_one_that_was_made_up(self, session: Any) -> None:
         fed: list[Any] = []
         session.placement = fed.append
-        read_placement(session, None, MadeUp(fill=1))
-        np.testing.assert_array_equal(fed[0]["x"], MadeUp(fill=1).feeds(session.signature)["x"])
+        read_placement(session, None, SyntheticInputs(fill=1))
+        np.testing.assert_array_equal(fed[0]["x"], SyntheticInputs(fill=1).feeds(session.signature)["x"])
 
     def test_a_graph_that_runs_nothing_that_was_made_up_tells_nothing(self, session: Any) -> None:
         assert read_placement(session, None) is None
@@ -139,7 +139,7 @@ class TestReadingPlacement:
     def test_other_failures_are_not_hidden(self, session: Any) -> None:
         session.engine.run_error = LoweringError("gone", attempts=())
         with pytest.raises(LoweringError):
-            read_placement(session, None, MadeUp())
+            read_placement(session, None, SyntheticInputs())
 
 
 def placed(products: Mapping[Any, int], *elsewhere: str) -> Placement:

@@ -15,7 +15,7 @@ import pytest
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
 
 KEY = {"device": "cpu"}
@@ -99,7 +99,7 @@ class TestMeasure:
     def test_without_golden_samples_some_are_made_up(self, build: Build) -> None:
         sessions = build(a=1.0)
         fed = feeds_of(sessions["a"])
-        assert measure(sessions, MadeUp(), 5).rates == {"a": 5.0}
+        assert measure(sessions, SyntheticInputs(), 5).rates == {"a": 5.0}
         assert fed[0].shape == (5, 3)
 
     @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ class TestMeasure:
     def test_a_graph_that_does_not_run_cannot_be_timed(self, build: Build, error: Exception) -> None:
         sessions = build(a=1.0, b=0.5)
         sessions["b"].engine.run_error = error
-        assert measure(sessions, MadeUp(), 1) == Measurement(chosen="a", rates={})
+        assert measure(sessions, SyntheticInputs(), 1) == Measurement(chosen="a", rates={})
 
     def test_nor_can_one_that_nothing_is_known_for(self, build: Build) -> None:
         assert measure(build(a=1.0, b=0.5), None, 1) == Measurement(chosen="a", rates={})

@@ -30,7 +30,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
@@ -269,7 +269,7 @@ class TestBuilding:
         # Compared with the saved graph, the same request twice, warmed up,
         # kept for replays, and four rows, each alone once, then together.
         assert engine.sessions[0].batches == [*[1] * 6, *[1, 2, 2], *[1] * 3, *[1] * 4, 4]
-        assert proven.made_up == MadeUp()
+        assert proven.synthetic == SyntheticInputs()
         assert not proven.separate
 
     def test_what_fails_where_the_saved_graph_does_not_never_serves(

@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import ExecutionError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import REPLAY
@@ -103,7 +103,7 @@ class Recorded:
 
 
 def record(session: Any) -> Replay | None:
-    feeds = MadeUp().feeds(session.signature)
+    feeds = SyntheticInputs().feeds(session.signature)
     return Replay.recorded(session, REPLAY[Precision.FP32], feeds)  # type: ignore[arg-type]
 
 

@@ -198,7 +198,7 @@ class TestProof:
     def test_without_golden_samples_it_is_held_to_the_whole_graph(self, tmp_path: Path, cache: ArtifactCache) -> None:
         proven = build(version_of(tmp_path, "attention", golden=False), Parallelism(pipeline=2), cache)
         proven.session.close()
-        assert proven.made_up is not None
+        assert proven.synthetic is not None
 
     def test_parts_are_kept(self, tmp_path: Path, cache: ArtifactCache) -> None:
         version, numbers = version_of(tmp_path, "convolutions"), Parallelism(pipeline=2)

@@ -14,7 +14,7 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, VerificationError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.trial import check_repeats, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.proof.policy import OTHER_ENGINE
 
@@ -61,13 +61,13 @@ def none(_: Path) -> Any:
 
 class TestAsSaved:
     def test_the_plainest_request_that_runs(self) -> None:
-        assert try_as_saved(Session(lambda x: x), GRAPH, none).made_up == MadeUp()
-        assert try_as_saved(Session(only_ones), GRAPH, none).made_up == MadeUp(fill=1)
+        assert try_as_saved(Session(lambda x: x), GRAPH, none).synthetic == SyntheticInputs()
+        assert try_as_saved(Session(only_ones), GRAPH, none).synthetic == SyntheticInputs(fill=1)
 
     def test_what_the_saved_graph_refuses_too_is_no_fault_of_the_session(self) -> None:
         reference = Session(refuse)
         trial = try_as_saved(Session(refuse), GRAPH, lambda _: reference)
-        assert trial.made_up is None
+        assert trial.synthetic is None
         assert trial.note == "no request that was made up runs, the first because: out of range: 0"
         assert reference.runs == -1  # closed
 
@@ -92,7 +92,7 @@ class TestAsSaved:
             try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, none)
 
     def test_without_a_reference_nobody_knows(self) -> None:
-        assert try_as_saved(Session(refuse), GRAPH, none).made_up is None
+        assert try_as_saved(Session(refuse), GRAPH, none).synthetic is None
 
 
 class TestBeside:
@@ -100,7 +100,7 @@ class TestBeside:
         return try_beside(Session(session, dtype), GRAPH, lambda _: Session(reference, dtype), OTHER_ENGINE)
 
     def test_the_same_outputs(self) -> None:
-        assert self.ask(lambda x: x, lambda x: x).made_up == MadeUp()
+        assert self.ask(lambda x: x, lambda x: x).synthetic == SyntheticInputs()
 
     def test_other_outputs_are_refused(self) -> None:
         with pytest.raises(VerificationError, match="not those of the saved graph"):
@@ -111,12 +111,12 @@ class TestBeside:
 
     def test_a_graph_that_computes_otherwise_each_time_tells_nothing(self) -> None:
         random = np.random.default_rng(1)
-        assert self.ask(lambda x: x, lambda x: random.normal(size=x.shape).astype(np.float32)).made_up
+        assert self.ask(lambda x: x, lambda x: random.normal(size=x.shape).astype(np.float32)).synthetic
 
     def test_the_session_is_never_handed_what_the_saved_graph_refuses(self) -> None:
         seen: list[int] = []
         trial = self.ask(lambda x: (seen.append(int(x.min())), x)[1], only_ones, DType.INT64)
-        assert (trial.made_up, seen) == (MadeUp(fill=1), [1])
+        assert (trial.synthetic, seen) == (SyntheticInputs(fill=1), [1])
 
     def test_nothing_that_the_saved_graph_takes(self) -> None:
         with pytest.raises(VerificationError, match=r"nothing proves that the outputs .*convert it with samples"):
@@ -137,22 +137,22 @@ class TestBeside:
 
 class TestRepeats:
     def test_the_same_response(self) -> None:
-        check_repeats(Session(lambda x: x), MadeUp(), OTHER_ENGINE)
+        check_repeats(Session(lambda x: x), SyntheticInputs(), OTHER_ENGINE)
 
     def test_another_response(self) -> None:
         runs = count()
         with pytest.raises(LoweringError, match="another response the second time"):
-            check_repeats(Session(lambda x: x + next(runs)), MadeUp(), OTHER_ENGINE)
+            check_repeats(Session(lambda x: x + next(runs)), SyntheticInputs(), OTHER_ENGINE)
 
 
 class TestRows:
     def test_each_row_is_computed_once_alone(self) -> None:
         session = Session(lambda x: x * 2, DType.FP32)
-        assert find_mixed_rows(session, MadeUp(), OTHER_ENGINE) == ""
+        assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
         assert session.runs == 5
 
     def find(self, compute: Compute) -> str:
-        return find_mixed_rows(Session(compute, DType.FP32), MadeUp(), OTHER_ENGINE)
+        return find_mixed_rows(Session(compute, DType.FP32), SyntheticInputs(), OTHER_ENGINE)
 
     def test_rows_of_their_own(self) -> None:
         assert self.find(lambda x: x * 2) == ""
@@ -170,14 +170,14 @@ class TestRows:
         assert "a row depends" in self.find(quantize)
 
     def test_integers_differ_from_row_to_row(self) -> None:
-        found = find_mixed_rows(Session(lambda x: x + x.max(axis=0)), MadeUp(), OTHER_ENGINE)
+        found = find_mixed_rows(Session(lambda x: x + x.max(axis=0)), SyntheticInputs(), OTHER_ENGINE)
         assert "a row depends on the others" in found
 
     def test_what_takes_zeros_alone_is_asked_for_equal_rows(self) -> None:
         session = Session(lambda x: x.cumsum(axis=0) + 1 if not x.any() else refuse(x))
-        assert find_mixed_rows(session, MadeUp(), OTHER_ENGINE) == ""
+        assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
         session = Session(lambda x: x + len(x) if not x.any() else refuse(x))
-        assert "a row depends on the others" in find_mixed_rows(session, MadeUp(), OTHER_ENGINE)
+        assert "a row depends on the others" in find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE)
 
     def test_nobody_knows_of_a_graph_that_refuses_all_requests(self) -> None:
         assert "no request is known" in find_mixed_rows(Session(refuse), None, OTHER_ENGINE)

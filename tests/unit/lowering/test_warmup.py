@@ -15,7 +15,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, repeated
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.warmup import repeat_warm_up, warm_up
 from graphkiln_backend.repository.version import read_version
 
@@ -33,7 +33,7 @@ def test_made_up_inputs_that_fail_are_reported_not_raised(digits: Path) -> None:
     version = read_version(digits / "1")
     with OnnxRuntimeEngine().build(version.graph_path, CONFIG) as session:
         failing: Any = Failing(session)
-        assert "no such index" in warm_up(failing, (1,), MadeUp()).note
+        assert "no such index" in warm_up(failing, (1,), SyntheticInputs()).note
         with pytest.raises(ExecutionError):
             warm_up(failing, (1,), version.golden)
 
@@ -79,7 +79,7 @@ class TestWhatPays:
         session.run({"x": np.zeros((1, 3), np.float32)})  # the trial
         session.batches.clear()
         session.batches.append(1)
-        warmed = warm_up(session, (1, largest), MadeUp())
+        warmed = warm_up(session, (1, largest), SyntheticInputs())
         return session.batches[1:], warmed
 
     def test_a_graph_that_takes_long_is_run_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ class TestOrder:
 
         session.run = fail_at_four
         note = "a made-up batch of 4 fails: refused: expected 2, got 4"
-        assert warm_up(session, (1, 2, 4, 8), MadeUp(), everything=True).note == note
+        assert warm_up(session, (1, 2, 4, 8), SyntheticInputs(), everything=True).note == note
         assert session.batches == [1, 1, 2, 2]
-        assert repeat_warm_up(session, (2, 4), MadeUp()).note == note
+        assert repeat_warm_up(session, (2, 4), SyntheticInputs()).note == note
 
     def test_golden_samples_must_not_fail_at_any_size(self, session: Any, golden: GoldenSamples) -> None:
         session.engine.run_error = ExecutionError("no memory")
@@ -144,7 +144,7 @@ class TestOrder:
     def test_a_fault_of_ours_is_not_taken_for_one_of_the_graph(self, session: Any) -> None:
         session.engine.run_error = ZeroDivisionError()
         with pytest.raises(ZeroDivisionError):
-            warm_up(session, (1,), MadeUp())
+            warm_up(session, (1,), SyntheticInputs())
 
 
 class TestRepeated:

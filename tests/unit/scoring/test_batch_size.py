@@ -13,7 +13,7 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.made_up import MadeUp
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.scoring import batch_size as module
 from graphkiln_backend.scoring.batch_size import choose_batch_size, measure_sizes
 
@@ -52,16 +52,16 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
 
 def test_of_equally_fast_sizes_the_smallest(timed: Any) -> None:
-    measured = measure_sizes(timed, [1, 2, 4, 8], MadeUp())
+    measured = measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs())
     assert measured.chosen == "2"
     assert measured.rates == {"1": 0.5, "2": 1.0, "4": 1.01, "8": 0.6667}
 
 
 def test_sizes_that_fail_are_left_out(timed: Any) -> None:
     timed.most = 1
-    assert measure_sizes(timed, [1, 2, 4], MadeUp()).chosen == "1"
+    assert measure_sizes(timed, [1, 2, 4], SyntheticInputs()).chosen == "1"
     timed.most = 0
-    assert measure_sizes(timed, [1, 2, 4], MadeUp()).rates == {}
+    assert measure_sizes(timed, [1, 2, 4], SyntheticInputs()).rates == {}
 
 
 class Memory:
@@ -85,15 +85,15 @@ class Memory:
 
 def test_measures_once(timed: Any, tmp_path: Any) -> None:
     memory: Any = Memory(tmp_path)
-    assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], MadeUp()) == 2
+    assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], SyntheticInputs()) == 2
     assert "threads" in memory.conditions
     runs = timed.runs
-    assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], MadeUp()) == 2
+    assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], SyntheticInputs()) == 2
     assert timed.runs == runs
 
 
 def test_nothing_to_measure(timed: Any) -> None:
     never: Any = None
-    assert choose_batch_size(never, timed, CONFIG, [1], MadeUp()) == 1
+    assert choose_batch_size(never, timed, CONFIG, [1], SyntheticInputs()) == 1
     assert choose_batch_size(never, timed, CONFIG, [1, 8], None) == 8
     assert timed.runs == 0

@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.made_up import MadeUp, ways
+from graphkiln_backend.lowering.synthetic import SyntheticInputs, synthetic_inputs
 
 
 class TestFeeds:
@@ -27,55 +27,55 @@ class TestFeeds:
     )
     def test_sizes(self, shape: tuple[int | str, ...], expected: tuple[int, ...]) -> None:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=shape),), outputs=())
-        assert MadeUp().feeds(signature, 5)["x"].shape == expected
-        assert MadeUp().batch(signature, 5)["x"].shape == expected
+        assert SyntheticInputs().feeds(signature, 5)["x"].shape == expected
+        assert SyntheticInputs().batch(signature, 5)["x"].shape == expected
 
     @pytest.mark.parametrize("fill", [0, 1, 2, 3])
     @pytest.mark.parametrize("dtype", list(DType))
     def test_types(self, dtype: DType, fill: int) -> None:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
-        feeds = MadeUp(fill=fill).feeds(signature, 3)
+        feeds = SyntheticInputs(fill=fill).feeds(signature, 3)
         signature.check(feeds)
         assert dtype.is_float or bool(feeds["x"].any()) == bool(fill)
 
     @pytest.mark.parametrize("dtype", [DType.FP32, DType.INT64, DType.BYTES, DType.BF16])
     def test_a_batch_is_one_row_again_and_again(self, dtype: DType) -> None:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
-        made_up = MadeUp(fill=2)
-        rows = made_up.batch(signature, 3)["x"]
-        assert all(np.array_equal(row, made_up.feeds(signature)["x"][0]) for row in rows)
+        synthetic = SyntheticInputs(fill=2)
+        rows = synthetic.batch(signature, 3)["x"]
+        assert all(np.array_equal(row, synthetic.feeds(signature)["x"][0]) for row in rows)
         signature.check({"x": rows})
 
     def test_optional_inputs_are_left_to_the_graph(self) -> None:
         spec = TensorSpec(name="x", dtype=DType.FP32, shape=(1,))
         signature = Signature(inputs=(spec,), outputs=(), optional_inputs=(replace(spec, name="bias"),))
-        assert list(MadeUp().feeds(signature)) == ["x"]
+        assert list(SyntheticInputs().feeds(signature)) == ["x"]
 
 
 def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
     return Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
 
 
-class TestWays:
+class TestChoices:
     def test_fixed_sizes_are_filled_in_four_ways(self) -> None:
-        assert list(ways(signature("batch", 3))) == [MadeUp(), MadeUp(fill=1), MadeUp(fill=2), MadeUp(fill=3)]
+        assert list(synthetic_inputs(signature("batch", 3))) == [SyntheticInputs(), SyntheticInputs(fill=1), SyntheticInputs(fill=2), SyntheticInputs(fill=3)]
 
     def test_sizes_that_vary_are_tried_as_well(self) -> None:
-        sizes = {way.feeds(signature("batch", 3, "h", "w"))["x"].shape for way in ways(signature("batch", 3, "h", "w"))}
+        sizes = {way.feeds(signature("batch", 3, "h", "w"))["x"].shape for way in synthetic_inputs(signature("batch", 3, "h", "w"))}
         assert sizes == {(1, 3, size, size) for size in (1, 8, 64, 224)}
 
     def test_no_request_is_enormous(self) -> None:
-        assert {way.size for way in ways(signature("batch", "c", "d", "h", "w"))} == {1, 8}
+        assert {way.size for way in synthetic_inputs(signature("batch", "c", "d", "h", "w"))} == {1, 8}
 
     def test_indices_divisors_and_ranges(self) -> None:
-        filled = [way.feeds(signature(3, dtype=DType.INT64))["x"].tolist() for way in ways(signature(3))]
+        filled = [way.feeds(signature(3, dtype=DType.INT64))["x"].tolist() for way in synthetic_inputs(signature(3))]
         assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2], [2, 3, 4]]
 
     def test_scales_and_texts_that_are_numbers(self) -> None:
-        assert MadeUp(fill=3).feeds(signature(2))["x"].tolist() == [2.0, 3.0]
-        assert MadeUp(fill=3).feeds(signature(1, dtype=DType.BYTES))["x"].tolist() == ["2"]
+        assert SyntheticInputs(fill=3).feeds(signature(2))["x"].tolist() == [2.0, 3.0]
+        assert SyntheticInputs(fill=3).feeds(signature(1, dtype=DType.BYTES))["x"].tolist() == ["2"]
 
     def test_the_same_each_time_and_no_two_rows_alike(self) -> None:
-        first, second = (MadeUp().feeds(signature("batch", 3), 2)["x"] for _ in range(2))
+        first, second = (SyntheticInputs().feeds(signature("batch", 3), 2)["x"] for _ in range(2))
         np.testing.assert_array_equal(first, second)
         assert (first[0] != first[1]).all()

@@ -1,4 +1,4 @@
-"""Requests for graphs without golden samples: made up from the signature, since nobody knows what makes sense there."""
+"""Inputs for graphs without golden samples: made from the signature, since nobody knows what makes sense there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TEXTS = ("", "a", "a", "2")
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUp:
-    """A way to make up a request.
+class SyntheticInputs:
+    """How a request is made up.
 
     Attributes:
         size: Of every dimension that varies, but for the batch.
@@ -72,12 +72,12 @@ class MadeUp:
         return np.full(shape, self.fill, spec.dtype.numpy)
 
 
-def ways(signature: Signature) -> Iterator[MadeUp]:
-    """Every way to make up a request for a graph, the plainest first."""
+def synthetic_inputs(signature: Signature) -> Iterator[SyntheticInputs]:
+    """Synthetic inputs for a graph, the plainest first."""
     varies = any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
     for size in _SIZES if varies else _SIZES[:1]:
         if size == _SIZES[0] or _elements(signature, size) <= _MOST_ELEMENTS:
-            yield from (MadeUp(size=size, fill=fill) for fill in range(_FILLS))
+            yield from (SyntheticInputs(size=size, fill=fill) for fill in range(_FILLS))
 
 
 def different_rows(signature: Signature, size: int) -> Iterator[dict[str, AnyArray]]:
@@ -88,7 +88,7 @@ def different_rows(signature: Signature, size: int) -> Iterator[dict[str, AnyArr
         size: Of every other dimension that varies.
     """
     for row, scale in enumerate(_SCALES):
-        feeds = MadeUp(size=size, fill=row % _FILLS).feeds(signature, seed=row)
+        feeds = SyntheticInputs(size=size, fill=row % _FILLS).feeds(signature, seed=row)
         yield {name: _scaled(array, scale) for name, array in feeds.items()}
 
 
