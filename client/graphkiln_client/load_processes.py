@@ -80,7 +80,7 @@ def share(samples: Sequence[Feeds], index: int, processes: int) -> Sequence[Feed
 @contextmanager
 def _start(number: int) -> Iterator[list[Worker]]:
     """Processes that end with the context."""
-    command = [sys.executable, "-m", "graphkiln_client.load_worker"]
+    command = [sys.executable, "-P", "-m", "graphkiln_client.load_worker"]
     workers: list[Worker] = []
     try:
         for _ in range(number):

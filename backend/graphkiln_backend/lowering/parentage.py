@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def end_with_parent() -> None:
@@ -27,6 +28,23 @@ def end_with_parent() -> None:
     parent = started.parent_process() if started else None
     if parent and os.getppid() != parent.pid:  # it ended before the line above
         os._exit(1)
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Processes that are started meanwhile import nothing from the working folder: a `queue.py` there is not Python's.
+
+    Source: Python's manual, `PYTHONSAFEPATH`.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 @contextmanager
@@ -46,7 +64,8 @@ def worker(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Conn
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_begin, args=(work, sender, arguments), daemon=True)
     try:
-        process.start()
+        with safe_path():
+            process.start()
         sender.close()
         yield receiver, process
     finally:

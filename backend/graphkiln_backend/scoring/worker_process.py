@@ -105,7 +105,7 @@ class WorkerProcess(Closeable):
         with theirs:
             descriptors = (theirs.fileno(), self._progress.descriptor)
             process = subprocess.Popen(
-                [sys.executable, "-m", _MAIN, self._name, *map(str, descriptors)],
+                [sys.executable, "-P", "-m", _MAIN, self._name, *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,

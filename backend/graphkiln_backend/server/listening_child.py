@@ -65,7 +65,7 @@ class ListeningChild(Closeable):
 
     def _start(self) -> subprocess.Popen[bytes]:
         """The child ends with the pipe to its standard input: with this process, however that ends."""
-        command = [sys.executable, "-m", self._module, str(self._listener.fileno()), *self._arguments]
+        command = [sys.executable, "-P", "-m", self._module, str(self._listener.fileno()), *self._arguments]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, pass_fds=(self._listener.fileno(),), start_new_session=True
         )

@@ -60,7 +60,7 @@ def start_server(
     """
     http, grpc, metrics = free_ports(3)
     ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-    command = [sys.executable, "-m", "graphkiln.cli", "serve", *(f"--model-store={store}" for store in stores)]
+    command = [sys.executable, "-P", "-m", "graphkiln.cli", "serve", *(f"--model-store={store}" for store in stores)]
     with ExitStack() as stack:
         output = stack.enter_context(log.open("w")) if log else sys.stderr
         # In a session of its own: Ctrl-C interrupts the measurement, which then stops the server.

@@ -14,6 +14,7 @@ import psutil
 
 from graphkiln.story.throughput import Throughput, measure_throughput
 from graphkiln.story.workloads.base import Predictions, Predictor, Workload
+from graphkiln_backend.lowering.parentage import safe_path
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
@@ -37,7 +38,8 @@ class Worker(Closeable):
         context = multiprocessing.get_context("spawn")  # a fork would take this process's memory along
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(workload, theirs), daemon=True)
-        self._process.start()
+        with safe_path():
+            self._process.start()
         theirs.close()
         try:
             self._receive()

@@ -59,7 +59,7 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         job: What to do.
         deadline_s: How long it may take.
     """
-    command = [sys.executable, "-m", "graphkiln.tuning.bare_session"]
+    command = [sys.executable, "-P", "-m", "graphkiln.tuning.bare_session"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as worker:
         try:
             return _talk(worker, job, deadline_s)

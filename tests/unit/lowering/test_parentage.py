@@ -76,6 +76,16 @@ def test_a_worker_sends_what_comes_of_its_work() -> None:
     assert not process.is_alive()
 
 
+def test_the_working_folder_holds_no_module_of_a_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pickle", "queue", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with worker(Connection.send, ("reason", "words")) as (receiver, _):
+        assert receiver.recv() == ("reason", "words")
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
 def test_a_worker_that_ends_without_a_word_is_noticed() -> None:
     with worker(Connection.close) as (receiver, _), pytest.raises(EOFError):
         receiver.recv()

@@ -117,9 +117,9 @@ class TestStart:
     def test_serves_stores_with_flags_on_free_ports(self, scene: Scene) -> None:
         with start_server(Path("one"), Path("two"), flags=("--set", "m.engine=auto")) as server:
             (process,) = scene.processes
-            assert process.command[:4] == [sys.executable, "-m", "graphkiln.cli", "serve"]
-            assert process.command[4:8] == ["--model-store=one", "--model-store=two", "--set", "m.engine=auto"]
-            ports = dict(word.removeprefix("--").split("-port=") for word in process.command[8:])
+            assert process.command[:5] == [sys.executable, "-P", "-m", "graphkiln.cli", "serve"]
+            assert process.command[5:9] == ["--model-store=one", "--model-store=two", "--set", "m.engine=auto"]
+            ports = dict(word.removeprefix("--").split("-port=") for word in process.command[9:])
             assert list(ports) == ["http", "grpc", "metrics"]
             assert len(set(ports.values())) == 3
             assert server.http_url == f"http://127.0.0.1:{ports['http']}"
