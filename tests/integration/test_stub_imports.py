@@ -92,9 +92,9 @@ def _imported(folder: Path, config: str, scratch: Path) -> set[str]:
     for name, text in (("stub.py", STUB), ("arguments.json", json.dumps(arguments))):
         (scratch / name).write_text(text)
     command = [sys.executable, str(scratch / "stub.py"), str(scratch / "arguments.json")]
-    tests = str(Path(__file__).parents[1])
+    support = str(Path(__file__).parents[1] / "support")
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": tests}, capture_output=True, text=True, check=False, timeout=120
+        command, env={**os.environ, "PYTHONPATH": support}, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))

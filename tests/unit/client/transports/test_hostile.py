@@ -23,7 +23,7 @@ from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_client.transports.limits import VARIABLE
 
 LIMIT_MIB = 16
-CLIENT = Path(__file__).parents[3] / "hostile_client.py"
+CLIENT = Path(__file__).parents[3] / "support" / "hostile_client.py"
 
 
 def endless(head: bytes, block: bytes) -> Answer:

@@ -11,7 +11,7 @@ from typing import Any
 
 from walkthrough import Step
 
-FOLDER = Path(__file__).parent / "journeys"
+FOLDER = Path(__file__).parents[1] / "journeys"
 MOST_COMMANDS = 5
 PLACE_VARIABLE = "GRAPHKILN_JOURNEYS_PLACE"
 """Environment variable in which scripts/journeys says where they run."""

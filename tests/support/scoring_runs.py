@@ -13,7 +13,7 @@ from PIL import Image
 
 from graphkiln_backend.scoring.request import ScoreRequest
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 PLANTED = REPOSITORY / "tests" / "planted"
 
 

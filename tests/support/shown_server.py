@@ -22,7 +22,7 @@ from graphkiln_client.transports.base import InferRequest, InferResponse
 
 PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC")
 LABELS = ("dark", "<img src=x onerror=alert(1)>")
-METRICS = Path(__file__).parent / "unit" / "page" / "metrics.txt"
+METRICS = Path(__file__).parents[1] / "unit" / "page" / "metrics.txt"
 
 
 def encoded(width: int = 1, height: int = 1, brightness: int = 200) -> bytes:
