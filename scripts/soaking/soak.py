@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.server.tritons_folders import environments_of
+from graphkiln_backend.server.triton_folders import environments_of
 from soaking.fault import Fault, Field
 from soaking.guard import guarded_folder, known_runs, regions_of
 from soaking.injector import Injection, Injector

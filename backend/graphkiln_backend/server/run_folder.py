@@ -15,7 +15,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 
-What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.tritons_folders.
+What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.triton_folders.
 
 The run's regions in /dev/shm have an owner of their own, the locked file `/dev/shm/graphkiln-XXXX-owner`: containers
 may share /dev/shm and have a /tmp each.
@@ -39,7 +39,7 @@ from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLO
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.graph.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
-from graphkiln_backend.server.tritons_folders import remove_environments, remove_sent_models, rename_environments
+from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models, rename_environments
 
 _log = logging.getLogger("graphkiln.server")
 
