@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,9 @@ from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.precision import Precision
 
 _CPUINFO = Path("/proc/cpuinfo")
-_GPU_FIELDS = ("name", "compute_cap", "driver_version")
+_GPU_FIELDS = ("uuid", "name", "compute_cap", "driver_version")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that chooses those that a process sees, and numbers them anew."""
 _INSTRUCTIONS = {
     Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
     Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
@@ -86,9 +90,9 @@ def saturates_products_of_bytes() -> bool:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine in the driver's order; empty without a driver.
+    """The GPUs that this process sees, by their numbers; empty without a driver.
 
-    Source: `nvidia-smi --help-query-gpu`.
+    Source: `nvidia-smi --help-query-gpu`; CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -101,7 +105,25 @@ def gpus() -> tuple[Gpu, ...]:
     rows = [
         row for row in csv.reader(listed.stdout.splitlines(), skipinitialspace=True) if len(row) == len(_GPU_FIELDS)
     ]
-    return tuple(Gpu(name=name, compute_capability=capability, driver=driver) for name, capability, driver in rows)
+    found = {
+        uuid: Gpu(name=name, compute_capability=capability, driver=driver) for uuid, name, capability, driver in rows
+    }
+    chosen = os.environ.get(VISIBLE_GPUS)
+    return tuple(found.values()) if chosen is None else tuple(_choose(chosen, found))
+
+
+def _choose(chosen: str, found: Mapping[str, Gpu]) -> Iterator[Gpu]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` names: those before the first that is none."""
+    for name in map(str.strip, chosen.split(",")):
+        if name.isdecimal():
+            matching = [*found.values()][int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):  # a part of a GPU; of which one, this list does not say
+            matching = [*found.values()][:1]
+        else:
+            matching = [gpu for uuid, gpu in found.items() if name and uuid.startswith(name)]
+        if len(matching) != 1:
+            return
+        yield matching[0]
 
 
 def _fields() -> dict[str, str]:

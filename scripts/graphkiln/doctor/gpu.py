@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,31 +19,36 @@ _TIMEOUT_S = 15
 
 def check_gpu(_: Request) -> Iterator[Finding]:
     """GPUs, driver, CUDA."""
-    from graphkiln_backend.engines.hardware import gpus
+    from graphkiln_backend.engines.hardware import VISIBLE_GPUS, gpus
 
-    names = [str(gpu) for gpu in gpus()]
-    yield find_gpus(names, has_driver=_DRIVER.exists())
+    names, chosen = [str(gpu) for gpu in gpus()], os.environ.get(VISIBLE_GPUS)
+    yield find_gpus(names, has_driver=_DRIVER.exists(), chosen=chosen)
     if names:
         yield find_cuda(read_driver_cuda(), installed_cuda())
 
 
-def find_gpus(names: list[str], *, has_driver: bool) -> Finding:
+def find_gpus(names: list[str], *, has_driver: bool, chosen: str | None = None) -> Finding:
     """The GPUs.
 
     Args:
         names: Of each.
         has_driver: Whether the driver's device is there.
+        chosen: What `CUDA_VISIBLE_DEVICES` says; None where it is not set.
     """
     hidden = has_driver and not names
-    if hidden:
+    message = "; ".join(names) or "none: models run on the CPU"
+    way_out = ""
+    if hidden and chosen is not None:
+        message = f"CUDA_VISIBLE_DEVICES='{chosen}' shows none: models run on the CPU"
+        way_out = "unset it, or name GPUs of nvidia-smi -L in it"
+    elif hidden:
         message = "the driver's device is there, but nvidia-smi shows no GPU"
-    else:
-        message = "; ".join(names) or "none: models run on the CPU"
+        way_out = "does nvidia-smi run? after an update of the driver, restart the machine"
     return Finding(
         subject="GPUs",
         level=Level.WARNING if hidden else Level.OK,
         message=message,
-        hint="does nvidia-smi run? after an update of the driver, restart the machine" if hidden else "",
+        hint=way_out,
         facts={"gpus": names},
     )
 

@@ -23,6 +23,9 @@ def test_a_driver_without_a_gpu_is_a_warning() -> None:
     found = find_gpus([], has_driver=True)
     assert found.level is Level.WARNING
     assert found.hint
+    chosen = find_gpus([], has_driver=True, chosen="")
+    assert "CUDA_VISIBLE_DEVICES" in chosen.message
+    assert "unset it" in chosen.hint
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,15 @@ from graphkiln_backend.graph.precision import Precision
 
 class TestGpus:
     @pytest.fixture(autouse=True)
-    def _forget(self) -> Iterator[None]:
+    def _forget(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         hardware.gpus.cache_clear()
         yield
         hardware.gpus.cache_clear()
 
     def test_are_read_from_the_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 580.65.06'\n")
+        program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H100 80GB HBM3, 9.0, 580.65.06'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert hardware.identity(Device.gpu(0)) == "NVIDIA H100 80GB HBM3, compute capability 9.0, driver 580.65.06"
@@ -46,23 +47,47 @@ class TestGpus:
 
     def test_come_in_the_drivers_order(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\necho 'B, 8.0, 1'\necho 'A, 9.0, 1'\n")
+        program.write_text("#!/bin/sh\necho 'GPU-b, B, 8.0, 1'\necho 'GPU-a, A, 9.0, 1'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert [gpu.name for gpu in hardware.gpus()] == ["B", "A"]
         with pytest.raises(EngineUnavailable, match=r"GPUs: gpu:0 \(B\), gpu:1 \(A\)"):
             hardware.gpu(Device.gpu(2))
 
+    @pytest.mark.parametrize(
+        ("chosen", "names"),
+        [
+            ("", []),
+            ("-1", []),
+            ("1", ["A"]),
+            ("1,0", ["A", "B"]),
+            ("0, 7, 1", ["B"]),
+            ("GPU-a", ["A"]),
+            ("GPU-", []),
+            ("MIG-5c1e", ["B"]),
+            ("NoDevFiles", []),
+        ],
+    )
+    def test_are_those_that_cuda_shows(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, names: list[str]
+    ) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\necho 'GPU-b, B, 8.0, 1'\necho 'GPU-a, A, 9.0, 1'\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert [gpu.name for gpu in hardware.gpus()] == names
+
     def test_lines_that_are_no_gpu_are_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\necho 'No devices were found'\necho\necho 'A, 9.0, 1'\n")
+        program.write_text("#!/bin/sh\necho 'No devices were found'\necho\necho 'GPU-a, A, 9.0, 1'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert [str(gpu) for gpu in hardware.gpus()] == ["A, compute capability 9.0, driver 1"]
 
     def test_the_driver_is_asked_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/calls\necho 'A, 9.0, 1'\n")
+        program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/calls\necho 'GPU-a, A, 9.0, 1'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         for _ in range(3):
