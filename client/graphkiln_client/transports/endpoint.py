@@ -120,9 +120,10 @@ class Endpoint:
         Source: Go's net/http, `ProxyFromEnvironment`; RFC 6761, 6.3.
         """
         try:
-            return ip_address(self.host).is_loopback
+            address = ip_address(self.host)
         except ValueError:
             return self.host == "localhost" or self.host.endswith(".localhost")
+        return address.is_loopback or address.is_unspecified
 
     @property
     def authority(self) -> str:
