@@ -6,12 +6,11 @@ import base64
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self, TypedDict
 from urllib.parse import unquote, urlsplit
 
-from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key
+from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key, is_local
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 
@@ -117,13 +116,9 @@ class Endpoint:
     def is_local(self) -> bool:
         """Whether it is on this machine, so that no proxy is asked for it, whatever the environment names.
 
-        Source: Go's net/http, `ProxyFromEnvironment`; RFC 6761, 6.3.
+        Source: Go's net/http, `ProxyFromEnvironment`.
         """
-        try:
-            address = ip_address(self.host)
-        except ValueError:
-            return self.host == "localhost" or self.host.endswith(".localhost")
-        return address.is_loopback or address.is_unspecified
+        return is_local(self.host) or self.host in ("0.0.0.0", "::")  # noqa: S104 - asked, not listened at
 
     @property
     def authority(self) -> str:
