@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.bench_loads import Arrivals, LoadOptions
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.report_file import Html, check_html, command_line, facts, write_html
@@ -134,7 +134,7 @@ def bench(
     if html:
         _write_report(html, rows, model, client.url)
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        print_json([asdict(row) for row in rows])
     else:
         _print_tables(rows, "callers" if loads[0][1].arrivals is None else "load")
     raise typer.Exit(1 if any(row.client.errors for row in rows) else 0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import (
     FORMS,
@@ -62,7 +62,7 @@ def classify(
         answered, failures = split_errors(paths, list(answers))
     results = [result for _, result in answered]
     if as_json:
-        typer.echo(json.dumps([result.to_dict() for result in results], indent=2))
+        print_json([result.to_dict() for result in results])
     elif as_csv:
         _write_csv(results)
     elif results:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -34,6 +34,18 @@ def _print_line(line: str, _: int) -> None:
 
 
 _sink: Callable[[str, int], None] = _print_line
+
+
+def print_json(document: Any, indent: int | None = 2) -> None:
+    """Prints a document as JSON, as `json_text` writes it.
+
+    Args:
+        document: The document.
+        indent: Spaces of each level; None for one line.
+    """
+    from graphkiln.reporting.json_text import json_text
+
+    typer.echo(json_text(document, indent=indent))
 
 
 def print_result(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import (
     FORMS,
@@ -68,7 +68,7 @@ def detect(
         found, failures = split_errors(paths, list(answers))
     if as_json:
         rows = [{"source": str(path), "detections": [each.to_dict() for each in things]} for path, things in found]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     elif as_csv:
         _write_csv(found)
     elif found:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.options import AsJson, Cache
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def doctor(
         )
     )
     if as_json:
-        typer.echo(json.dumps(examination.to_document(), indent=2))
+        print_json(examination.to_document())
     else:
         _show(examination)
     raise typer.Exit(1 if examination.level is Level.ERROR else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.image_arguments import (
     FORMS,
@@ -78,7 +78,7 @@ def embed(
         )
         found, failures = split_errors(paths, list(answers))
     if as_json:
-        typer.echo(json.dumps([{"source": str(path), "vector": vector.tolist()} for path, vector in found]))
+        print_json([{"source": str(path), "vector": vector.tolist()} for path, vector in found], indent=None)
     elif as_csv:
         _write_csv(found)
     elif found:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.lowering_report import plan_document, session_document, settings_in_words
 from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
@@ -36,7 +36,7 @@ def explain(
     with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(folder, set_, artifacts)
         if as_json:
-            typer.echo(json.dumps(_document(deployment, artifacts, plan_only=plan_only), indent=2))
+            print_json(_document(deployment, artifacts, plan_only=plan_only))
             return
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())

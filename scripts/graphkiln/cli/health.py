@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
 
@@ -37,7 +37,7 @@ def health(
     if isinstance(report, ClientError):
         raise report
     if as_json:
-        typer.echo(json.dumps(asdict(report), indent=2))
+        print_json(asdict(report))
         raise typer.Exit(0 if ready else 1)
     if not ready:
         raise ModelNotReady(f"{client.url} answers, but {_reasons(report)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 
@@ -49,7 +49,7 @@ def infer(
     if output_dir:
         _write(outputs, output_dir)
     if as_json:
-        typer.echo(json.dumps({name: _to_json(array) for name, array in outputs.items()}, indent=2))
+        print_json({name: _to_json(array) for name, array in outputs.items()})
     elif not output_dir:
         for name, array in outputs.items():
             typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{_readable(array)}")

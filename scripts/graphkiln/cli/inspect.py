@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.remote_paths import local_path
 from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, describe_signers
 from graphkiln.cli.version_paths import version_folder
@@ -40,7 +40,7 @@ def inspect(
         signed = NOT_SIGNED if bare else describe_signers(version_folder(folder), trusted_keys)
         found = census(version.graph_path)
         if as_json:
-            typer.echo(json.dumps({**_document(version, found), "signed": signed}, indent=2))
+            print_json({**_document(version, found), "signed": signed})
         else:
             _show(version, found, signed)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import typer
 
-from graphkiln.cli.console import say
+from graphkiln.cli.console import print_json, say
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.lowering_report import session_document
 from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
@@ -36,7 +35,7 @@ def lower(
         with proven.session:
             seconds = time.monotonic() - begun
             if as_json:
-                typer.echo(json.dumps({**session_document(proven), "seconds": round(seconds, 2)}, indent=2))
+                print_json({**session_document(proven), "seconds": round(seconds, 2)})
                 return
             for line in (*proven.fallbacks, *proven.notes):
                 say(line)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.options import AsJson
 
@@ -23,7 +23,7 @@ def models(
     with connection.connect() as client:
         served = client.models()
     if as_json:
-        typer.echo(json.dumps([asdict(model) for model in served], indent=2))
+        print_json([asdict(model) for model in served])
     else:
         from rich.console import Console
         from rich.markup import escape

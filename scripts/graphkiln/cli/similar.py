@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import say
+from graphkiln.cli.console import print_json, say
 from graphkiln.cli.image_arguments import FORMS, Encoded
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.vector_origin import Origin, identify
@@ -60,7 +59,7 @@ def similar(
     if found.skipped:
         say(f"{found.skipped} of {found.rows} vectors have no direction: their length is 0 or not finite")
     if as_json:
-        typer.echo(json.dumps([{"source": each.source, "score": each.score} for each in found.neighbors], indent=2))
+        print_json([{"source": each.source, "score": each.score} for each in found.neighbors])
     else:
         _print_table(found.neighbors)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import say
+from graphkiln.cli.console import print_json, say
 from graphkiln.cli.report_file import Html, check_html, write_html
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
@@ -170,7 +170,7 @@ def _print_story(runner: StoryRunner, *, as_json: bool, html: Path | None) -> No
 
         write_html(html, render_page(document))
     if as_json:
-        typer.echo(json.dumps(document, indent=2))
+        print_json(document)
     else:
         from graphkiln.story.tables import print_tables
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import say
+from graphkiln.cli.console import print_json, say
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.report_file import Html, check_html, command_line, write_html
 from graphkiln.cli.tune_together import INTERRUPTED, apply_choice, refuse_options, tune_models
@@ -277,7 +276,7 @@ def _show(document: dict[str, Any], *, as_json: bool, html: Path | None) -> None
 
         write_html(html, render_page(document))
     if as_json:
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        print_json(document)
         return
     from graphkiln.tuning.tables import print_result
 

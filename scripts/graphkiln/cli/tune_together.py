@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from graphkiln.cli.console import say
+from graphkiln.cli.console import print_json, say
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def show_together(
     """Prints what was found, as a table of 80 columns or as JSON."""
     document = document_of_together(found, tunings, shares)
     if as_json:
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        print_json(document)
     else:
         _print(document)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphkiln.cli.console import print_json
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit
 from graphkiln.cli.remote_paths import local_path
 from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, check_signers
@@ -62,7 +62,7 @@ def verify(
             split = prove_split(version, cache, precision=row, samples=samples)
     if as_json:
         spread = {"parallel": split.document() if split else None}
-        typer.echo(json.dumps({**encode(verified), **spread, "signed": signed}, indent=2))
+        print_json({**encode(verified), **spread, "signed": signed})
         return
     if split:
         _show_split(split)

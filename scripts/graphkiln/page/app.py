@@ -17,6 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from graphkiln.reporting.json_text import json_text
 from graphkiln.page.answers import answer_image
 from graphkiln.page.models import describe_version, list_models
 from graphkiln.page.security import Guard, read_body
@@ -181,15 +182,7 @@ def _number(request: Request, name: str, default: int) -> int:
 
 def _json(document: Any) -> Response:
     """JSON as browsers read it: NaN and infinity are null."""
-    return Response(json.dumps(_finite(document), separators=(",", ":")), media_type="application/json")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+    return Response(json_text(document, compact=True), media_type="application/json")
 
 
 async def _tell(_: Request, error: Exception) -> Response:

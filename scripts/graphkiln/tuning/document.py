@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphkiln.reporting.json_text import finite
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.standing import Point
@@ -93,8 +93,8 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
         "journal": str(tuning.journal),
         "command": command,
     }
-    finite: dict[str, Any] = _finite(document)
-    return finite
+    found: dict[str, Any] = finite(document)
+    return found
 
 
 def in_words(candidate: Candidate, default: Candidate) -> str:
@@ -163,12 +163,3 @@ def _warnings(result: Result) -> list[str]:
     points = [point for row in result.rows for point in row.standing.points]
     found = [point.measured.warning for point in points if point.measured.warning]
     return [f"{len(found)} of {len(points)} measurements: {max(found)}"] if found else []
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: a bound that nothing bounds is null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

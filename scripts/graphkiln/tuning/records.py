@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from graphkiln.reporting.json_text import finite
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 
@@ -19,7 +20,7 @@ _ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p9
 def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON data, its kind under `kind`."""
     kind = next(name for name, each in _KINDS.items() if isinstance(outcome, each))
-    data: dict[str, Any] = _without_infinity({"kind": kind, **asdict(outcome)})
+    data: dict[str, Any] = finite({"kind": kind, **asdict(outcome)})
     return data
 
 
@@ -52,9 +53,3 @@ def _interval(data: Mapping[str, Any]) -> Interval:
 
 def _number(name: str, value: Any) -> Any:
     return math.inf if value is None and name in _ENDLESS else value
-
-
-def _without_infinity(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _without_infinity(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
