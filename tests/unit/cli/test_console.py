@@ -1,9 +1,11 @@
-"""What the packages log, as lines on stderr."""
+"""What the packages log, as lines on stderr, and documents on stdout."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.cli.console import log_to_stderr, say, take_any_name
+from graphkiln.cli.console import log_to_stderr, print_json, say, take_any_name
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +96,8 @@ def test_names_of_files_that_are_no_text_are_written_out(monkeypatch: pytest.Mon
     take_any_name()
     print(os.fsdecode(b"caf\xc3\xa9-\xff"), flush=True)
     assert written.getvalue() == "café-\\udcff\n".encode()
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"score": math.nan})
+    assert json.loads(capsys.readouterr().out) == {"score": None}
