@@ -21,7 +21,7 @@ client's; `error.message` and `error.hint` are its two parts.
 | 0 | done; of `serve`: it was told to stop |
 | 1 | it could not be done, or what was asked about is not so: a request, a proof, a target, a finding of `doctor` |
 | 2 | the command, a file or a configuration is wrong; one line says what to change |
-| 130, 143 | Ctrl-C, SIGTERM; `serve` ends with 0 |
+| 129, 130, 143 | a closed terminal (SIGHUP), Ctrl-C, SIGTERM; `serve` ends with 0 |
 
 An instance reports an error to Triton with the code below; over HTTP that is the status beside it, over gRPC the status
 of the same name.

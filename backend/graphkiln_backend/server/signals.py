@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -95,6 +96,43 @@ def ending_on_signals() -> Iterator[None]:
     For the main thread only.
     """
     before = {number: signal.signal(number, _end) for number in _stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, where they end a command as Ctrl-C does.
+
+    Args:
+        number: Of the signal.
+
+    Attributes:
+        exit_code: As a shell reports a program that this signal ended.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def stopping_in_order() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP raise `Stopped` in the block, once: what then is given back is not disturbed by another.
+
+    In another thread than the main one nothing changes: signals do not come there.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _stop_signals() if is_main and number is not signal.SIGINT]
+
+    def stop(number: int, _: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

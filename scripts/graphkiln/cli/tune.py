@@ -16,7 +16,7 @@ from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with
 from graphkiln.cli.console import print_json, say
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.report_file import Html, check_html, command_line, write_html
-from graphkiln.cli.tune_together import INTERRUPTED, apply_choice, refuse_options, tune_models
+from graphkiln.cli.tune_together import apply_choice, ending_in_order, refuse_options, tune_models
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 if TYPE_CHECKING:
@@ -236,12 +236,8 @@ def _show_space(tuning: Tuning, *, as_json: bool) -> None:
 def _search(tuning: Tuning) -> Result:
     if tuning.journal.exists():
         say(f"going on with {tuning.journal}; delete it to measure anew")
-    try:
-        with _progress_report(tuning) as report:
-            return tuning.run(report)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
-        raise typer.Exit(INTERRUPTED) from None
+    with ending_in_order(), _progress_report(tuning) as report:
+        return tuning.run(report)
 
 
 @contextmanager

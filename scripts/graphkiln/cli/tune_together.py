@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from graphkiln.tuning.together import Together
     from graphkiln.tuning.tuner import Progress, Tuning
 
-INTERRUPTED = 130
+_INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 _COLUMNS = 80
 
@@ -55,16 +56,26 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
     def report(name: str, progress: Progress) -> None:
         say(f"{name}: {line_of(progress, tunings[name].spanned.space.default, budget_s)}")
 
-    try:
+    with ending_in_order():
         found = tune_together(tunings, shares, budget_s, report)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
-        raise typer.Exit(INTERRUPTED) from None
     show_together(found, tunings, shares, as_json=as_json)
     if apply and found.rate is not None:
         for name, response in found.plan.responses.items():
             apply_choice(response.candidate, tunings[name])
     raise typer.Exit(0 if found.rate is not None else 1)
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the block, which gives back what it has; then the command says how to go on."""
+    from graphkiln_backend.server.signals import Stopped, stopping_in_order
+
+    try:
+        with stopping_in_order():
+            yield
+    except KeyboardInterrupt as stopped:
+        say("interrupted; the same command goes on from here")
+        raise typer.Exit(stopped.exit_code if isinstance(stopped, Stopped) else _INTERRUPTED) from None
 
 
 def parse_shares(text: str) -> dict[str, float]:

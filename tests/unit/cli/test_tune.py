@@ -13,6 +13,7 @@ from tuned import finished
 
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.tuner import Progress, Tuning
+from graphkiln_backend.server.signals import Stopped
 
 Ran = list[Tuning]
 
@@ -96,13 +97,16 @@ def test_a_dry_run_measures_nothing(run: RunVerb, ran: Ran, digits: Path) -> Non
     assert ran == []
 
 
-def test_ctrl_c_says_how_to_go_on(run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("signal", "code"), [(KeyboardInterrupt(), 130), (Stopped(15), 143), (Stopped(1), 129)])
+def test_what_is_stopped_says_how_to_go_on(
+    run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch, signal: KeyboardInterrupt, code: int
+) -> None:
     def interrupt(_self: Tuning, _report: object) -> None:
-        raise KeyboardInterrupt
+        raise signal
 
     monkeypatch.setattr(Tuning, "run", interrupt)
     done = run("tune", str(digits), "--p99", "50ms")
-    assert done.code == 130
+    assert done.code == code
     assert "the same command goes on" in done.err
     assert ran == []
 

@@ -30,12 +30,18 @@ except RunInterrupted as error:
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_block_once_and_says_how_to_go_on(number: signal.Signals, status: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(int(number))]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     message = f"ended by {number.name} (what was committed stays; run the same command to go on) {status} True"
     assert told.splitlines() == ["cleaned up", message]
+
+
+def test_nohup_is_heeded() -> None:
+    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + PROGRAM
+    command = [sys.executable, "-c", program, str(int(signal.SIGHUP))]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "cleaned up\n"
 
 
 def test_another_thread_than_the_main_one_is_left_alone() -> None:

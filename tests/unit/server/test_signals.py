@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.server import signals as module
-from graphkiln_backend.server.signals import Interrupted, StopSignals, ending_on_signals
+from graphkiln_backend.server.signals import Interrupted, Stopped, StopSignals, ending_on_signals, stopping_in_order
 
 pytestmark = pytest.mark.alone
 
@@ -195,3 +195,44 @@ def test_before_anything_has_started_a_signal_ends_the_process_in_good_order(num
         assert signal.getsignal(number) == signal.SIG_DFL
     finally:
         signal.signal(number, outer)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_command_is_stopped_once_as_by_ctrl_c(number: int, code: int) -> None:
+    before = signal.getsignal(number)
+    given_back: list[str] = []
+    with pytest.raises(Stopped) as raised, stopping_in_order():
+        try:
+            send(number)
+        finally:
+            send(number)
+            given_back.append("all")
+    assert isinstance(raised.value, KeyboardInterrupt)
+    assert raised.value.exit_code == code
+    assert given_back == ["all"]
+    assert signal.getsignal(number) == before
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping_in_order():
+            send(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_in_another_thread_nothing_changes() -> None:
+    failures: list[BaseException] = []
+
+    def stop() -> None:
+        try:
+            with stopping_in_order():
+                pass
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    thread.join()
+    assert failures == []
