@@ -11,9 +11,8 @@ import zoo
 from factors import factor
 from object_store import CREDENTIALS, ObjectStore
 from oci_server import OciServer, needs_registry
-from running import Server, StartServer, run_command
+from running import StartServer, run_command
 from signed import make_key
-
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -15,8 +15,8 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.plan import pick_fastest
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of
 
 _log = logging.getLogger("graphkiln.lowering")

@@ -23,12 +23,12 @@ from graphkiln_backend.lowering.acceptance import (
     replay_mixed,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.measurement import Basis
 from graphkiln_backend.lowering.observations import Observations, ReadPlacement, keep_observations, read_observations
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.trial import Trial, check_repeats, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.lowering.warmup import WarmUp, repeat_warm_up, warm_up
 from graphkiln_backend.proof.policy import Limits

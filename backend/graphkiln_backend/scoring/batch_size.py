@@ -14,9 +14,9 @@ from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, read_measurement
 from graphkiln_backend.lowering.plan import pick_fastest
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of
 
 _ROUNDS = 3

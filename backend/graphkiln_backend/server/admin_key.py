@@ -12,8 +12,8 @@ from pathlib import Path
 from graphkiln_backend.graph.admin_key import is_private, key_folders, read_key
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import InvalidInput, ServerSetupError
-from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.graph.owned_folder import hold_lock, locked_if_dead
+from graphkiln_backend.server.flags import TritonFlags
 
 _log = logging.getLogger("graphkiln.server")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.repository.remote_address import RemoteAddress
 
 _log = logging.getLogger("graphkiln.server")
 

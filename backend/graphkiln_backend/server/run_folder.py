@@ -35,9 +35,9 @@ from pathlib import Path
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.graph.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models, rename_environments
 

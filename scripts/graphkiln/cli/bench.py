@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import print_json
 from graphkiln.cli.bench_loads import Arrivals, LoadOptions
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.console import print_json
 from graphkiln.cli.report_file import Html, check_html, command_line, facts, write_html
 from graphkiln_backend.graph.errors import InvalidInput
 

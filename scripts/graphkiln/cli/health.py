@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.console import print_json
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
 
 if TYPE_CHECKING:

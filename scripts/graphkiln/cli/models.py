@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import typer
 
-from graphkiln.cli.console import print_json
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
+from graphkiln.cli.console import print_json
 from graphkiln.cli.options import AsJson
 
 

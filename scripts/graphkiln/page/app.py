@@ -17,7 +17,6 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from graphkiln.reporting.json_text import json_text
 from graphkiln.page.answers import answer_image
 from graphkiln.page.models import describe_version, list_models
 from graphkiln.page.security import Guard, read_body
@@ -25,6 +24,7 @@ from graphkiln.page.server import ShownServer
 from graphkiln.page.snippets import snippets
 from graphkiln.page.tensors import answer_tensors, golden_sample
 from graphkiln.reporting import LOOK
+from graphkiln.reporting.json_text import json_text
 from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
 from graphkiln_backend.graph.errors import (
     DeadlineExceeded,

@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
-_SECRET = re.compile(
-    r"(?i)(?:^|(?<=[?&\s]))((?:password|sslpassword|token|secret|sas|sig|access_key)[^=&\s]*=)[^&\s]*"
-)
+_SECRET = re.compile(r"(?i)(?:^|(?<=[?&\s]))((?:password|sslpassword|token|secret|sas|sig|access_key)[^=&\s]*=)[^&\s]*")
 _HEADER = "--header"
 
 

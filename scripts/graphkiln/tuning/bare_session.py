@@ -184,6 +184,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from graphkiln.tuning import bare_session  # by its own name: what is pickled here is read elsewhere
+    from graphkiln.tuning.bare_session import main as run  # by its own name: what is pickled here is read elsewhere
 
-    bare_session.main()
+    run()

@@ -18,8 +18,8 @@ from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.graph.precision import Precision
 
 FLAGS = ("--replay-interval=0", "--drain=1")
 """Of every server that is measured: nothing else computes, and it stops at once."""

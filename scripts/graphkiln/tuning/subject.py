@@ -13,6 +13,7 @@ from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
@@ -23,7 +24,6 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.version import CONFIG_FILE
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph import owned_folder as module
+from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.owned_folder import (
     OWNER_FILE,
     OwnedFolder,

@@ -30,11 +30,11 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
 from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.repository.version import ModelVersion, read_version
 
 

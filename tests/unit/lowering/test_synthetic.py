@@ -58,10 +58,18 @@ def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
 
 class TestChoices:
     def test_fixed_sizes_are_filled_in_four_ways(self) -> None:
-        assert list(synthetic_inputs(signature("batch", 3))) == [SyntheticInputs(), SyntheticInputs(fill=1), SyntheticInputs(fill=2), SyntheticInputs(fill=3)]
+        assert list(synthetic_inputs(signature("batch", 3))) == [
+            SyntheticInputs(),
+            SyntheticInputs(fill=1),
+            SyntheticInputs(fill=2),
+            SyntheticInputs(fill=3),
+        ]
 
     def test_sizes_that_vary_are_tried_as_well(self) -> None:
-        sizes = {way.feeds(signature("batch", 3, "h", "w"))["x"].shape for way in synthetic_inputs(signature("batch", 3, "h", "w"))}
+        sizes = {
+            way.feeds(signature("batch", 3, "h", "w"))["x"].shape
+            for way in synthetic_inputs(signature("batch", 3, "h", "w"))
+        }
         assert sizes == {(1, 3, size, size) for size in (1, 8, 64, 224)}
 
     def test_no_request_is_enormous(self) -> None:

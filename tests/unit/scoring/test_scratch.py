@@ -47,7 +47,7 @@ def test_what_a_killed_run_left_goes_and_nothing_else(tmp_path: Path, place: str
     assert servers.is_dir(), "of a server more is to be removed than its folder, which its next start does"
 
 
-def test_a_folder_says_what_it_is_for(tmp_path: Path) -> None:
+def test_a_folder_says_what_it_is_for() -> None:
     with scratch_folder(Scratch.RAY) as folder:
         assert folder.path.name.startswith("graphkiln-ray-")
         assert isinstance(folder, OwnedFolder)

@@ -201,12 +201,17 @@ def test_before_anything_has_started_a_signal_ends_the_process_in_good_order(num
 def test_a_command_is_stopped_once_as_by_ctrl_c(number: int, code: int) -> None:
     before = signal.getsignal(number)
     given_back: list[str] = []
-    with pytest.raises(Stopped) as raised, stopping_in_order():
-        try:
-            send(number)
-        finally:
-            send(number)
-            given_back.append("all")
+
+    def work() -> None:
+        with stopping_in_order():
+            try:
+                send(number)
+            finally:
+                send(number)
+                given_back.append("all")
+
+    with pytest.raises(Stopped) as raised:
+        work()
     assert isinstance(raised.value, KeyboardInterrupt)
     assert raised.value.exit_code == code
     assert given_back == ["all"]

@@ -74,7 +74,7 @@ def subject(repository: Path) -> Subject:
 
 
 @pytest.fixture
-def open_trials(server: FakeServer, subject: Subject, tmp_path: Path) -> Callable[[], RunningTrials]:
+def open_trials(subject: Subject, tmp_path: Path) -> Callable[[], RunningTrials]:
     """Begins a search; one that was begun before it has died."""
     loading = Loading(questions=read_questions(subject))
     local = LocalTrials(subject=subject, loading=loading)
