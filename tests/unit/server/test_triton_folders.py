@@ -29,8 +29,8 @@ def test_a_backend_makes_its_folders_under_a_name_that_is_found(tmp_path: Path) 
     assert not made.exists()
 
 
-@pytest.mark.parametrize("run", [RUN, "graphkiln-short"])
-@pytest.mark.parametrize("content", [b"/tmp/elsewhere_", b"/tmp/python_env_ /tmp/python_env_"])
+@pytest.mark.parametrize("run", [RUN, "graphkiln-short"], ids=["usual", "short"])
+@pytest.mark.parametrize("content", [b"/tmp/elsewhere_", b"/tmp/python_env_ /tmp/python_env_"], ids=["none", "two"])
 def test_a_backend_of_another_release_is_left_as_it_is(tmp_path: Path, content: bytes, run: str) -> None:
     library = tmp_path / "libtriton_python.so"
     library.write_bytes(content)
