@@ -31,6 +31,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from graphkiln_backend.graph.closing import Closeable
@@ -45,9 +46,13 @@ _log = logging.getLogger("graphkiln.server")
 
 BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 """All names that graphkiln's backend can have in a configuration."""
-_MODEL_FILE = (
-    '"""Loads graphkiln\'s Triton backend."""\n\nfrom graphkiln_backend.triton.model import TritonPythonModel\n'
-)
+_MODEL_FILE = '''"""Loads graphkiln's Triton backend."""
+
+import sys
+
+sys.path.sort(key=lambda folder: not folder)  # a stub looks first in the working folder, the empty one
+from graphkiln_backend.triton.model import TritonPythonModel
+'''
 _ROOM_BYTES = 16 << 20
 """What a run needs for Triton's Python backend (3 MB), and something more."""
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -123,10 +128,12 @@ class RunFolder(Closeable):
             The names under which graphkiln's backend is installed.
 
         Raises:
-            ServerSetupError: The user's backend folder does not exist, or the run folder cannot be written.
+            ServerSetupError: The user's backend folder does not exist, the run folder cannot be written, or the working
+                folder holds a module that Triton would run as graphkiln's backend.
         """
         if extra and not extra.is_dir():
             raise ServerSetupError(f"--backend-directory {extra} is not a folder")
+        _refuse_other_model_file()
         folders = [folder for folder in (extra, installation.backends) if folder]
         names = backend_names(folders, replace_onnxruntime=replace_onnxruntime)
         with _explained_errors(self.path):
@@ -178,6 +185,16 @@ class RunFolder(Closeable):
     def _remove_regions(self) -> None:
         remove_regions(self.path.name)
         remove_environments(self.path.name)
+
+
+def _refuse_other_model_file() -> None:
+    """A stub (24.10) imports `model`, and looks for it in the working folder before the backend's own folder."""
+    found = PathFinder.find_spec("model", [""])
+    if found and found.has_location:
+        raise ServerSetupError(
+            f"Triton would run {found.origin} in place of graphkiln's backend, as a server's working folder goes first",
+            hint="start the server from a folder without a Python module of the name model",
+        )
 
 
 def temporary_parent() -> Path:

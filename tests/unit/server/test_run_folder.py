@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.repository.config import BACKEND
 from graphkiln_backend.server import run_folder as module
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.run_folder import BACKEND_NAMES, RunFolder, backend_names, temporary_parent
@@ -54,6 +55,41 @@ def test_holds_the_users_backends_beside_ours(installation: Installation, tmp_pa
             "oneflow",
             "mine",
         }
+
+
+@pytest.mark.parametrize("name", sorted(BACKEND_NAMES))
+def test_a_stub_looks_in_the_working_folder_last(
+    installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "json.py").write_text("raise ImportError('of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    with RunFolder() as folder:
+        folder.assemble_backends(installation, None)
+        head = (folder.backends / name / "model.py").read_text().partition("from graphkiln")[0]
+    program = "import sys; sys.path.insert(0, ''); exec(sys.argv[1]); import json"
+    done = subprocess.run([sys.executable, "-P", "-c", program, head], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", ["model.py", "model/__init__.py"])
+def test_a_working_folder_with_a_module_that_shadows_the_backend_is_refused(
+    installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).touch()
+    monkeypatch.chdir(tmp_path)
+    with RunFolder() as folder, pytest.raises(ServerSetupError, match=f"Triton would run .*{path}") as raised:
+        folder.assemble_backends(installation, None)
+    assert raised.value.hint == "start the server from a folder without a Python module of the name model"
+
+
+def test_a_folder_of_models_shadows_nothing(
+    installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with RunFolder() as folder:
+        assert BACKEND in folder.assemble_backends(installation, None)
 
 
 def test_what_is_compiled_of_tritons_module_is_valid_in_the_copy(installation: Installation) -> None:
