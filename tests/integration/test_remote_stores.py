@@ -11,7 +11,7 @@ import zoo
 from factors import factor
 from faulty_registry import FaultyRegistry
 from object_store import CREDENTIALS, ObjectStore
-from running import COMMAND, Server, StartServer, free_ports, run_command
+from running import COMMAND, StartServer, free_ports, run_command
 
 from graphkiln import Client
 

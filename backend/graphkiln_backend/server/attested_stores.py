@@ -17,7 +17,7 @@ from pathlib import Path
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
-from graphkiln_backend.graph.owned_folder import OwnedFolder, remove_dead_folders
+from graphkiln_backend.graph.owned_folder import OwnedFolder, remove_dead
 from graphkiln_backend.repository.signing_keys import TrustedKeys
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy, Taken

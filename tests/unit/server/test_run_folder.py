@@ -9,6 +9,8 @@ import marshal
 import os
 import py_compile
 import shutil
+import subprocess
+import sys
 import tempfile
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.graph.owned_folder import OWNER_FILE, OwnedFolder
+from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.served_address import publish_address, served_addresses
 
 KNOWN = dict.fromkeys(("http-port", "http-address", "grpc-port", "allow-http", "allow-grpc"), True)
