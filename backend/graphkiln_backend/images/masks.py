@@ -39,8 +39,7 @@ class Mask:
         if self.box is not None:
             return _paste(self.probabilities, self.box, self.frame, threshold)
         probabilities = self.probabilities.astype(np.float32)[np.newaxis]
-        sampled = sample_bilinear(probabilities, *_on_grid(probabilities, self.frame))[0]
-        return np.asarray(sampled > threshold)
+        return np.asarray(sample_bilinear(probabilities, *_on_grid(probabilities, self.frame))[0] > threshold)
 
     def rle(self, threshold: float = 0.5) -> dict[str, Any]:
         """The mask as COCO's uncompressed run lengths: `size` is `[height, width]`, `counts` a list."""

@@ -48,8 +48,7 @@ def _ones(shape: tuple[int, ...], batch: BatchAxis) -> list[int]:
 def split(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     """Along another axis than the batch; into one part along any."""
     batch = follower.data_axis(node)
-    axis = follower.integer(node, "axis") % len(follower.shape(node.inputs[0]))
-    if axis == batch.axis:
+    if follower.integer(node, "axis") % len(follower.shape(node.inputs[0])) == batch.axis:
         raise follower.error(node, "it splits the batch")
     return batch
 

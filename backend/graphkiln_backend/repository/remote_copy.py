@@ -244,8 +244,7 @@ def unit_of(path: str) -> Unit | None:
     parts = path.split("/")
     if len(parts) < 2:
         return None
-    has_version = len(parts) > 2 and version_number(parts[1]) is not None
-    return parts[0], parts[1] if has_version else ""
+    return parts[0], parts[1] if len(parts) > 2 and version_number(parts[1]) is not None else ""
 
 
 def _size_of(files: Listing, folder: Path) -> int:

@@ -133,8 +133,7 @@ def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
 
 def _sample_shape(preprocess: Preprocess) -> tuple[int, int, int]:
     """Shape of one sample; 0 where it follows from the image."""
-    exact = preprocess.resize if isinstance(preprocess.resize, tuple) else (0, 0)
-    height, width = preprocess.crop or exact
+    height, width = preprocess.crop or (preprocess.resize if isinstance(preprocess.resize, tuple) else (0, 0))
     if preprocess.layout == "HWC":
         return height, width, preprocess.channels
     return preprocess.channels, height, width

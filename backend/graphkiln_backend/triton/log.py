@@ -19,8 +19,7 @@ class _TritonHandler(logging.Handler):
         self._model = model
 
     def emit(self, record: logging.LogRecord) -> None:
-        about = request_prefix(getattr(record, "request_id", ""))
-        line = f"graphkiln: {self._model}: {about}{record.getMessage()}"
+        line = f"graphkiln: {self._model}: {request_prefix(getattr(record, 'request_id', ''))}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + _FORMATTER.formatException(record.exc_info)
         log = pb_utils.Logger.log_warn if record.levelno >= logging.WARNING else pb_utils.Logger.log_info

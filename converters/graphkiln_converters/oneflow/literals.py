@@ -65,5 +65,4 @@ def read_shaped_type(literal: str) -> TensorType | Opaque:
     match = _SHAPED.fullmatch(literal)
     if match is None:
         return Opaque(literal)
-    dims = match[1].split("x")[:-1]
-    return TensorType(tuple(None if dim == "?" else int(dim) for dim in dims), match[2])
+    return TensorType(tuple(None if dim == "?" else int(dim) for dim in match[1].split("x")[:-1]), match[2])

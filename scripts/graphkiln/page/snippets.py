@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -136,8 +137,5 @@ def _numpy_name(dtype: DType) -> str:
 
 def _values(dtype: DType, shape: Sequence[int]) -> str:
     """The same elements in a flat list, as an expression."""
-    count = 1
-    for size in shape:
-        count *= size
     value = '"text"' if dtype is DType.BYTES else "False" if dtype is DType.BOOL else "0"
-    return f"[{value}] * {count}"
+    return f"[{value}] * {math.prod(shape)}"

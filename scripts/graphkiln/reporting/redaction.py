@@ -16,11 +16,7 @@ def redact(text: str) -> str:
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
-    """The words of a command, without what is secret in addresses and headers.
-
-    Args:
-        words: As the program was given them.
-    """
+    """The words of a command as the program was given them, without what is secret in addresses and headers."""
     return [*_without_headers(map(redact, words))]
 
 
