@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights
 
 import_torchvision()
+os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # its checks of sizes are no part of a graph
 import transformers  # noqa: E402 - transformers imports torchvision
 from transformers.image_processing_backends import PilBackend  # noqa: E402
 
