@@ -68,11 +68,11 @@ def test_the_whole_graph_and_then_what_would_be_served(converted: Path, tmp_path
 
 def test_json(converted: Path, tmp_path: Path) -> None:
     version = spread(converted, tmp_path, "pipeline=2")
-    document = json.loads(run("verify", version, "--json", "--cache", tmp_path / "cache").output)
+    document = json.loads(run("verify", version, "--json", "--cache", tmp_path / "cache").stdout)
     assert document["parallel"]["plan"][0].startswith("parallel: pipeline=2, tensor=1")
     assert len(document["parallel"]["verdicts"]) == len(document["verdicts"]) == 2
     assert document["parallel"]["placement"]["precision"] == "fp32"
-    assert json.loads(run("verify", converted, "--json").output)["parallel"] is None
+    assert json.loads(run("verify", converted, "--json").stdout)["parallel"] is None
 
 
 def test_copies_are_proven_as_the_whole_graph_is(converted: Path, tmp_path: Path) -> None:
