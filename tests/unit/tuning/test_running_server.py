@@ -191,6 +191,7 @@ class TestAfterKill:
         assert server.served == OWNERS
 
 
+@pytest.mark.usefixtures("server")
 def test_two_searches_have_no_model_in_common(open_trials: Callable[[], RunningTrials]) -> None:
     first = open_trials()
     with pytest.raises(MeasurementError, match="another search's that runs now"):
