@@ -96,6 +96,7 @@ class Reference:
             outcome,
             latency=outcome.latency.scaled(self.level),
             throughput=outcome.throughput.scaled(1 / self.level),
+            level=self.level,
         )
 
     def steadily(self, work: Callable[[], _Work]) -> _Work:

@@ -98,9 +98,9 @@ class LoadContest:
 
     def _missed(self, measured: Measured) -> str:
         """Why the target is surely missed; empty where it may be met."""
-        p99, offered = measured.latency.p99, measured.requests / measured.seconds
+        p99 = measured.latency.p99
         if self._target.rate and not measured.keeps_up:
-            return f"answers {measured.throughput.value:.3g} of {offered:.3g} requests per second"
+            return f"answers {measured.throughput.value:.3g} of {measured.due_per_s:.3g} requests per second"
         if p99.lower > self._target.p99_s:
             return f"p99 of {p99.value * 1e3:.3g} ms, at least {p99.lower * 1e3:.3g} ms"
         return ""

@@ -79,6 +79,7 @@ class Measured:
         energy_j: Joules of the machine while it was measured; None where unknown.
         placed: What really served, read back from it; empty where unknown.
         warning: What makes the figures doubtful, such as a load generator that had no core left; empty where nothing.
+        level: Speed of the machine by which latency and throughput were converted (`drift`).
     """
 
     latency: Latency
@@ -92,11 +93,17 @@ class Measured:
     energy_j: float | None = None
     placed: str = ""
     warning: str = ""
+    level: float = 1.0
 
     @property
     def keeps_up(self) -> bool:
         """Whether nearly all requests that were due were answered in time: what is left is no queue that grows."""
-        return self.throughput.upper >= _KEEPS_UP * self.requests / self.seconds
+        return self.throughput.upper >= _KEEPS_UP * self.due_per_s
+
+    @property
+    def due_per_s(self) -> float:
+        """Requests that were due in a second, converted as the throughput is."""
+        return self.requests / self.seconds / self.level
 
     @property
     def requests(self) -> int:

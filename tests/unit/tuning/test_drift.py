@@ -86,6 +86,25 @@ def test_a_slower_machine_is_noticed_and_its_results_are_converted(reference_of:
     assert offered.rate == pytest.approx(50, rel=0.05)
 
 
+@pytest.mark.parametrize("speed", [0.5, 1.6])
+def test_what_keeps_up_does_so_at_any_speed_of_the_machine(
+    speed: float, reference_of: MakeReference, space: Space
+) -> None:
+    server = SimulatedServer(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else speed)
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    reference.steadily(work(reference))
+    assert reference.level == pytest.approx(speed, rel=0.05)
+    assert reference.candidate is not None
+    capacity = work(reference, 5.0)()
+    slow, busy = (reference.measure(reference.candidate, OpenLoop(rate), 30.0) for rate in (10.0, 1.5 * capacity))
+    assert isinstance(slow, Measured)
+    assert isinstance(busy, Measured)
+    assert slow.keeps_up
+    assert slow.due_per_s == pytest.approx(10.0, rel=0.2)
+    assert not busy.keeps_up
+
+
 def test_a_machine_that_does_not_rest_is_told(reference_of: MakeReference, space: Space) -> None:
     server = SimulatedServer(cores=2)
     server.speed = lambda _: 1.0 / (1 + len(server.measured) % 5)
