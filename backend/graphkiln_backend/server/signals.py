@@ -7,12 +7,12 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.stop_signals import raising_once, without_ignored_hangup
 
 _TOGETHER_S = 0.3
 """Signals this close are one wish to stop: `timeout` sends its signal to the process and once more to its group, and a
@@ -124,20 +124,8 @@ def stopping_in_order() -> Iterator[None]:
 
     In another thread than the main one nothing changes: signals do not come there.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in _stop_signals() if is_main and number is not signal.SIGINT]
-
-    def stop(number: int, _: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
+    with raising_once([signal.SIGTERM, signal.SIGHUP], Stopped):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end(*_: object) -> None:
@@ -147,8 +135,6 @@ def _end(*_: object) -> None:
 def _stop_signals() -> list[signal.Signals]:
     """What ends the process.
 
-    A shell starts background jobs with SIGINT ignored: `kill -INT` ends them all the same. SIGHUP comes when a terminal
-    is closed, and stays ignored where `nohup` asked for that.
+    A shell starts background jobs with SIGINT ignored: `kill -INT` ends them all the same.
     """
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGTERM, signal.SIGINT, *hangup]
+    return without_ignored_hangup([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

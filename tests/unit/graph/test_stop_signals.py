@@ -1,0 +1,63 @@
+"""Signals as errors: once, and not where `nohup` asked for peace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from graphkiln_backend.graph.stop_signals import raising_once, without_ignored_hangup
+
+SIGNALS = [signal.SIGUSR1, signal.SIGHUP]
+
+
+class Asked(Exception):
+    """A signal came."""
+
+
+@pytest.fixture
+def hangup_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def be_asked(number: signal.Signals) -> None:
+    """A signal comes, and others while what is open is given back."""
+    try:
+        os.kill(os.getpid(), number)
+    finally:
+        for each in SIGNALS:
+            os.kill(os.getpid(), each)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_raises_once_and_handlers_are_given_back(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(Asked) as caught, raising_once(SIGNALS, Asked):
+        be_asked(number)
+    assert caught.value.args == (number,)
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.usefixtures("hangup_ignored")
+def test_an_ignored_hangup_stays_ignored() -> None:
+    assert without_ignored_hangup(SIGNALS) == [signal.SIGUSR1]
+    with raising_once(SIGNALS, Asked):
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_another_thread_handles_none() -> None:
+    found: list[object] = []
+
+    def work() -> None:
+        with raising_once(SIGNALS, Asked):
+            found.append(signal.getsignal(signal.SIGUSR1))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
