@@ -19,6 +19,7 @@ from graphkiln_backend.graph.contract import GRAPHS, PARAMETER, Contract, Contra
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.labels import read_labels
+from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
@@ -28,9 +29,9 @@ from graphkiln_backend.graph.task import Task, is_classification, read_task
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.version import (
     ModelVersion,
+    contract_of,
     find_labels,
     find_labels_file,
-    read_contract,
     read_manifest,
 )
 from graphkiln_backend.repository.version_folders import version_folders
@@ -130,7 +131,10 @@ def labels_file_of(version: Path) -> str | None:
     Raises:
         ManifestError: The manifest cannot be read.
     """
-    manifest = read_manifest(version)
+    return _labels_file(version, read_manifest(version))
+
+
+def _labels_file(version: Path, manifest: Manifest | None) -> str | None:
     if manifest and not is_classification(manifest.task):
         return None
     path = find_labels(version, manifest) if manifest else None
@@ -149,13 +153,14 @@ def _read_versions(model: Path) -> list[_Version]:
 
 
 def _read_version(number: int, folder: Path) -> _Version:
-    contract, manifest = read_contract(folder), read_manifest(folder)
+    manifest = read_manifest(folder)
+    contract = contract_of(folder, manifest) if manifest else Contract()
     return _Version(
         number=number,
-        contract=contract or Contract(),
+        contract=contract,
         has_manifest=manifest is not None,
         graph=manifest.graph_digest if manifest else "",
-        labels_file=(labels_file_of(folder) or "") if contract and contract.labels else "",
+        labels_file=(_labels_file(folder, manifest) or "") if contract.labels else "",
     )
 
 

@@ -185,19 +185,8 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
         graph_path=graph_path,
         manifest=manifest,
         golden=_read_golden(folder, manifest),
-        contract=_contract_of(folder, manifest),
+        contract=contract_of(folder, manifest),
     )
-
-
-def read_contract(folder: Path) -> Contract | None:
-    """What a version says of its images and classes, its labels checked; None where it has no manifest.
-
-    Raises:
-        RepositoryError: The labels file is missing, or is not the manifest's.
-        ManifestError: The manifest or the labels cannot be read, or their number is not that of the classes.
-    """
-    manifest = read_manifest(folder)
-    return None if manifest is None else _contract_of(folder, manifest)
 
 
 def find_labels(folder: Path, manifest: Manifest) -> Path | None:
@@ -207,7 +196,17 @@ def find_labels(folder: Path, manifest: Manifest) -> Path | None:
     return folder / name if (folder / name).is_file() else folder.parent / name
 
 
-def _contract_of(folder: Path, manifest: Manifest) -> Contract:
+def contract_of(folder: Path, manifest: Manifest) -> Contract:
+    """What a version says of its images and classes, its labels checked.
+
+    Args:
+        folder: The version folder.
+        manifest: Its manifest.
+
+    Raises:
+        RepositoryError: The labels file is missing, or is not the manifest's.
+        ManifestError: The labels cannot be read, or their number is not that of the classes.
+    """
     labels: tuple[str, ...] = ()
     path = find_labels(folder, manifest)
     if path is not None:

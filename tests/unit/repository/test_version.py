@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from odd_files import ODD
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.repository.version import (
+    contract_of,
     find_graph,
     newest_version,
-    read_contract,
     read_manifest,
     read_version,
 )
@@ -96,17 +97,18 @@ class TestOddFiles:
 class TestContract:
     def test_is_what_the_manifest_says(self, folder: Path) -> None:
         contract = read_version(folder).contract
-        assert contract == read_contract(folder)
+        assert contract == contract_of(folder, Manifest.read(folder / "manifest.json"))
         assert (contract.labels[3], contract.output, contract.ranking) == ("three", "OUTPUT_0", None)
         assert contract.preprocess is not None
 
     def test_a_bare_graph_says_nothing(self, tmp_path: Path) -> None:
-        assert read_contract(tmp_path) is None
+        assert read_manifest(tmp_path) is None
 
     def test_a_swapped_labels_file_is_refused(self, folder: Path) -> None:
         labels = (folder / "labels.txt").read_text().splitlines()
         (folder / "labels.txt").write_text("\n".join(reversed(labels)) + "\n")
-        for read in (read_version, read_contract):
+        manifest = Manifest.read(folder / "manifest.json")
+        for read in (read_version, partial(contract_of, manifest=manifest)):
             with pytest.raises(RepositoryError, match=r"labels.txt is not the file that manifest.json describes"):
                 read(folder)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.graph.errors import MeasurementError
-from graphkiln_backend.repository.version import read_contract, read_version
+from graphkiln_backend.repository.version import read_version
 from soaking.fault import Field
 from soaking.ledger import Ledger
 from soaking.models import DIGIT_LABELS, build_store, digit_labels
@@ -65,8 +65,7 @@ def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
 
 def test_a_version_of_another_contract_is_whole(store: Path) -> None:
     OtherContract().put(store / "digits" / "51", 51)
-    read_version(store / "digits" / "51")
-    contract = read_contract(store / "digits" / "51")
+    contract = read_version(store / "digits" / "51").contract
     assert contract
     assert contract.labels == digit_labels(51) != DIGIT_LABELS
 
