@@ -22,14 +22,14 @@ _LEAST_NOISE = 0.03
 """Of runs whose rounds' spread is known."""
 _USUAL_NOISE = 0.1
 """Of results without one."""
-_RATIOS = (RATIO, "all so far")
+_RATIOS = (RATIO, "all so far", "to onnxruntime fp32")
 """Columns that hold a ratio; the first that a table has counts."""
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)x?")
 _LOWER_IS_BETTER = {"bench", "memory", "growth", "start", "loading", "overhead", "session"}
 """Benchmarks whose ratios are of times or memory."""
 _COUNTS = {"batch", "requests", "concurrency", "instances"}
 """Numbers that say what a row is."""
-_FOUND_OUT = {"engine", "version"}
+_FOUND_OUT = {"engine", "version", "products", "error", "auto"}
 """Texts that do not say what a row is, but what was found there."""
 
 Row = Mapping[str, Any]
