@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from converting import Convert
 from tiny_detectors import SIDE, tiny_detector
-from tiny_transformers import SIZE, tiny_model
+from tiny_segmenters import processor_of, size_of
+from tiny_transformers import DETECTORS, SEGMENTERS, SIZE, tiny_model
 from tiny_yolo import NAMES, V8, Parts, write_yolo
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
@@ -58,20 +59,23 @@ def test_a_detector_of_two_stages_is_a_graph_with_a_batch(kind: str, run: Conver
     assert [kind for kind, name in (("masked", task.masks), ("pointed", task.keypoints)) if name] == [kind]
 
 
-@pytest.mark.parametrize(
-    ("kind", "task", "words"),
-    [
-        *((kind, Detection, "detections matched") for kind in ("detr", "yolos", "conditional_detr", "rf_detr")),
-        ("segformer", Segmentation, "pixels"),
-    ],
-)
-def test_a_folder_of_transformers(kind: str, task: type[Task], words: str, tmp_path: Path, run: Convert) -> None:
+@pytest.mark.parametrize("kind", DETECTORS)
+def test_a_detector_of_transformers(kind: str, tmp_path: Path, run: Convert) -> None:
     tiny_model(kind).save_pretrained(tmp_path / kind)
-    names = {**huggingface_tasks._SOFTMAX, **huggingface_tasks._FOCAL, "segformer": "Segformer"}
+    names = {**huggingface_tasks._SOFTMAX, **huggingface_tasks._FOCAL}
     huggingface_tasks._processor(names[kind]).save_pretrained(tmp_path / kind)
     height, width = SIZE
-    manifest = proven(run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"]), task, words)
-    assert manifest.preprocess is not None
+    version = run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"])
+    assert proven(version, Detection, "detections matched").preprocess is not None
+
+
+@pytest.mark.parametrize("kind", SEGMENTERS)
+def test_a_segmenter_of_transformers(kind: str, tmp_path: Path, run: Convert) -> None:
+    height, width = size_of(kind, SIZE)
+    tiny_model(kind).save_pretrained(tmp_path / kind)
+    processor_of(kind).save_pretrained(tmp_path / kind)
+    version = run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"])
+    assert proven(version, Segmentation, "pixels").preprocess is not None
 
 
 def test_a_classifier_of_timm_embeds(run: Convert) -> None:

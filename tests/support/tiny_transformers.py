@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tiny_segmenters
 import torch
 
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -38,6 +39,9 @@ def tiny_model(kind: str, **changes: Any) -> Any:
                 parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
     if hasattr(model, "class_predictor"):
         _spread_classes(model)
+    if kind in _PIXEL_SEGMENTERS:
+        tiny_segmenters.revive(model)
+        tiny_segmenters.balance_classes(model, images(2, tiny_segmenters.size_of(kind, SIZE)), LABELS)
     return model.requires_grad_(requires_grad=False)
 
 
@@ -48,9 +52,9 @@ def _spread_classes(model: Any) -> None:
         model.class_predictor.bias -= model(pixel_values=images(2)).class_queries_logits.mean((0, 1))
 
 
-def images(count: int) -> torch.Tensor:
-    """FP32 `[count, 3, 64, 96]`."""
-    return torch.randn(count, 3, *SIZE, generator=torch.Generator().manual_seed(2))
+def images(count: int, size: tuple[int, int] = SIZE) -> torch.Tensor:
+    """FP32 `[count, 3, height, width]`."""
+    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(2))
 
 
 def _resnet(*stages: str) -> Any:
@@ -254,7 +258,8 @@ DETECTORS = (
     "lw_detr",
     "rf_detr",
 )
-SEGMENTERS = ("segformer", "upernet", "maskformer", "mask2former")
+_PIXEL_SEGMENTERS = tiny_segmenters.makers(LABELS, SIZE)
+SEGMENTERS = ("segformer", "upernet", "maskformer", "mask2former", *_PIXEL_SEGMENTERS)
 _LEVELS = ("stage2", "stage3", "stage4")
 _MAKERS: dict[str, Callable[..., Any]] = {
     "detr": _queries("Detr", ("stage4",)),
@@ -273,4 +278,5 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "upernet": _upernet,
     "maskformer": _maskformer,
     "mask2former": _mask2former,
+    **_PIXEL_SEGMENTERS,
 }

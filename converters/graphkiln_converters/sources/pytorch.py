@@ -23,6 +23,7 @@ from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.detection import keypoints, regions, suppression
 from graphkiln_converters.export_notes import remove_export_notes
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
+from graphkiln_converters.sources.lengths import varying_lengths
 from graphkiln_converters.sources.tensors import to_array, to_tensor
 
 
@@ -213,7 +214,7 @@ def export_module(
     Raises:
         ConversionError: PyTorch cannot export the module.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), varying_lengths(module):
         warnings.simplefilter("ignore")  # the exporter warns of its own deprecations
         try:
             program = torch.onnx.export(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_segmenters import processor_of, size_of
 from tiny_transformers import DETECTORS, SEGMENTERS, SIZE, images, tiny_model
 
 from graphkiln_converters.detection.candidates import OUTPUTS
@@ -58,12 +59,10 @@ def test_three_hundred_queries_are_three_hundred_detections() -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=SLOW.get(each, ())) for each in SEGMENTERS])
 def test_classes_of_pixels_are_those_of_the_processor(kind: str) -> None:
-    made, batch = image_task(tiny_model(kind), SIZE, "auto"), images(2)
+    size = size_of(kind, SIZE)
+    made, batch = image_task(tiny_model(kind), size, "auto"), images(2, size)
     assert made is not None
-    name = {"upernet": "Segformer", "segformer": "Segformer", "maskformer": "MaskFormer", "mask2former": "Mask2Former"}
-    import transformers
-
-    processor = getattr(transformers, f"{name[kind]}ImageProcessorPil")()
+    processor = processor_of(kind)
     with torch.inference_mode():
         scores = made.module(batch)["scores"]
         outputs = made.module.model(pixel_values=batch, return_dict=True)

@@ -1,0 +1,54 @@
+"""Random weights of torchvision's own architectures with which they find things: as built they score all alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkiln_converters.detection.library import LibraryPipeline
+from graphkiln_converters.torch_libraries import import_torchvision
+
+_SPREAD: Mapping[str, float] = {
+    r"cls_logits$|cls_score$|classification_head\.module_list|classifier\.4$|(low|high)_classifier$": 2.0,
+    r"bbox_pred$|bbox_reg$|regression_head\.module_list": 0.5,
+    r"mask_fcn_logits$|kps_score_lowres$": 2.0,
+}
+"""Layers that decide, and the standard deviation that their outputs get."""
+
+
+def lively_weights(name: str, side: int) -> dict[str, torch.Tensor]:
+    """The state of an architecture whose last layers spread what they return.
+
+    Args:
+        name: torchvision's name of a detector or a segmenter.
+        side: Of the images that they are made for, in pixels.
+    """
+    torch.manual_seed(0)
+    models = import_torchvision().models
+    model = models.get_model(name, weights=None, weights_backbone=None).eval()
+    _spread(model, torch.randn(2, 3, side, side))
+    return dict(model.state_dict())
+
+
+@torch.inference_mode()
+def _spread(model: Any, batch: torch.Tensor) -> None:
+    for name, layer in model.named_modules():
+        wanted = [spread for pattern, spread in _SPREAD.items() if re.search(pattern, name)]
+        if wanted and isinstance(layer, nn.Conv2d | nn.Linear | nn.ConvTranspose2d):
+            layer.register_forward_hook(lambda at, _, found, spread=wanted[0]: _scaled(at, found, spread))
+    transform = getattr(model, "transform", None)
+    LibraryPipeline(model, 1)(batch) if transform else model(batch)
+    for layer in model.modules():
+        layer._forward_hooks.clear()
+
+
+def _scaled(layer: Any, found: torch.Tensor, spread: float) -> torch.Tensor:
+    """Scales a layer by what it returned, which becomes what it returns now."""
+    bias = layer.bias.reshape(-1, *[1] * (found.dim() - 2)) if layer.bias is not None else 0.0
+    factor = spread / max(float((found - bias).std()), 1e-30)
+    layer.weight *= factor
+    return (found - bias) * factor + bias

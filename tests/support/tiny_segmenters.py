@@ -1,0 +1,144 @@
+"""Segmenters of transformers' own classes that score the classes of pixels themselves, with few random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphkiln_converters.torch_libraries import import_torchvision
+
+import_torchvision()
+import transformers as hf  # noqa: E402 - transformers imports torchvision
+
+_VIT = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+_SQUARE = (64, 64)
+
+
+def makers(labels: int, size: tuple[int, int]) -> dict[str, Callable[[], Any]]:
+    """What makes a model of each type of transformers, with a number of classes and a `(height, width)` of its input."""
+    told = {"num_labels": labels}
+    return {
+        "beit": lambda: _beit("Beit", image_size=list(size), out_indices=[1, 2, 3, 4], **told),
+        "data2vec-vision": lambda: _beit("Data2VecVision", image_size=list(size), out_indices=(1, 2, 3, 4), **told),
+        "dpt": lambda: _dpt(**told),
+        "mobilenet_v2": lambda: _made("MobileNetV2", depth_multiplier=0.1, finegrained_output=False, **told),
+        "mobilevit": lambda: _mobilevit(**told),
+        "mobilevitv2": lambda: _mobilevitv2(**told),
+        "sapiens2": lambda: _sapiens2(image_size=list(size), **told),
+        "tipsv2_dpt": lambda: _tipsv2_dpt(**told),
+    }
+
+
+PROCESSORS = {
+    "segformer": "Segformer",
+    "upernet": "Segformer",
+    "maskformer": "MaskFormer",
+    "mask2former": "Mask2Former",
+    "beit": "Beit",
+    "data2vec-vision": "Beit",
+    "dpt": "DPT",
+    "mobilenet_v2": "MobileNetV2",
+    "mobilevit": "MobileViT",
+    "mobilevitv2": "MobileViT",
+    "sapiens2": "Sapiens2",
+    "tipsv2_dpt": "Tipsv2Dpt",
+}
+"""Model type -> the image processor that its checkpoints come with, by the beginning of its name."""
+
+
+def processor_of(kind: str, **options: Any) -> Any:
+    """The image processor of a type, Pillow's where it has one."""
+    name = PROCESSORS[kind]
+    made = getattr(hf, f"{name}ImageProcessorPil", None) or getattr(hf, f"{name}ImageProcessor")
+    return made(**options)
+
+
+def size_of(kind: str, usual: tuple[int, int]) -> tuple[int, int]:
+    """`(height, width)` of a model's input: the usual one, but for those that take squares alone."""
+    return _SQUARE if kind in ("dpt", "tipsv2_dpt") else usual
+
+
+def balance_classes(model: Any, batch: torch.Tensor, labels: int) -> None:
+    """Random scores have a class that is the best nearly everywhere: the mean of each class becomes 0."""
+    layers = [each for each in model.modules() if _outputs_of(each) == labels and each.bias is not None]
+    with torch.no_grad():
+        layers[-1].bias -= model(pixel_values=batch).logits.mean((0, 2, 3))
+
+
+def revive(model: nn.Module) -> None:
+    """Some are made with normalizations that let nearly nothing through."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.ones_(layer.weight)
+
+
+def _outputs_of(layer: nn.Module) -> int:
+    return int(getattr(layer, "out_channels", getattr(layer, "out_features", 0)))
+
+
+def _made(name: str, **options: Any) -> Any:
+    config = getattr(hf, f"{name}Config")(**options)
+    config._attn_implementation = "eager"
+    return getattr(hf, f"{name}ForSemanticSegmentation")(config)
+
+
+def _beit(name: str, **options: Any) -> Any:
+    small = {**_VIT, "intermediate_size": 16, "use_relative_position_bias": True, "use_auxiliary_head": False}
+    return _made(name, **small, pool_scales=[1, 2, 3], **options)  # 2 and 3 do not divide its features
+
+
+def _dpt(**options: Any) -> Any:
+    return _made(
+        "DPT",
+        **_VIT,
+        intermediate_size=16,
+        image_size=_SQUARE[0],
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[8] * 4,
+        fusion_hidden_size=8,
+        use_auxiliary_head=False,
+        **options,
+    )
+
+
+def _mobilevit(**options: Any) -> Any:
+    return _made(
+        "MobileViT",
+        hidden_sizes=[16, 16, 16],
+        neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 16],
+        num_attention_heads=2,
+        expand_ratio=1.0,
+        aspp_out_channels=16,
+        **options,
+    )
+
+
+def _mobilevitv2(**options: Any) -> Any:
+    return _made(
+        "MobileViTV2",
+        base_attn_unit_dims=[64, 64, 64],
+        n_attn_blocks=[1, 1, 1],
+        width_multiplier=0.25,
+        aspp_out_channels=16,
+        **options,
+    )
+
+
+def _sapiens2(**options: Any) -> Any:
+    head = hf.Sapiens2HeadConfig(upsample_out_channels=[8], conv_out_channels=[8])
+    return _made("Sapiens2", **_VIT, intermediate_size=16, num_register_tokens=2, head_config=head, **options)
+
+
+def _tipsv2_dpt(**options: Any) -> Any:
+    backbone = hf.Tipsv2VisionConfig(
+        **_VIT,
+        mlp_ratio=1,
+        image_size=_SQUARE[0],
+        patch_size=16,
+        out_indices=[1, 2, 3, 4],
+        reshape_hidden_states=False,
+    )
+    return _made("Tipsv2Dpt", backbone_config=backbone, neck_hidden_sizes=[8] * 4, fusion_hidden_size=8, **options)
