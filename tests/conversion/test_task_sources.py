@@ -69,6 +69,16 @@ def test_a_detector_of_transformers(kind: str, tmp_path: Path, run: Convert) -> 
     assert proven(version, Detection, "detections matched").preprocess is not None
 
 
+def test_a_detector_on_a_backbone_of_timm(tmp_path: Path, run: Convert) -> None:
+    """As facebook/detr-resnet-50 and most of its kin were saved."""
+    backbone = {"model_type": "timm_backbone", "backbone": "resnet10t", "features_only": True, "out_indices": [1, 2, 3, 4]}
+    tiny_model("detr", backbone_config=backbone).save_pretrained(tmp_path / "detr")
+    huggingface_tasks._processor("Detr").save_pretrained(tmp_path / "detr")
+    height, width = SIZE
+    version = run(f"huggingface:{tmp_path / 'detr'}", shape=[f"3x{height}x{width}"])
+    proven(version, Detection, "detections matched")
+
+
 @pytest.mark.parametrize("kind", SEGMENTERS)
 def test_a_segmenter_of_transformers(kind: str, tmp_path: Path, run: Convert) -> None:
     height, width = size_of(kind, SIZE)

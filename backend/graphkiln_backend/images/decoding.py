@@ -27,6 +27,8 @@ Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 
 _FILE_LIMIT = GIB
 _MOST_PIXELS = 1 << 28
+_GRAYS = range(1 << 16)
+"""What is scaled to 8 bits, by Pillow's mode `I`."""
 _HINT = f"known are {', '.join(FORMATS)}"
 _METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
 """Where Pillow keeps what an orientation can stand in."""
@@ -137,6 +139,7 @@ def _upright(image: Image.Image) -> Image.Image:
     if image.format == "EPS":  # a program, not pixels: it is not run, whoever opened it
         raise UnidentifiedImageError
     image.load()
+    _check_range(image)
     turn = _TURNS.get(_orientation(image))
     if turn is None:
         return image.copy()
@@ -144,6 +147,16 @@ def _upright(image: Image.Image) -> Image.Image:
     for key in _METADATA:  # or whoever is handed the image turns it again
         turned.info.pop(key, None)
     return turned
+
+
+def _check_range(image: Image.Image) -> None:
+    """Refuses pixels of which nothing says how bright they are: scaled by a guess, most such images turn black or white.
+
+    Raises:
+        ValueError: It has such.
+    """
+    if image.mode == "F" or (image.mode == "I" and not all(each in _GRAYS for each in image.getextrema())):
+        raise ValueError("nothing says which of its 32-bit pixels are white; save it with 8 or 16 bits a channel")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -188,7 +201,8 @@ def prepare(image: ImageLike, spec: Preprocess) -> Prepared:
     Raises:
         InvalidInput: The image cannot be read.
     """
-    decoded = to_color(open_image(image), spec.color)
+    with _telling(describe(image)):  # a rare kind of pixels may have no way to gray
+        decoded = to_color(open_image(image), spec.color)
     original = decoded.size
     height, width = spec.resized(decoded.height, decoded.width)
     if height * width > _MOST_PIXELS:  # an image of one row can be resized to any width

@@ -20,21 +20,31 @@ def opened(location: str) -> Iterator[None]:
         location: As the user wrote it.
 
     Raises:
-        ConversionError: It is not there, is none that transformers knows, or brings code of its own.
+        ConversionError: It is not there, is none that transformers knows, needs a library that is not installed, or
+            brings code of its own.
     """
     try:
         yield
     except GraphkilnError:
         raise
+    except ImportError as error:
+        hint = "pip install 'graphkiln[timm]'" if "timm" in str(error) else "install the library that it names"
+        raise ConversionError(f"transformers cannot open '{location}': {_reason(error)}", hint=hint) from error
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ConversionError(
                 f"'{location}' brings code of its own, which is not run", hint="wrap the model: python:FILE:FACTORY"
             ) from error
         raise ConversionError(
-            f"transformers cannot open '{location}': {(str(error).splitlines() or [''])[0]}",
+            f"transformers cannot open '{location}': {_reason(error)}",
             hint="name a folder with config.json, or an id of the hub (needs the internet)",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line that says anything; what it says of an installation with pip is left to our own hint."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].partition(" You can install")[0] if lines else type(error).__name__
 
 
 def is_without_weights(location: str) -> bool:

@@ -26,12 +26,22 @@ import_torchvision()
 import transformers  # noqa: E402 - transformers imports torchvision
 
 _FIND_BY_TEXT = ("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "omdet-turbo")
-_SEGMENT_BY_TEXT = ("clipseg", "oneformer", "sam3", "sam3_video")
-_SEGMENT_BY_POINT = ("sam", "sam_hq", "sam2", "sam2_video", "sam3_tracker", "edgetam", "edgetam_video")
+_SEGMENT_BY_TEXT = ("clipseg", "oneformer", "sam3", "sam3_lite_text", "sam3_video")
+_SEGMENT_BY_POINT = (
+    "sam",
+    "sam_hq",
+    "sam2",
+    "sam2_video",
+    "sam3_tracker",
+    "sam3_tracker_video",
+    "edgetam",
+    "edgetam_video",
+)
 _PROMPTED = {
     **dict.fromkeys(_FIND_BY_TEXT, "finds what a text names"),
     **dict.fromkeys(_SEGMENT_BY_TEXT, "segments what a text names"),
     **dict.fromkeys(_SEGMENT_BY_POINT, "segments what a point or a box names"),
+    "seggpt": "segments what another image and its mask show",
 }
 """Model types that need more than an image, and what they do with it."""
 _OF_OTHER_TASKS = re.compile("For(?!ImageClassification)[A-Z]")

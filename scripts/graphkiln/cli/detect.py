@@ -55,7 +55,7 @@ def detect(
     """
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
-    targets = dict(zip(paths, drawing_paths(paths, draw), strict=draw is not None))
+    targets = drawing_paths(paths, draw)
     with connection.connect() as client, show_progress(len(paths), "detecting") as progress:
         answers = client.model(model, version, images=FORMS[encoded]).detect_many(
             paths,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MANY = 20
+_URLS = ("http:/", "https:/")
+"""As a path has them, which holds no two slashes in a row."""
 
 FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
 """How images travel, as the client names it, by `Encoded`."""
@@ -54,10 +56,11 @@ def expand_folders(images: Sequence[Path]) -> list[Path]:
     """Files as they are; folders as the images in them, sorted.
 
     Raises:
-        InvalidInput: A folder holds none.
+        InvalidInput: A folder holds none, or something is named that is no file here.
     """
     paths: list[Path] = []
     for image in images:
+        check_place(image)
         if not image.is_dir():
             paths.append(image)
             continue
@@ -66,6 +69,22 @@ def expand_folders(images: Sequence[Path]) -> list[Path]:
             raise InvalidInput(f"folder {image} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
         paths += files
     return paths
+
+
+def check_place(image: Path) -> None:
+    """Refuses what is no place of a file: a URL, and `-` for what is piped in.
+
+    Raises:
+        InvalidInput: It is one.
+    """
+    if str(image).startswith(_URLS):
+        raise InvalidInput(
+            f"{image} is a URL, and images are read from files here",
+            hint="download it first (curl -O URL), or let Python fetch it: Client(fetch_urls=True)",
+        )
+    if str(image) == "-" and not image.exists():
+        hint = "write it to a file first, and name that: ... > image.jpg"
+        raise InvalidInput("-: images are read from files, not from what is piped in", hint=hint)
 
 
 def split_errors(
@@ -107,7 +126,7 @@ def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as
         )
 
 
-def drawing_paths(paths: Sequence[Path], draw: Path | None) -> list[Path]:
+def drawing_paths(paths: Sequence[Path], draw: Path | None) -> dict[Path, Path]:
     """Where the drawing of each image goes: into one file, or under the image's name into a folder.
 
     Images of one name are told apart by their folders, as below the folder that they have in common.
@@ -116,17 +135,20 @@ def drawing_paths(paths: Sequence[Path], draw: Path | None) -> list[Path]:
         paths: The images.
         draw: What `--draw` names; None for no drawings.
 
+    Returns:
+        Image -> its drawing.
+
     Raises:
         InvalidInput: A drawing would take the place of an image.
     """
     if draw is None:
-        return []
+        return {}
     targets = [draw] if len(paths) == 1 and _is_file_name(draw) else [draw / name for name in _names(paths)]
     images = {path.resolve(): path for path in paths}
     for target in targets:
         if image := images.get(target.resolve()):
             raise InvalidInput(f"--draw {draw}: a drawing would take the place of {image}", hint="draw into a folder")
-    return targets
+    return dict(zip(paths, targets, strict=True))
 
 
 def _is_file_name(draw: Path) -> bool:
@@ -137,8 +159,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
     stems = [path.stem for path in paths]
     if len({*stems}) == len({*paths}):
         return [f"{stem}.png" for stem in stems]
-    common = os.path.commonpath([path.absolute().parent for path in paths])
-    return [f"{path.absolute().relative_to(common)}.png" for path in paths]
+    places = [Path(os.path.normpath(path.absolute())) for path in paths]  # ".." would lead out of the folder
+    common = os.path.commonpath([place.parent for place in places])
+    return [f"{place.relative_to(common)}.png" for place in places]
 
 
 def save_drawing(image: Image.Image, target: Path) -> None:

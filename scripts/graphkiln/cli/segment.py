@@ -52,7 +52,7 @@ def segment(
     """
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
-    targets = dict(zip(paths, drawing_paths(paths, draw), strict=draw is not None))
+    targets = drawing_paths(paths, draw)
     with connection.connect() as client, show_progress(len(paths), "segmenting") as progress:
         answers = client.model(model, version, images=FORMS[encoded]).segment_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress

@@ -10,7 +10,7 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_json, say
-from graphkiln.cli.image_arguments import FORMS, Encoded
+from graphkiln.cli.image_arguments import FORMS, Encoded, check_place
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.vector_origin import Origin, identify
 from graphkiln.scoring.extra import check_extra
@@ -44,6 +44,7 @@ def similar(
 
     Every vector of the file is compared, by the cosine of its angle: nothing is approximated.
     """
+    check_place(image)
     check_extra("similar", ["pyarrow"])
     from graphkiln.cli.vector_file import open_vectors
     from graphkiln.cli.vector_search import search

@@ -10,7 +10,9 @@ from PIL import Image
 
 from graphkiln.cli.image_arguments import (
     check_formats,
+    check_place,
     drawing_paths,
+    expand_folders,
     report_failures,
     save_drawing,
     split_errors,
@@ -53,16 +55,23 @@ def test_formats_that_do_not(paths: list[Path], draw: Path) -> None:
 def test_a_drawing_goes_into_a_file_or_under_its_name_into_a_folder(tmp_path: Path) -> None:
     image = Image.new("RGB", (2, 2))
     for draw in (tmp_path / "x.png", tmp_path / "new" / "folder"):
-        save_drawing(image, *drawing_paths([A], draw))
+        save_drawing(image, drawing_paths([A], draw)[A])
     assert sorted(path.name for path in tmp_path.rglob("*.png")) == ["a.png", "x.png"]
-    assert drawing_paths([A, B], None) == []
+    assert drawing_paths([A, B], None) == {}
 
 
 def test_images_of_one_name_do_not_take_each_others_place(tmp_path: Path) -> None:
     images = [tmp_path / name for name in ("day/1.jpg", "night/1.jpg", "night/1.png", "2.jpg")]
     names = ["day/1.jpg.png", "night/1.jpg.png", "night/1.png.png", "2.jpg.png"]
-    assert drawing_paths(images, Path("out")) == [Path("out", name) for name in names]
-    assert drawing_paths([A, A], Path("out")) == [Path("out/a.png")] * 2
+    assert [*drawing_paths(images, Path("out")).items()] == [
+        (image, Path("out", name)) for image, name in zip(images, names, strict=True)
+    ]
+    assert drawing_paths([A, A], Path("out")) == {A: Path("out/a.png")}
+
+
+def test_a_way_back_in_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    images = [tmp_path / "day" / "1.png", tmp_path / "day" / ".." / "night" / "1.png"]
+    assert [*drawing_paths(images, Path("out")).values()] == [Path("out/day/1.png.png"), Path("out/night/1.png.png")]
 
 
 @pytest.mark.parametrize("draw", ["photos", "photos/../photos", "photos/a.png", "link"])
@@ -76,4 +85,28 @@ def test_a_drawing_never_takes_the_place_of_an_image(tmp_path: Path, draw: str) 
 def test_a_folder_whose_name_has_a_dot_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "out.d").mkdir()
     check_formats([A, B], tmp_path / "out.d", as_json=False, as_csv=False)
-    assert drawing_paths([A], tmp_path / "out.d") == [tmp_path / "out.d" / "a.png"]
+    assert drawing_paths([A], tmp_path / "out.d") == {A: tmp_path / "out.d" / "a.png"}
+
+
+@pytest.mark.parametrize(
+    ("image", "words", "hint"),
+    [
+        ("https://example.org/cat.jpg", r"https:/example\.org/cat\.jpg is a URL", "fetch_urls=True"),
+        ("http://10.0.0.1/cat.jpg", "is a URL", "curl -O"),
+        ("-", "not from what is piped in", "> image.jpg"),
+    ],
+)
+def test_what_is_no_file_here_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, words: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=words) as caught:
+        expand_folders([A, Path(image)])
+    assert hint in caught.value.hint
+
+
+def test_a_file_or_a_folder_may_be_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-", "https.png"):
+        Path(name).touch()
+        check_place(Path(name))

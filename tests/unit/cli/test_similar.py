@@ -115,6 +115,8 @@ def test_mistakes(run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
         (["query.png", "--in", "junk"], "junk cannot be read as Parquet"),
         (["query.png", "--in", "v", "--top", "0"], "--top"),
         (["query.png", "query.png", "--in", "v"], "query.png"),
+        (["-", "--in", "v"], "piped in"),
+        (["https://example.org/query.png", "--in", "v"], "is a URL"),
     ):
         finished = run("similar", *words)
         assert (finished.code, said in finished.err) == (2, True), finished.err

@@ -38,7 +38,7 @@ class TestImage:
         expected = image.resize((45, 30), Image.Resampling.BILINEAR).crop((10, 3, 34, 27))
         np.testing.assert_array_equal(sample, np.asarray(expected))
 
-    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
+    @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I"])
     @pytest.mark.parametrize("color", ["RGB", "L"])
     def test_takes_every_mode(self, mode: str, color: Any) -> None:
         image = Image.new(mode, (4, 5))
@@ -48,6 +48,29 @@ class TestImage:
     def test_sixteen_bits_are_scaled_not_clipped(self) -> None:
         image = Image.fromarray(np.array([[0, 257, 32896, 65535]], np.uint16))
         np.testing.assert_array_equal(load_sample(image, RAW)[0, :, 0], [0, 1, 128, 255])
+
+    @pytest.mark.parametrize(
+        "pixels",
+        [
+            np.array([[0.0, 1.0]], np.float32),
+            np.array([[0.0, np.nan]], np.float32),
+            np.array([[0, 65536]], np.int32),
+            np.array([[-1, 0]], np.int32),
+        ],
+    )
+    def test_pixels_without_a_known_range_are_refused_and_not_black(self, pixels: Any) -> None:
+        """A float TIFF from 0 to 1 was read as sixteen bits: all black, and no word about it."""
+        image = Image.fromarray(pixels)
+        for form in (image, encoded(image, "TIFF")):
+            with pytest.raises(InvalidInput, match="cannot be decoded: nothing says which of its 32-bit pixels are white"):
+                load_sample(form, RAW)
+
+    @pytest.mark.parametrize("color", ["RGB", "L"])
+    @pytest.mark.parametrize("mode", ["LAB", "RGBa", "RGBX", "La", "PA", "HSV", "I;16B", "I;16L"])
+    def test_rare_modes_give_pixels_or_our_error(self, mode: str, color: Any) -> None:
+        with contextlib.suppress(InvalidInput):
+            sample = load_sample(Image.new(mode, (4, 5)), Preprocess(color=color, dtype=DType.UINT8, layout="HWC"))
+            assert sample.shape == (5, 4, 1 if color == "L" else 3)
 
     def test_exif_turns_the_image_upright(self) -> None:
         image = Image.new("RGB", (2, 1))

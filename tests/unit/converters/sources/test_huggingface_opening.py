@@ -18,7 +18,13 @@ class TestOpened:
         [
             (OSError("no file\nand more"), "transformers cannot open 'x': no file", "name a folder with config.json"),
             (ValueError("set trust_remote_code=True"), "'x' brings code of its own, which is not run", "python:FILE"),
-            (KeyError(), "transformers cannot open 'x': ", "name a folder with config.json"),
+            (KeyError(), "transformers cannot open 'x': KeyError", "name a folder with config.json"),
+            (
+                ImportError("\nTimmBackbone requires the timm library. You can install it with pip:\n`pip install timm`"),
+                "transformers cannot open 'x': TimmBackbone requires the timm library.",
+                "graphkiln[timm]",
+            ),
+            (ImportError("needs natten"), "transformers cannot open 'x': needs natten", "install the library"),
         ],
     )
     def test_translates_what_transformers_says(self, said: Exception, message: str, hint: str) -> None:

@@ -54,6 +54,7 @@ def test_tasks_follow_from_the_kind_of_model() -> None:
         ("clipseg", "segments what a text names"),
         ("oneformer", "segments what a text names"),
         ("sam", "segments what a point or a box names"),
+        ("seggpt", "segments what another image and its mask show"),
     ],
 )
 def test_models_that_need_more_than_an_image_are_refused(kind: str, does: str) -> None:
