@@ -70,8 +70,6 @@ def odd_files() -> dict[str, bytes]:
         "YCbCr TIFF": saved(image.convert("YCbCr"), "TIFF"),
         "16 bits PNG": saved(deep(image), "PNG"),
         "16 bits TIFF": saved(deep(image), "TIFF"),
-        "32 bits TIFF": saved(Image.fromarray(np.asarray(image.convert("L")).astype(np.int32)), "TIFF"),
-        "floats TIFF": saved(Image.fromarray(np.asarray(image.convert("L")).astype(np.float32)), "TIFF"),
         "one bit": saved(image.convert("1"), "PNG"),
         "alpha PNG": saved(transparent, "PNG"),
         "gray and alpha": saved(transparent.convert("LA"), "PNG"),
@@ -97,8 +95,9 @@ def odd_files() -> dict[str, bytes]:
 
 
 def damaged_files() -> dict[str, bytes]:
-    """Name -> what is no image."""
+    """Name -> what is no image, or one that cannot be read."""
     image = drawn(200, 200)
+    gray = np.asarray(image.convert("L"))
     files = {kind: saved(image, kind) for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")}
     cut = {f"half a {kind}": content[: len(content) // 2] for kind, content in files.items()}
     progressive = saved(image, "JPEG", progressive=True)
@@ -112,4 +111,6 @@ def damaged_files() -> dict[str, bytes]:
         "a header": files["PNG"][:20],
         "another format": saved(image, "PPM"),
         "a bomb": bytes(bomb),
+        "32 bits TIFF": saved(Image.fromarray(gray.astype(np.int32)), "TIFF"),
+        "floats TIFF": saved(Image.fromarray(gray.astype(np.float32)), "TIFF"),
     }

@@ -155,8 +155,13 @@ def _check_range(image: Image.Image) -> None:
     Raises:
         ValueError: It has such.
     """
-    if image.mode == "F" or (image.mode == "I" and not all(each in _GRAYS for each in image.getextrema())):
+    if image.mode == "F" or (image.mode == "I" and not _has_16_bits(image)):
         raise ValueError("nothing says which of its 32-bit pixels are white; save it with 8 or 16 bits a channel")
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    """Whether the 32 bits of a pixel hold 16, as older Pillow reads PNGs; a TIFF of 32 bits has its own range."""
+    return image.format != "TIFF" and all(each in _GRAYS for each in image.getextrema())
 
 
 def _orientation(image: Image.Image) -> int:

