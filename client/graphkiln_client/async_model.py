@@ -222,17 +222,18 @@ class AsyncModel:
         """
         return only(await self.segment_batch([image]))
 
-    async def embed(self, image: ImageLike) -> Vector:
+    async def embed(self, image: ImageLike, *, normalize: bool | None = None) -> Vector:
         """The vector of an image, float32 `[features]`.
 
         Args:
             image: As for `classify`.
+            normalize: Whether it is divided by its length; None for what the model says.
 
         Raises:
             InvalidInput: The image cannot be read, or the model gives no vectors.
             ClientError: The request failed.
         """
-        return only(await self.embed_batch([image]))
+        return only(await self.embed_batch([image], normalize=normalize))
 
     async def detect_batch(
         self, images: Sequence[ImageLike], *, score_threshold: float | None = None
@@ -244,9 +245,11 @@ class AsyncModel:
         """As `segment`, likewise."""
         return await self._tasks.segment(images)
 
-    async def embed_batch(self, images: Sequence[ImageLike]) -> list[Vector | ClientError]:
+    async def embed_batch(
+        self, images: Sequence[ImageLike], *, normalize: bool | None = None
+    ) -> list[Vector | ClientError]:
         """As `embed`, likewise."""
-        return await self._tasks.embed(images)
+        return await self._tasks.embed(images, normalize)
 
     def detect_many(
         self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
@@ -261,10 +264,10 @@ class AsyncModel:
         return self._many(self.segment_batch, images, options)
 
     def embed_many(
-        self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
+        self, images: Iterable[ImageLike], *, normalize: bool | None = None, **options: Unpack[ManyOptions]
     ) -> AsyncIterator[Vector | ClientError]:
         """As `embed`, likewise."""
-        return self._many(self.embed_batch, images, options)
+        return self._many(functools.partial(self.embed_batch, normalize=normalize), images, options)
 
     async def _many(
         self,

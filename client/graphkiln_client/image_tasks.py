@@ -87,7 +87,7 @@ class ImageTasks:
         """
         return await self._answer(images, SegmentationTask, read_segmentation)
 
-    async def embed(self, images: Sequence[ImageLike]) -> list[Vector | ClientError]:
+    async def embed(self, images: Sequence[ImageLike], normalize: bool | None) -> list[Vector | ClientError]:
         """The vector of each image; an image that fails has its error there.
 
         Raises:
@@ -96,7 +96,7 @@ class ImageTasks:
 
         def read(task: EmbeddingTask, sample: Sample, frame: Frame, labels: Sequence[str]) -> Vector:
             del frame, labels
-            return read_vector(task, sample)
+            return read_vector(task, sample, normalize)
 
         return await self._answer(images, EmbeddingTask, read)
 

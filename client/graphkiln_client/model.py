@@ -166,14 +166,14 @@ class Model:
         """
         return run(self._model.segment(image))
 
-    def embed(self, image: ImageLike) -> Vector:
-        """The vector of an image, float32 `[features]`.
+    def embed(self, image: ImageLike, *, normalize: bool | None = None) -> Vector:
+        """The vector of an image, float32 `[features]`; `normalize` divides it by its length, or not.
 
         Raises:
             InvalidInput: The image cannot be read, or the model gives no vectors.
             ClientError: The request failed.
         """
-        return run(self._model.embed(image))
+        return run(self._model.embed(image, normalize=normalize))
 
     def detect_many(
         self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
@@ -189,9 +189,11 @@ class Model:
         """As `segment`, likewise."""
         return self._many(self._model.segment_batch, images, options)
 
-    def embed_many(self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]) -> Iterator[Vector | ClientError]:
+    def embed_many(
+        self, images: Iterable[ImageLike], *, normalize: bool | None = None, **options: Unpack[ManyOptions]
+    ) -> Iterator[Vector | ClientError]:
         """As `embed`, likewise."""
-        return self._many(self._model.embed_batch, images, options)
+        return self._many(lambda batch: self._model.embed_batch(batch, normalize=normalize), images, options)
 
     def _many(
         self,

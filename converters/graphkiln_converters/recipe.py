@@ -110,6 +110,9 @@ class Recipe(BaseModel):
     score_threshold: Annotated[float | None, Flag(panel=_EDGE, default="the model's")] = Field(
         default=None, ge=0, le=1, description="Detections that clients show unasked."
     )
+    normalize: Annotated[bool, Flag(panel=_EDGE)] = Field(
+        default=False, description="Clients divide vectors by their length."
+    )
     head: Annotated[Head | None, Flag(panel=_BOXES, metavar="KIND", default="by shape")] = Field(
         default=None, description=f"How the file returns boxes: {', '.join(Head)}."
     )

@@ -32,7 +32,7 @@ def with_task(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenMod
     task = _task(recipe, model.source.task if isinstance(model.source, TaskSource) else None, kept)
     if task is not None and not isinstance(task, Classification):
         _check_edges(recipe, task)
-    return replace(model, task=_with_threshold(task, recipe.score_threshold))
+    return replace(model, task=_with_length(_with_threshold(task, recipe.score_threshold), normalize=recipe.normalize))
 
 
 def _with_threshold(task: Task | None, threshold: float | None) -> Task | None:
@@ -41,6 +41,14 @@ def _with_threshold(task: Task | None, threshold: float | None) -> Task | None:
     if not isinstance(task, Detection):
         raise ConversionError("--score-threshold is for detectors", hint="--task detection, or leave it out")
     return replace(task, score_threshold=threshold)
+
+
+def _with_length(task: Task | None, *, normalize: bool) -> Task | None:
+    if not normalize:
+        return task
+    if not isinstance(task, Embedding):
+        raise ConversionError("--normalize is for vectors", hint="--task embedding, or leave it out")
+    return replace(task, normalize=True)
 
 
 def _task(recipe: Recipe, own: Task | None, outputs: dict[str, onnx_ir.Value]) -> Task | None:

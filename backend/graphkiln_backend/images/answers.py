@@ -185,8 +185,13 @@ def read_segmentation(task: tasks.Segmentation, sample: Sample, frame: Frame, la
     return SegmentedImage(classes=image, labels=tuple(labels), unseen=unseen)
 
 
-def read_vector(task: tasks.Embedding, sample: Sample) -> npt.NDArray[np.float32]:
-    """The vector of one sample, `[features]`; of length 1 where the task says so.
+def read_vector(task: tasks.Embedding, sample: Sample, normalize: bool | None = None) -> npt.NDArray[np.float32]:
+    """The vector of one sample, `[features]`.
+
+    Args:
+        task: Which output holds it.
+        sample: Its outputs.
+        normalize: Whether it gets the length 1, unless it is all zeros; None for what the task says.
 
     Raises:
         ProtocolError: The output is no vector.
@@ -195,7 +200,8 @@ def read_vector(task: tasks.Embedding, sample: Sample) -> npt.NDArray[np.float32
     if vector.ndim != 1:
         raise ProtocolError(f"{list(vector.shape)} is no vector")
     length = np.linalg.norm(vector.astype(np.float64))
-    return (vector / length).astype(np.float32) if task.normalize and length else vector
+    normalized = task.normalize if normalize is None else normalize
+    return (vector / length).astype(np.float32) if normalized and length else vector
 
 
 def _count(task: tasks.Detection, sample: Sample) -> int:

@@ -46,6 +46,7 @@ def embed(
     out: Annotated[
         Path | None, typer.Option(help="Write a Parquet file for `graphkiln similar` instead.", metavar="FILE")
     ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Divide vectors by their length.")] = False,
     encoded: Encoded = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a column for each feature.")] = False,
@@ -67,6 +68,7 @@ def embed(
             connection,
             (model, version),
             form=FORMS[encoded],
+            normalize=normalize or None,
             batch_size=batch_size,
             concurrency=concurrency,
         )
@@ -74,7 +76,12 @@ def embed(
     paths = expand_folders(images)
     with connection.connect() as client, show_progress(len(paths), "embedding") as progress:
         answers = client.model(model, version, images=FORMS[encoded]).embed_many(
-            paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
+            paths,
+            normalize=normalize or None,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            on_error="return",
+            progress=progress,
         )
         found, failures = split_errors(paths, list(answers))
     if as_json:

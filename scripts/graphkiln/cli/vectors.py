@@ -34,6 +34,7 @@ def save_vectors(
     model: tuple[str, str],
     *,
     form: Form,
+    normalize: bool | None,
     batch_size: int,
     concurrency: int,
 ) -> None:
@@ -45,6 +46,7 @@ def save_vectors(
         connection: To the server.
         model: Its name, and its version or nothing.
         form: How images travel.
+        normalize: Whether vectors are divided by their length; None for what the model says.
         batch_size: Most images in one request.
         concurrency: Most requests at a time.
 
@@ -61,7 +63,12 @@ def save_vectors(
         pinned, origin = identify(client, *model, form)
         with VectorWriter(file, origin) as writer, show_progress(len(paths), "embedding") as progress:
             answers = pinned.embed_many(
-                paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
+                paths,
+                normalize=normalize,
+                batch_size=batch_size,
+                concurrency=concurrency,
+                on_error="return",
+                progress=progress,
             )
             failures = list(_write(zip(paths, answers, strict=True), writer))
         _check_any(writer.rows, failures)

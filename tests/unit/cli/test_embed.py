@@ -50,3 +50,12 @@ def test_a_file_that_is_named_as_something_else(run: RunVerb, image: Path, name:
     finished = run("embed", image, "--model", "m", "--out", image.parent / name)
     assert (finished.code, "v.parquet" in finished.err) == (2, True)
     assert not (image.parent / name).exists()
+
+
+@pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
+@pytest.mark.parametrize("form", ["--json", "--csv"])
+def test_vectors_are_divided_by_their_length_when_that_is_asked_for(
+    run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], normalize: bool | None, form: str
+) -> None:
+    run("embed", image, "--model", "m", form, *flags)
+    assert client.fake_model.options["normalize"] is normalize

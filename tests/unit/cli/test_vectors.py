@@ -57,6 +57,12 @@ def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: Fake
     assert client.open == 0
 
 
+@pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
+def test_the_length_is_as_asked_for(embed: Any, client: FakeClient, photos: Path, flags: Any, normalize: Any) -> None:
+    assert embed(photos, *flags).code == 0
+    assert client.fake_model.options["normalize"] is normalize
+
+
 def test_requests_go_to_the_version_that_the_file_names(embed: Any, client: FakeClient) -> None:
     embed()
     assert set(client.models_opened) == {("m", ""), ("m", "2")}

@@ -145,6 +145,15 @@ def test_a_vector_is_normalized() -> None:
     np.testing.assert_allclose(embedder.embed(image(32, 32, 0, 0, 8, 8)), [3**-0.5] * 3, rtol=1e-6)
 
 
+def test_who_asks_decides_about_the_length() -> None:
+    embedder, _ = model(TASKS["embedding"])
+    light = image(32, 32, 0, 0, 8, 8)
+    for vectors in ([embedder.embed(light, normalize=False)], embedder.embed_many([light], normalize=False)):
+        lengths = [float(np.linalg.norm(vector)) for vector in vectors if isinstance(vector, np.ndarray)]
+        assert len(lengths) == 1
+        assert abs(lengths[0] - 1) > 0.1
+
+
 def test_batches_of_mixed_sizes_with_a_damaged_image_among_them() -> None:
     detector, server = model(DETECTION)
     images = [image(32, 64, 16, 8, 32, 16), b"no image", image(64, 32, 8, 16, 16, 32), image(640, 320), b""]

@@ -83,6 +83,16 @@ def test_a_threshold_of_scores_is_for_detectors(task: str) -> None:
         task_of(VECTORS, task=task, score_threshold=0.1)
 
 
+def test_vectors_are_normalized_where_the_user_says_so() -> None:
+    assert task_of(VECTORS, task="embedding", normalize=True) == Embedding(vectors="y", normalize=True)
+
+
+@pytest.mark.parametrize("task", ["auto", "segmentation"])
+def test_a_length_is_for_vectors(task: str) -> None:
+    with pytest.raises(ConversionError, match="--normalize is for vectors"):
+        task_of(MAPS, task=task, normalize=True)
+
+
 @pytest.mark.parametrize("flag", [{"top_k": 2}, {"softmax": True}, {"layout": "nhwc"}])
 def test_what_changes_scores_is_for_classifiers(flag: dict[str, Any]) -> None:
     with pytest.raises(ConversionError, match="is for classifiers"):

@@ -134,6 +134,12 @@ class TestVector:
         np.testing.assert_allclose(found, [0.6, 0.8])
         assert found.dtype == np.float32
 
+    @pytest.mark.parametrize("said", [False, True])
+    def test_who_asks_decides_whether_it_is_normalized(self, said: bool) -> None:
+        task, outputs = tasks.Embedding(vectors="v", normalize=said), {"v": np.array([3, 4], np.float32)}
+        np.testing.assert_allclose(read_vector(task, outputs, True), [0.6, 0.8])
+        np.testing.assert_array_equal(read_vector(task, outputs, False), [3, 4])
+
     def test_a_vector_of_zeros_stays(self) -> None:
         task = tasks.Embedding(vectors="v", normalize=True)
         assert not read_vector(task, {"v": np.zeros(3, np.float32)}).any()
