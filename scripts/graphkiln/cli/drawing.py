@@ -22,6 +22,7 @@ Color = tuple[int, int, int]
 
 _GOLDEN_RATIO = 0.618034
 _MASK_OPACITY = 0.45
+_BACKGROUNDS = ("", "background", "none", "nothing", "other", "unlabeled", "void")
 
 
 def color_of(index: int) -> Color:
@@ -56,16 +57,15 @@ def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Imag
     return drawn
 
 
-def draw_segments(image: Image.Image, segmented: SegmentedImage, background: int = 0) -> Image.Image:
-    """A copy of an image, tinted by the class of each pixel, with a legend of the classes in it.
+def draw_segments(image: Image.Image, segmented: SegmentedImage) -> Image.Image:
+    """A copy of an image, tinted by the class of each pixel but the background, with a legend of the classes in it.
 
     Args:
         image: Upright, as the class map is.
         segmented: Its classes.
-        background: A class that is not tinted.
     """
     pixels = np.asarray(to_color(image, "RGB")).copy()
-    shown = [index for index in segmented.present if index != background]
+    shown = [index for index in segmented.present if not _is_background(segmented, index)]
     for index in shown:
         _tint(pixels, segmented.classes == index, color_of(index))
     drawn = Image.fromarray(pixels)
@@ -75,6 +75,11 @@ def draw_segments(image: Image.Image, segmented: SegmentedImage, background: int
         text = f"{_named(segmented.label(index), index)} {100 * segmented.share(index):.0f} %"
         top = _draw_label(canvas, drawn.size, text, (0, top), color_of(index), font, above=False)
     return drawn
+
+
+def _is_background(segmented: SegmentedImage, index: int) -> bool:
+    """Whether a class is what lies behind all things: the first one, unless its name is that of a thing."""
+    return index == 0 and segmented.label(0).strip("_ ").lower() in _BACKGROUNDS
 
 
 def _tint(

@@ -73,12 +73,19 @@ def test_letters_that_the_font_lacks_are_no_boxes() -> None:
 def test_segments_are_tinted_and_named() -> None:
     classes = np.zeros((320, 320), np.uint8)
     classes[160:] = 2
-    image = SegmentedImage(classes=classes, labels=("a", "b", "c"), unseen=255)
+    image = SegmentedImage(classes=classes, labels=("__background__", "b", "c"), unseen=255)
     pixels = np.asarray(draw_segments(Image.new("RGB", (320, 320)), image))
     assert (pixels[300, 300] == pixels[200, 200]).all()
     assert pixels[300, 300].any()
     assert not pixels[100, 300].any()
     assert pixels[2, 2].any()  # the legend
+
+
+@pytest.mark.parametrize(("labels", "tinted"), [((), False), (("Background",), False), (("road",), True)])
+def test_the_first_class_is_the_background_unless_it_has_the_name_of_a_thing(labels: Any, tinted: bool) -> None:
+    """Streets were not tinted, whose first class is the road."""
+    image = SegmentedImage(classes=np.zeros((320, 320), np.uint8), labels=labels, unseen=255)
+    assert np.asarray(draw_segments(Image.new("RGB", (320, 320)), image)).any() == tinted
 
 
 def test_neighbors_differ() -> None:

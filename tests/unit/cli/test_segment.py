@@ -20,14 +20,14 @@ def image(tmp_path: Path, client: FakeClient) -> Path:
     Image.new("RGB", (40, 20)).save(tmp_path / "a.png")
     classes = np.zeros((20, 40), np.uint8)
     classes[:, 30:] = 1
-    client.fake_model.answers = {"a.png": SegmentedImage(classes=classes, labels=("ground", "sky"), unseen=255)}
+    client.fake_model.answers = {"a.png": SegmentedImage(classes=classes, labels=("background", "sky"), unseen=255)}
     return tmp_path / "a.png"
 
 
 def test_a_table(run: RunVerb, image: Path) -> None:
     out = run("segment", image, "--model", "m").out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
-    assert rows == [["a.png", "ground", "0", "75.0 %"], ["", "sky", "1", "25.0 %"]]
+    assert rows == [["a.png", "background", "0", "75.0 %"], ["", "sky", "1", "25.0 %"]]
 
 
 def test_json_holds_run_lengths(run: RunVerb, image: Path) -> None:
@@ -43,7 +43,7 @@ def test_json_holds_run_lengths(run: RunVerb, image: Path) -> None:
 
 def test_csv(run: RunVerb, image: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(run("segment", image, "--model", "m", "--csv").out)))
-    assert [(row["label"], row["share"]) for row in rows] == [("ground", "0.75"), ("sky", "0.25")]
+    assert [(row["label"], row["share"]) for row in rows] == [("background", "0.75"), ("sky", "0.25")]
 
 
 def test_a_drawing(run: RunVerb, image: Path) -> None:
