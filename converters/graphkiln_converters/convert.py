@@ -26,6 +26,7 @@ from graphkiln_converters.publishing import (
     new_version,
     notes_of,
     remaining_preprocess,
+    warn_without_preprocess,
     with_fitting_labels,
 )
 from graphkiln_converters.recipe import Recipe
@@ -71,6 +72,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         _log.info("exporting the graph")
         graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
         model = with_fitting_labels(with_task(opened, recipe, graph), recipe, graph)
+        warn_without_preprocess(model)
         proven = _convert(recipe, model, graph, Path(temporary) / GRAPH_FILE)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
         if recipe.version is None:

@@ -15,7 +15,7 @@ from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Detection
+from graphkiln_backend.graph.task import Detection, is_classification
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
@@ -79,6 +79,15 @@ def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) 
         raise ConversionError(f"{recipe.labels} has {problem}", hint="one line for each class, in their order")
     _log.warning("%s: left out; --labels FILE gives others", problem)
     return replace(model, labels=())
+
+
+def warn_without_preprocess(model: OpenModel) -> None:
+    """Says of a model for a task that nothing says how an image becomes its input: no client could ask it about one."""
+    if not is_classification(model.task) and model.preprocess is None:
+        _log.warning(
+            "nothing says how an image becomes the input: clients that send images are refused; say it with "
+            "--preprocess, for example '{\"resize\": [640, 640]}' (docs/tasks.md)"
+        )
 
 
 def _check_detected_classes(model: OpenModel, recipe: Recipe) -> None:

@@ -16,11 +16,17 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Detection
+from graphkiln_backend.graph.task import Classification, Detection, Embedding, Task
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_converters.opening import OpenModel
-from graphkiln_converters.publishing import check_edges, new_version, remaining_preprocess, with_fitting_labels
+from graphkiln_converters.publishing import (
+    check_edges,
+    new_version,
+    remaining_preprocess,
+    warn_without_preprocess,
+    with_fitting_labels,
+)
 from graphkiln_converters.recipe import Recipe
 
 PIXELS = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -166,3 +172,19 @@ class TestFittingLabels:
         )
         assert self.fitted(text, outputs=["w"]) == self.LABELS
         assert self.fitted(text, outputs=["y"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "preprocess", "warned"),
+    [
+        (Embedding(vectors="v"), None, True),
+        (Embedding(vectors="v"), PIXELS, False),
+        (Classification(), None, False),
+        (None, None, False),
+    ],
+)
+def test_a_task_that_no_client_could_ask_about_an_image_is_told(
+    caplog: pytest.LogCaptureFixture, task: Task | None, preprocess: Preprocess | None, warned: bool
+) -> None:
+    warn_without_preprocess(OpenModel(source=model().source, inputs=(), preprocess=preprocess, labels=(), task=task))
+    assert ("--preprocess" in caplog.text) == warned
