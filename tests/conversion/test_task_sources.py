@@ -71,7 +71,8 @@ def test_a_detector_of_transformers(kind: str, tmp_path: Path, run: Convert) -> 
 
 def test_a_detector_on_a_backbone_of_timm(tmp_path: Path, run: Convert) -> None:
     """As facebook/detr-resnet-50 and most of its kin were saved."""
-    backbone = {"model_type": "timm_backbone", "backbone": "resnet10t", "features_only": True, "out_indices": [1, 2, 3, 4]}
+    levels = [1, 2, 3, 4]
+    backbone = {"model_type": "timm_backbone", "backbone": "resnet10t", "features_only": True, "out_indices": levels}
     tiny_model("detr", backbone_config=backbone).save_pretrained(tmp_path / "detr")
     huggingface_tasks._processor("Detr").save_pretrained(tmp_path / "detr")
     height, width = SIZE

@@ -18,7 +18,7 @@ _SQUARE = (64, 64)
 
 
 def makers(labels: int, size: tuple[int, int]) -> dict[str, Callable[[], Any]]:
-    """What makes a model of each type of transformers, with a number of classes and a `(height, width)` of its input."""
+    """What makes a model of each type of transformers, for a number of classes and a `(height, width)` in pixels."""
     told = {"num_labels": labels}
     return {
         "beit": lambda: _beit("Beit", image_size=list(size), out_indices=[1, 2, 3, 4], **told),

@@ -150,7 +150,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _check_range(image: Image.Image) -> None:
-    """Refuses pixels of which nothing says how bright they are: scaled by a guess, most such images turn black or white.
+    """Refuses pixels of which nothing says how bright they are: scaled by a guess, most turn black or white.
 
     Raises:
         ValueError: It has such.

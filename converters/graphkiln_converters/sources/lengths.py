@@ -40,7 +40,7 @@ def first_size(items: Sized | torch.Tensor) -> Any:
 
 
 def _namespaces(module: nn.Module) -> list[dict[str, Any]]:
-    """The global names of the code of a module's parts, each once; those that have a `len` of their own are left out."""
+    """The global names of the code of a module's parts, each once, but for those that have a `len` of their own."""
     found = {id(names): names for names in map(_globals_of, {type(part) for part in module.modules()})}
     return [names for names in found.values() if "len" not in names and not _is_of_torch(names)]
 

@@ -20,7 +20,7 @@ class TestOpened:
             (ValueError("set trust_remote_code=True"), "'x' brings code of its own, which is not run", "python:FILE"),
             (KeyError(), "transformers cannot open 'x': KeyError", "name a folder with config.json"),
             (
-                ImportError("\nTimmBackbone requires the timm library. You can install it with pip:\n`pip install timm`"),
+                ImportError("\nTimmBackbone requires the timm library. You can install it with pip:\n`pip ...`"),
                 "transformers cannot open 'x': TimmBackbone requires the timm library.",
                 "graphkiln[timm]",
             ),
