@@ -77,12 +77,14 @@ def check_place(image: Path) -> None:
     Raises:
         InvalidInput: It is one.
     """
+    if image.exists():
+        return
     if str(image).startswith(_URLS):
         raise InvalidInput(
             f"{image} is a URL, and images are read from files here",
             hint="download it first (curl -O URL), or let Python fetch it: Client(fetch_urls=True)",
         )
-    if str(image) == "-" and not image.exists():
+    if str(image) == "-":
         hint = "write it to a file first, and name that: ... > image.jpg"
         raise InvalidInput("-: images are read from files, not from what is piped in", hint=hint)
 

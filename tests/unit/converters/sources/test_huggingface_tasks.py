@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_transformers import DETECTORS, SIZE, images, tiny_model
+from tiny_transformers import DETECTORS, SEGMENTERS, SIZE, images, tiny_model
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation
 from graphkiln_converters.sources import huggingface_tasks
+from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.huggingface import open_source
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
     image_task,
@@ -67,6 +69,14 @@ def test_the_types_that_are_refused_exist() -> None:
     assert not {*huggingface_tasks._PROMPTED} - {*hf.CONFIG_MAPPING}
 
 
+@pytest.mark.parametrize("kind", sorted(huggingface_tasks._PROMPTED))
+def test_each_is_refused_by_its_configuration_before_anything_is_made_or_loaded(kind: str, tmp_path: Path) -> None:
+    hf.CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
+    with pytest.raises(ConversionError, match=f"\\({kind}\\), and an image brings none") as caught:
+        open_source(str(tmp_path), SourceOptions())
+    assert "python:FILE:FACTORY --task" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "kind", ["DetrForSegmentation", "EomtForUniversalSegmentation", "RfDetrForInstanceSegmentation"]
 )
@@ -100,6 +110,7 @@ def test_every_detector_of_transformers_is_converted_or_refused_with_a_reason() 
     assert {*families("OBJECT_DETECTION")} == known | refused
     assert not known & refused
     assert known == {*DETECTORS}, "what is converted is tested beside its processor"
+    assert {*families("SEMANTIC_SEGMENTATION")} <= {*SEGMENTERS}, "and so are segmenters"
     assert {*families("ZERO_SHOT_OBJECT_DETECTION"), *families("MASK_GENERATION")} <= {*huggingface_tasks._PROMPTED}
 
 
