@@ -53,9 +53,9 @@ def test_a_file_that_is_named_as_something_else(run: RunVerb, image: Path, name:
 
 
 @pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
-@pytest.mark.parametrize("form", ["--json", "--csv"])
 def test_vectors_are_divided_by_their_length_when_that_is_asked_for(
-    run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], normalize: bool | None, form: str
+    run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], normalize: bool | None
 ) -> None:
-    run("embed", image, "--model", "m", form, *flags)
-    assert client.fake_model.options["normalize"] is normalize
+    for form in ("--json", "--csv"):
+        run("embed", image, "--model", "m", form, *flags)
+        assert client.fake_model.options["normalize"] is normalize
