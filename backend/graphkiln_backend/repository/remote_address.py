@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.redaction import redact
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.S)
 _ENDPOINT = re.compile(r"(?P<protocol>https?://)?(?P<host>[^/@]+:\d+)/(?P<path>.*)", re.S)
@@ -35,12 +36,6 @@ OCI_REFERENCE = re.compile(
 """An artifact in a registry, and a path in it. Source: OCI Distribution, "Pulling manifests"."""
 _OCI = re.compile(rf"((?P<protocol>https?)://)?(?P<root>{OCI_REFERENCE.pattern})", re.S)
 _LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
-_SECRETS = re.compile(
-    r"(?<=//)(?:[^/@\s]*:[^/@\s]*|A[KS]IA[0-9A-Z]{16}:[^@\s]*)(?=@)"
-    r"|(?<=[?&])(?:sig|[\w-]*(?:signature|token|credential|accesskeyid))=[^&\s]*",
-    re.IGNORECASE,
-)
-"""Name and password before a host, and what signs an address. Source: RFC 3986, 3.2.1; signed addresses of services."""
 
 
 class RemoteStoreError(RepositoryError):
@@ -86,12 +81,12 @@ class RemoteAddress:
         scheme, rest = found["scheme"], found["rest"].rstrip("/")
         if scheme not in _FORMS:
             raise RepositoryError(
-                f"'{without_secrets(text)}': model stores of the kind {scheme}:// are not known",
+                f"'{redact(text)}': model stores of the kind {scheme}:// are not known",
                 hint=", ".join(_FORMS.values()),
             )
-        if without_secrets(text) != text:
+        if redact(text) != text:
             raise RepositoryError(
-                f"'{without_secrets(text)}': credentials in an address are shown by logs and by lists of processes",
+                f"'{redact(text)}': credentials in an address are shown by logs and by lists of processes",
                 hint=f"{_FORMS[scheme]}; the client finds them in the environment, or in its own files",
             )
         return _PARSERS[scheme](f"{scheme}://{rest}", rest)
@@ -117,11 +112,6 @@ class RemoteAddress:
 def is_remote(text: str) -> bool:
     """Whether a text is meant as an address rather than as a path."""
     return _ADDRESS.fullmatch(text) is not None
-
-
-def without_secrets(text: str) -> str:
-    """A text in which addresses show no passwords and no signatures."""
-    return _SECRETS.sub("...", text)
 
 
 def parse_store(text: str) -> Path | RemoteAddress:

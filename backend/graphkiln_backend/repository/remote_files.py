@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from graphkiln_backend.graph.redaction import redact
 from graphkiln_backend.repository.oci_registry import OciFileSystem
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError, without_secrets
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_credentials import client_options
 from graphkiln_backend.repository.side_by_side import call_each
 
@@ -179,7 +180,7 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
             hint="pip install 'graphkiln[remote]', or the image of the target `remote`",
         )
     names, status, credentials = set(_names(error)), _status(error), _CREDENTIALS[address.scheme]
-    words, hint, passing = without_secrets(" ".join(f"{type(error).__name__}: {error}".split())), "", True
+    words, hint, passing = redact(" ".join(f"{type(error).__name__}: {error}".split())), "", True
     if names & _NO_CREDENTIALS:
         words, hint, passing = "no credentials were found", credentials, False
     elif names & _DENIED or status in {401, 403}:

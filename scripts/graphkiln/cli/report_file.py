@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from graphkiln.cli.console import say
-from graphkiln.reporting.redaction import redact_command
+from graphkiln_backend.graph.redaction import redact_command
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphkiln.reporting.redaction import redact
+from graphkiln_backend.graph.redaction import redact
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.served_before import ServedBefore

@@ -1,12 +1,20 @@
-"""What is secret, taken out of texts that are shown to others: records, reports, manifests."""
+"""What is secret, taken out of texts that are shown to others: logs, errors, records, reports, manifests."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
-_SECRET = re.compile(r"(?i)(?:^|(?<=[?&\s]))((?:password|sslpassword|token|secret|sas|sig|access_key)[^=&\s]*=)[^&\s]*")
+_CREDENTIALS = re.compile(r"(?<=://)(?:A[KS]IA[0-9A-Z]{16}:[^@\s]*|[^/?#\s]*)@")
+"""Name and password before a host, also where an access key's secret holds slashes. Source: RFC 3986, 3.2.1."""
+_SECRET = re.compile(
+    r"(?:^|(?<=[?&\s]))"
+    r"((?:sas|sig|[\w-]*(?:password|token|secret|signature|credential|access_?key)[\w-]*)=)"
+    r"(?:'(?:[^'\\]|\\.)*'|[^&\s]*)",
+    re.IGNORECASE,
+)
+"""Settings of a connection that are secret, and what signs an address. Source: libpq, "Connection Strings"; signed
+addresses of S3, GCS and Azure."""
 _HEADER = "--header"
 
 
