@@ -34,12 +34,19 @@ def test_auto_is_held_to_the_best_by_hand_round_by_round(auto: list[float], verd
         OV_BF16: Rounds(rates=[15.0, 8.0, 15.0]),
         AUTO_BF16: Rounds(rates=auto),
     }
-    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured) == verdict
+    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, {name: name for name in measured}) == verdict
 
 
 def test_what_cannot_be_built_is_no_best() -> None:
     measured = {ORT_FP32: Rounds(rates=[10.0]), AUTO_BF16: Rounds(rates=[10.0])}
-    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured) == "within 3% of onnxruntime fp32"
+    verdict = precision_speed.judge(AUTO_BF16, BY_HAND, measured, {name: name for name in measured})
+    assert verdict == "within 3% of onnxruntime fp32"
+
+
+def test_what_computes_with_the_same_is_the_best_however_noisy_the_machine_was() -> None:
+    measured = {ORT_FP32: Rounds(rates=[9.0]), OV_FP32: Rounds(rates=[10.0]), AUTO_BF16: Rounds(rates=[5.0])}
+    made = {ORT_FP32: "one", OV_FP32: "other", AUTO_BF16: "other"}
+    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, made) == "is openvino fp32"
 
 
 @pytest.fixture
