@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ _LEVELS = {
 _EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1", "session.x64quantprecision": "1"}
 """What ONNX Runtime rounds unless told not to: activations to int8 before 4-bit weights multiply them (an error
 of 1%, seen with 1.31), and sums of int8 products (up to 45%) where `hardware.saturates_products_of_bytes`."""
+_SHARED_BYTES = "Attempt to replace the existing tensor"
+"""What ONNX Runtime says of a graph that `unshare_bytes` is for."""
 _ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -268,7 +271,7 @@ def _open(
     """
     options.log_severity_level = 3
     try:
-        session = onnxruntime.InferenceSession(str(graph_path), options, providers=providers, enable_fallback=0)
+        session = _load(graph_path, options, providers)
     except _ERRORS as error:
         hint = hint_for(str(error), graph_path)
         raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
@@ -279,6 +282,21 @@ def _open(
             attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
         )
     return session
+
+
+def _load(
+    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
+) -> onnxruntime.InferenceSession:
+    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
+    try:
+        return load(str(graph_path))
+    except native.Fail as error:
+        if _SHARED_BYTES not in str(error):
+            raise
+    from graphkiln_backend.engines.onnxruntime.unsharing import unshare_bytes  # brings onnx, which few starts need
+
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph_path.parent))
+    return load(unshare_bytes(graph_path))
 
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
