@@ -269,7 +269,8 @@ def _open(
     Raises:
         LoweringError: ONNX Runtime refuses the graph or chooses another provider.
     """
-    options.log_severity_level = 3
+    # What goes wrong on the CPU is raised; a GPU's provider that does not start is said in the log alone.
+    options.log_severity_level = 4 if providers[0][0] == CPU else 3
     try:
         session = _load(graph_path, options, providers)
     except _ERRORS as error:

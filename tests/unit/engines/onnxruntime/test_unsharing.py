@@ -56,11 +56,12 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-def test_it_loads_and_computes_what_the_reference_computes(shared: Path) -> None:
+def test_it_loads_and_computes_what_the_reference_computes(shared: Path, capfd: pytest.CaptureFixture[str]) -> None:
     x = draw(4, 16)
     expected = compute(onnx_ir.load(shared), x=x)["y"]
     with OnnxRuntimeEngine().build(shared, CONFIG) as session:
         np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=_A_STEP_BETWEEN)
+    assert not capfd.readouterr().err
 
 
 def test_no_byte_is_read_twice(shared: Path) -> None:
