@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
-from graphkiln_backend.graph.redaction import redact
 from graphkiln.scoring.run_state import QuarantinedRow, RunState, WorkerTally
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.distributions import version_of
+from graphkiln_backend.graph.redaction import redact
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import StageTimes

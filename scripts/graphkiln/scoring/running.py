@@ -179,8 +179,8 @@ def describe_run(
         begun: When it was.
         error: What ends it; None where every row is accounted for.
     """
-    from graphkiln_backend.graph.redaction import redact
     from graphkiln.scoring import record as records
+    from graphkiln_backend.graph.redaction import redact
     from graphkiln_backend.scoring.errors import RunInterrupted
 
     interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)

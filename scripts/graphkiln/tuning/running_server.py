@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphkiln_backend.graph.redaction import redact
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.served_before import ServedBefore
@@ -20,6 +19,7 @@ from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ClientError, MeasurementError
+from graphkiln_backend.graph.redaction import redact
 from graphkiln_backend.repository.config_changes import changed_document
 from graphkiln_client import Client
 

@@ -9,7 +9,7 @@ import pytest
 from lowered import cpu
 
 from graphkiln_backend.engines.base import SessionTuning
-from graphkiln_backend.engines.onnxruntime.session import session_options
+from graphkiln_backend.engines.onnxruntime.loading import session_options
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision

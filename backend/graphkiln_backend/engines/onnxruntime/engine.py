@@ -12,13 +12,9 @@ import onnxruntime
 from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.onnxruntime.custom_operators import digest, register
+from graphkiln_backend.engines.onnxruntime.loading import disable_optimizations, save_optimized, session_options
 from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
-from graphkiln_backend.engines.onnxruntime.session import (
-    OnnxRuntimeSession,
-    disable_optimizations,
-    save_optimized,
-    session_options,
-)
+from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
@@ -41,7 +37,7 @@ class OnnxRuntimeEngine:
         if config.device.is_gpu or config.tuning.graph_level == "off":
             return {}
         operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
-        sums = {"products of int8": "without saturation"} if saturates_products_of_bytes() else {}
+        sums = {"products of int8": "exact"} if saturates_products_of_bytes() else {}
         return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators, **sums}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:

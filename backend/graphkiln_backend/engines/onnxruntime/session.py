@@ -10,56 +10,27 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from graphkiln_backend.engines.base import DeviceTensor, KernelType, Placement, SessionConfig
+from graphkiln_backend.engines.base import DeviceTensor, KernelType, Placement
 from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
-from graphkiln_backend.engines.onnxruntime.custom_operators import register
 from graphkiln_backend.engines.onnxruntime.device_runs import run_bound, why_not_on_device
-from graphkiln_backend.engines.onnxruntime.prepacked import align_prepacked
+from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
 from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
-from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
-from graphkiln_backend.engines.onnxruntime.refusals import hint_for
-from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
+from graphkiln_backend.engines.onnxruntime.providers import Provider
 from graphkiln_backend.engines.onnxruntime.signatures import signature_of
 from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, SignatureError
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.repository.onnx_file import keep_inputs
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
-_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1", "session.x64quantprecision": "1"}
-"""What ONNX Runtime rounds unless told not to: activations to int8 before 4-bit weights multiply them (an error
-of 1%, seen with 1.31), and sums of int8 products (up to 45%) where `hardware.saturates_products_of_bytes`."""
-_SHARED_BYTES = "Attempt to replace the existing tensor"
-"""What ONNX Runtime says of a graph that `unshare_bytes` is for."""
-_ERRORS = (
-    native.EngineError,
-    native.EPFail,
-    native.Fail,
-    native.InvalidArgument,
-    native.InvalidGraph,
-    native.InvalidProtobuf,
-    native.NoSuchFile,
-    native.NotImplemented,
-    native.RuntimeException,
-    RuntimeError,
-    ValueError,
-)
 
 
 class OnnxRuntimeSession(Closeable):
@@ -95,7 +66,7 @@ class OnnxRuntimeSession(Closeable):
         self._fused_products = fused_products or {}
         self._owned = owned
         try:
-            self._session = _open(graph_path, options, self._providers)
+            self._session = open_session(graph_path, options, self._providers)
             self._signature = signature_of(self._session, graph_path)
         except BaseException:
             self._close_owned()
@@ -133,7 +104,7 @@ class OnnxRuntimeSession(Closeable):
         with self._limit.computation(self._interrupt) if self._limit else nullcontext():
             try:
                 return run_bound(self._session, self._providers[0], feeds, outputs, self._run_options)
-            except _ERRORS as error:
+            except ERRORS as error:
                 raise self._explained(error) from error
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
@@ -162,7 +133,7 @@ class OnnxRuntimeSession(Closeable):
         with tempfile.TemporaryDirectory(prefix="graphkiln-profile-", dir=place) as folder:
             self._options.enable_profiling = True
             self._options.profile_file_prefix = str(Path(folder) / "profile")
-            session = _open(self._graph_path, self._options, self._providers)
+            session = open_session(self._graph_path, self._options, self._providers)
             try:
                 self._run(session, feeds)
             finally:
@@ -203,7 +174,7 @@ class OnnxRuntimeSession(Closeable):
                 arrays = run_ort_values(session, names, feeds, self._run_options)
             else:
                 arrays = session.run(names, feeds, self._run_options)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise self._explained(error) from error
         return dict(zip(names, arrays, strict=True))
 
@@ -220,84 +191,6 @@ class OnnxRuntimeSession(Closeable):
     def _close_owned(self) -> None:
         if self._owned:
             self._owned.close()
-
-
-def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
-    """ONNX Runtime's session options for a configuration; as `register`, where it names custom operators."""
-    tuning = config.tuning
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = _LEVELS[tuning.graph_level]
-    options.execution_mode = (
-        onnxruntime.ExecutionMode.ORT_PARALLEL if tuning.parallel else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    )
-    options.intra_op_num_threads = config.threads
-    options.inter_op_num_threads = tuning.inter_threads or (config.threads if tuning.parallel else 1)
-    options.enable_cpu_mem_arena = tuning.memory_arena
-    options.enable_mem_pattern = tuning.memory_pattern
-    spinning = {"session.intra_op.allow_spinning": "1" if config.spin else "0"}
-    for name, value in {**spinning, **_EXACT_PRODUCTS, **tuning.config_entries}.items():
-        options.add_session_config_entry(name, value)
-    register(options, config.op_libraries)
-    return options
-
-
-def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
-    """Makes a session run the graph as it stands in the file."""
-    options.graph_optimization_level = _LEVELS["off"]
-
-
-def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
-    """Writes the graph as these options optimize it for the CPU, its weights to `WEIGHTS` beside it.
-
-    Raises:
-        LoweringError: ONNX Runtime refuses the graph.
-    """
-    options.optimized_model_filepath = str(target)
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    session = _open(graph_path, options, [(CPU, {})])
-    # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
-    keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
-    align_prepacked(target, target.with_name(WEIGHTS))
-
-
-def _open(
-    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
-) -> onnxruntime.InferenceSession:
-    """Loads a graph, and makes sure that the first provider took it.
-
-    Raises:
-        LoweringError: ONNX Runtime refuses the graph or chooses another provider.
-    """
-    # What goes wrong on the CPU is raised; a GPU's provider that does not start is said in the log alone.
-    options.log_severity_level = 4 if providers[0][0] == CPU else 3
-    try:
-        session = _load(graph_path, options, providers)
-    except _ERRORS as error:
-        hint = hint_for(str(error), graph_path)
-        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
-    requested, chosen = providers[0][0], session.get_providers()
-    if chosen[0] != requested:
-        raise LoweringError(
-            f"{graph_path} would not run on the requested provider",
-            attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
-        )
-    return session
-
-
-def _load(
-    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
-) -> onnxruntime.InferenceSession:
-    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
-    try:
-        return load(str(graph_path))
-    except native.Fail as error:
-        if _SHARED_BYTES not in str(error):
-            raise
-    from graphkiln_backend.engines.onnxruntime.unsharing import unshare_bytes  # brings onnx, which few starts need
-
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph_path.parent))
-    return load(unshare_bytes(graph_path))
 
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:

@@ -1,34 +1,28 @@
-"""Gives each use of an int8 weight its own copy, where ONNX Runtime refuses a graph that shares one.
+"""Gives each use of an int8 weight its own copy: ONNX Runtime refuses to turn one into uint8 twice.
 
-On x86 without VNNI, products are kept exact by turning int8 weights and zero points into uint8. ONNX Runtime does that
-once for each use and gives the result a name made of the weight's: a graph in which two nodes read the same weight or
-the same zero point, as quantizers write them, cannot be loaded.
-Source: `Avx2WeightS8ToU8Transformer` of ONNX Runtime, seen with 1.31 and 1.32.
+See `exact_products`. Quantizers write such graphs: one zero point for many weights, one weight for two products.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Container, Iterator
 
 import onnx
 
 _DEQUANTIZE = "DequantizeLinear"
 
 
-def unshare_bytes(graph_path: Path) -> bytes:
-    """The graph with no int8 initializer that is read twice; weights in files of their own stay there, read twice."""
-    model = onnx.load(graph_path, load_external_data=False)
-    given = {value.name for value in model.graph.input}
+def unshare(graph: onnx.GraphProto) -> None:
+    """Leaves no int8 initializer with two readers; weights in files of their own stay there, and are named twice."""
+    given = {value.name for value in graph.input}
     weights = {
         tensor.name: tensor
-        for tensor in model.graph.initializer
+        for tensor in graph.initializer
         if tensor.data_type == onnx.TensorProto.INT8 and tensor.name not in given
     }
-    _dequantize_for_each_reader(model.graph, weights)
-    _copy_for_each_reader(model.graph, weights)
-    return model.SerializeToString()
+    _dequantize_for_each_reader(graph, weights)
+    _copy_for_each_reader(graph, weights)
 
 
 def _dequantize_for_each_reader(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
@@ -45,7 +39,7 @@ def _dequantize_for_each_reader(graph: onnx.GraphProto, weights: dict[str, onnx.
 def _own_dequantizers(
     node: onnx.NodeProto, made: dict[str, onnx.NodeProto], seen: Counter[str]
 ) -> Iterator[onnx.NodeProto]:
-    for place, name in _reads(node, made, seen):
+    for place, name in _reads_again(node, made, seen):
         copy = onnx.NodeProto()
         copy.CopyFrom(made[name])
         node.input[place] = copy.output[0] = copy.name = f"{name}/{seen[name]}"
@@ -55,14 +49,14 @@ def _own_dequantizers(
 def _copy_for_each_reader(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
     seen = Counter[str]()
     for node in graph.node:
-        for place, name in _reads(node, weights, seen):
+        for place, name in _reads_again(node, weights, seen):
             copy = graph.initializer.add()
             copy.CopyFrom(weights[name])
             node.input[place] = copy.name = f"{name}/{seen[name]}"
 
 
-def _reads(node: onnx.NodeProto, what: dict[str, object], seen: Counter[str]) -> Iterator[tuple[int, str]]:
-    """The inputs of a node that somebody read before it, with their places; `seen` counts all."""
+def _reads_again(node: onnx.NodeProto, what: Container[str], seen: Counter[str]) -> Iterator[tuple[int, str]]:
+    """The inputs of a node that were read before, with their places; `seen` counts all."""
     for place, name in enumerate(node.input):
         if name in what:
             seen[name] += 1

@@ -13,15 +13,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import zoo
-from onnx import TensorProto, helper
-from onnx.backend.test.loader import DATA_DIR
 from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
+from graphkiln_backend.engines.onnxruntime.loading import session_options
 from graphkiln_backend.engines.onnxruntime.providers import CPU as CPU_PROVIDER
-from graphkiln_backend.engines.onnxruntime.session import save_optimized, session_options
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
@@ -42,32 +40,6 @@ class TestOnnxRuntime:
             assert (spec.name, spec.dtype, spec.shape) == ("INPUT_0", DType.FP32, ("batch", 1, 32, 32))
             scores = session.run({"INPUT_0": np.zeros((3, 1, 32, 32), np.float32)})["OUTPUT_0"]
         np.testing.assert_allclose(scores.sum(axis=1), np.ones(3), rtol=1e-5)
-
-    def test_an_optimized_graph_of_ir_version_3_keeps_its_inputs(self, tmp_path: Path) -> None:
-        """ONNX Runtime saves what it folds as inputs there: every request would lack them."""
-        light = Path(DATA_DIR, "light", "light_vgg19.onnx")
-        save_optimized(light, session_options(CONFIG), tmp_path / "optimized.onnx")
-        with (
-            OnnxRuntimeEngine().build(tmp_path / "optimized.onnx", CONFIG) as optimized,
-            OnnxRuntimeEngine().build(light, CONFIG) as saved,
-        ):
-            assert optimized.signature == saved.signature
-
-    def test_products_of_4_bit_weights_compute_in_fp32(self, tmp_path: Path) -> None:
-        """ONNX Runtime rounds the activations of such a product to int8 by default: an error of 1% here."""
-        nodes = [
-            helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
-            helper.make_node("MatMul", ["x", "w"], ["y"]),
-        ]
-        model = zoo.model(
-            nodes, [zoo.value("x", ["b", 3])], [zoo.value("y", ["b", 2])], {"scale": np.float32(0.5)}, opset=21, ir=10
-        )
-        weights = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
-        model.graph.initializer.append(helper.make_tensor("q", TensorProto.UINT4, [3, 2], weights.astype(int).ravel()))
-        (tmp_path / "4bit.onnx").write_bytes(model.SerializeToString())
-        x = np.float32([[100, 0.3, -0.4], [-90, 0.2, 0.7]])
-        with OnnxRuntimeEngine().build(tmp_path / "4bit.onnx", CONFIG) as session:
-            np.testing.assert_allclose(session.run({"x": x})["y"], x @ (weights / 2), rtol=1e-6)
 
     def test_reads_back_what_ran_where(self, digits: Path) -> None:
         with OnnxRuntimeEngine().build(digits / "1" / "model.onnx", CONFIG) as session:

@@ -1,0 +1,148 @@
+"""The options of ONNX Runtime's sessions, and how graphs are loaded with them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
+from graphkiln_backend.engines.onnxruntime.custom_operators import register
+from graphkiln_backend.engines.onnxruntime.integer_products import has_integer_products
+from graphkiln_backend.engines.onnxruntime.prepacked import align_prepacked
+from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
+from graphkiln_backend.engines.onnxruntime.refusals import hint_for
+from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.repository.onnx_file import keep_inputs
+
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+_PRECISE = "session.x64quantprecision"
+_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1", _PRECISE: "1"}
+"""What ONNX Runtime rounds unless told not to: activations to int8 before 4-bit weights multiply them (an error
+of 1%, seen with 1.31), and sums of int8 products (up to 45%) where `hardware.saturates_products_of_bytes`."""
+_FOLDER = "session.model_external_initializers_file_folder_path"
+"""Where the files of weights lie of a graph that is loaded from memory."""
+_SHARED_BYTES = "Attempt to replace the existing tensor"
+"""What ONNX Runtime says of a graph in which an int8 weight has two readers."""
+ERRORS = (
+    native.EngineError,
+    native.EPFail,
+    native.Fail,
+    native.InvalidArgument,
+    native.InvalidGraph,
+    native.InvalidProtobuf,
+    native.NoSuchFile,
+    native.NotImplemented,
+    native.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
+"""What ONNX Runtime raises."""
+
+
+def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
+    """ONNX Runtime's session options for a configuration; as `register`, where it names custom operators."""
+    tuning = config.tuning
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = _LEVELS[tuning.graph_level]
+    options.execution_mode = (
+        onnxruntime.ExecutionMode.ORT_PARALLEL if tuning.parallel else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    )
+    options.intra_op_num_threads = config.threads
+    options.inter_op_num_threads = tuning.inter_threads or (config.threads if tuning.parallel else 1)
+    options.enable_cpu_mem_arena = tuning.memory_arena
+    options.enable_mem_pattern = tuning.memory_pattern
+    spinning = {"session.intra_op.allow_spinning": "1" if config.spin else "0"}
+    for name, value in {**spinning, **_EXACT_PRODUCTS, **tuning.config_entries}.items():
+        options.add_session_config_entry(name, value)
+    register(options, config.op_libraries)
+    return options
+
+
+def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
+    """Makes a session run the graph as it stands in the file."""
+    options.graph_optimization_level = _LEVELS["off"]
+
+
+def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
+    """Writes the graph as these options optimize it for the CPU, its weights to `WEIGHTS` beside it.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph.
+    """
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    session = open_session(graph_path, options, [(CPU, {})])
+    # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
+    keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
+    align_prepacked(target, target.with_name(WEIGHTS))
+
+
+def open_session(
+    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
+) -> onnxruntime.InferenceSession:
+    """Loads a graph, and makes sure that the first provider took it.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph or chooses another provider.
+    """
+    # What goes wrong on the CPU is raised; a GPU's provider that does not start is said in the log alone.
+    options.log_severity_level = 4 if providers[0][0] == CPU else 3
+    try:
+        session = _load(graph_path, options, providers)
+    except ERRORS as error:
+        hint = hint_for(str(error), graph_path)
+        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
+    requested, chosen = providers[0][0], session.get_providers()
+    if chosen[0] != requested:
+        raise LoweringError(
+            f"{graph_path} would not run on the requested provider",
+            attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
+        )
+    return session
+
+
+def _load(
+    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
+) -> onnxruntime.InferenceSession:
+    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
+    if providers[0][0] == CPU and saturates_products_of_bytes():
+        return _load_exact(load, graph_path, options)
+    return load(str(graph_path))
+
+
+def _load_exact(
+    load: partial[onnxruntime.InferenceSession], graph_path: Path, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    if not has_integer_products(graph_path):
+        try:
+            return load(str(graph_path))
+        except native.Fail as error:
+            if _SHARED_BYTES not in str(error):
+                raise
+    from graphkiln_backend.engines.onnxruntime.exact_products import make_exact  # brings onnx, which few starts need
+
+    exact = make_exact(graph_path)
+    _set(options, _FOLDER, str(graph_path.parent))
+    if exact.signed:
+        _set(options, _PRECISE, "0")
+    return load(exact.model)
+
+
+def _set(options: onnxruntime.SessionOptions, name: str, value: str) -> None:
+    """Sets an entry that may be set: ONNX Runtime warns of each that is written again."""
+    with suppress(RuntimeError):  # which says that it is not set
+        if options.get_session_config_entry(name) == value:
+            return
+    options.add_session_config_entry(name, value)
