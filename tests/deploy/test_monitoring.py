@@ -28,7 +28,6 @@ _TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 _PARENT = "00f067aa0ba902b7"
 _DEADLINE_S = 120
 _NEEDS = {
-    "graphkiln_restarts_total": "a restart",
     "nv_gpu_": "a GPU",
     "nv_energy_consumption": "a GPU",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(rules: Path, tmp_pa
         (") > 3", ") > 1"),
         (":ratio_rate5m > 0.01", ":ratio_rate5m > 0.2"),
         ("(graphkiln_self_test_timestamp_seconds > 0)", "graphkiln_self_test_timestamp_seconds"),
+        ('{cause="wrong_outputs"}', '{cause="server_died"}'),
     ],
 )
 def test_the_tests_see_a_rule_that_is_wrong(rules: Path, tmp_path: Path, right: str, wrong: str) -> None:
@@ -56,3 +58,29 @@ def test_the_tests_see_a_rule_that_is_wrong(rules: Path, tmp_path: Path, right: 
 def test_the_configuration_of_compose_is_one(repository: Path) -> None:
     done = _promtool("check", "config", repository / "deploy" / "prometheus" / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_manual_names_every_alert_and_no_other(rules: Path, repository: Path) -> None:
+    table = (repository / "docs" / "operations.md").read_text()
+    named = re.findall(r"^\| `(Graphkiln\w+)` \|", table, re.MULTILINE)
+    groups = yaml.safe_load(rules.read_text())["groups"]
+    assert named == [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+def test_every_rule_asks_for_metrics_that_there_are(rules: Path, repository: Path) -> None:
+    """Of the table that a test compares with a running server; `up` is Prometheus' own."""
+    text = (repository / "docs" / "metrics.md").read_text()
+    known = set(re.findall(r"^\| `([a-z_0-9]+)`", text, re.MULTILINE)) | {"up"}
+    groups = yaml.safe_load(rules.read_text())["groups"]
+    recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    asked = {name for group in groups for rule in group["rules"] for name in metrics_of(rule["expr"])}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) if "batch_size" in name else name for name in asked} <= (
+        known | recorded
+    )
+    assert len(asked) > 10
+
+
+def metrics_of(query: str) -> set[str]:
+    """The names in a query that are neither functions, words of the language nor labels."""
+    plain = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|on) \([^)]*\)", "", query)
+    return set(re.findall(r"\b([a-z][a-z_0-9:]*[_:][a-z_0-9:]*|up)\b(?!\s*\()", plain))

@@ -52,5 +52,8 @@ class RestartBudget:
         self._counts[cause] += 1
 
     def write(self, instances: Path) -> None:
-        """Tells the instances of a new run how often the server was restarted before, by cause."""
-        write_restarts(instances, {cause.value: count for cause, count in self._counts.items()})
+        """Tells the instances of a new run how often the server was restarted before, by cause.
+
+        Every cause is among them, also with 0: Prometheus sees no increase in a counter that begins with a first fault.
+        """
+        write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})

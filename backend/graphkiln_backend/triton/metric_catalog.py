@@ -54,7 +54,7 @@ METRICS = (
         "graphkiln_self_test_timestamp_seconds", "gauge, seconds since 1970", "when they were last right; 0 without any"
     ),
     PublishedMetric(
-        "graphkiln_restarts_total", "counter", "restarts of the whole server; there once there was one", ("cause",),
+        "graphkiln_restarts_total", "counter", "restarts of the whole server, 0 at first", ("cause",),
         of_server=True,
     ),
 )  # fmt: skip
