@@ -138,7 +138,8 @@ def test_the_adapter_has_what_the_hpa_asks_for(hpa: dict[str, Any], adapter: dic
 def test_the_queries_compute_what_waits_and_who_is_busy(
     adapter: dict[str, str], scaled: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait; all else is idle."""
+    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait; all else is idle, the model's next
+    version among it."""
     waits, works = (trigger["metadata"]["query"] for trigger in scaled["triggers"])
     asked = [(waits, [("{}", 1.5)]), (works, [("{}", 0.5)])]
     for name, (a, b) in {"graphkiln_queue_seconds_per_second": (1.5, 0), "graphkiln_instances_busy": (0.5, 0)}.items():
@@ -146,6 +147,7 @@ def test_the_queries_compute_what_waits_and_who_is_busy(
         asked.append((query, [('{pod="a"}', a), ('{pod="b"}', b)]))
     series = [
         *_series("a", "m", requests=100, batches=25, queue_us=1_500_000, compute_us=2_000_000),
+        *_series("a", "m", requests=0, batches=0, queue_us=0, compute_us=0, version="2"),
         *_series("a", "idle", requests=0, batches=0, queue_us=0, compute_us=0),
         *_series("b", "m", requests=0, batches=0, queue_us=0, compute_us=0),
         *_series("a", "m", requests=9, batches=9, queue_us=90_000_000, compute_us=9_000_000, namespace="others"),
@@ -165,16 +167,24 @@ def test_the_queries_compute_what_waits_and_who_is_busy(
 
 
 def _series(
-    pod: str, model: str, *, requests: int, batches: int, queue_us: int, compute_us: int, namespace: str = "models"
+    pod: str,
+    model: str,
+    *,
+    requests: int,
+    batches: int,
+    queue_us: int,
+    compute_us: int,
+    namespace: str = "models",
+    version: str = "1",
 ) -> list[dict[str, str]]:
-    """The counters of a model in a pod, so much more each second; and its one instance."""
+    """The counters of a version in a pod, so much more each second; and its one instance."""
     counters = {
         "nv_inference_request_success": requests,
         "nv_inference_exec_count": batches,
         "nv_inference_queue_duration_us": queue_us,
         "nv_inference_compute_infer_duration_us": compute_us,
     }
-    labels = f'{{namespace="{namespace}",service="graphkiln",pod="{pod}",model="{model}"}}'
+    labels = f'{{namespace="{namespace}",service="graphkiln",pod="{pod}",model="{model}",version="{version}"}}'
     told = [{"series": f"{name}{labels}", "values": f"0+{15 * each}x60"} for name, each in counters.items()]
     return [*told, {"series": f"graphkiln_instance_info{labels}", "values": "1x60"}]
 

@@ -60,6 +60,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"resources": {"requests": {"memory": "4097Mi"}}},
         "resources.requests.memory is 4097Mi, more than resources.limits.memory, which is 4Gi",
     ),
+    ({"page": {"names": ["models.example.org"]}}, "at '/page/names'"),
+    ({"page": {"enabled": True, "names": ["models.example.org:443"]}}, "at '/page/names/0'"),
+    ({"server": {"extraArguments": ["--page"]}}, "at '/server/extraArguments/0'"),
+    ({"server": {"tlsSecret": "No Name"}}, "at '/server/tlsSecret'"),
+    (
+        {"server": {"adminKeySecret": "mine", "extraArguments": ["--admin-key-file=off"]}},
+        "server.extraArguments has --admin-key-file=off, and server.adminKeySecret is mine",
+    ),
     (
         {"resources": {"limits": {"cpu": "1500m"}}},
         "resources.requests.cpu is 2, more than resources.limits.cpu, which is 1500m",
@@ -89,6 +97,8 @@ TAKEN: list[dict[str, Any]] = [
         "pod": {"nodeSelector": {"disk": "fast"}, "imagePullSecrets": [{"name": "pull"}]},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "autoscaling": {"kind": "keda", "busy": 0.55},
+        "page": {"enabled": True, "names": ["models.example.org"]},
+        "server": {"host": "::", "tlsSecret": "cert", "extraArguments": ["--admin-key-file=off"]},
     },
 ]
 
@@ -156,7 +166,7 @@ def test_probes_and_grace_follow_the_servers_limits() -> None:
 
 def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
     case = told()["cases"][-1]
-    found = {each["kind"]: each for each in case["objects"]}
+    found = {each["kind"]: each for each in case["objects"] if each["metadata"]["name"] != "other-page"}
     alerts = [rule for group in found["PrometheusRule"]["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
     assert {rule["alert"]: rule["expr"] for rule in alerts}["GraphkilnDown"] == 'up{job="other"} == 0'
     for kind in ("ServiceMonitor", "PrometheusRule"):
@@ -169,6 +179,11 @@ def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
     assert (spec["nodeSelector"], spec["imagePullSecrets"]) == ({"disk": "fast"}, [{"name": "pull"}])
     assert {"name": "DOCKER_CONFIG", "value": "/docker"} in container["env"]
     assert {"name": "docker", "mountPath": "/docker", "readOnly": True} in container["volumeMounts"]
+    names = [each for each in container["args"] if each.startswith("--page")]
+    assert names == ["--page", "--page-name=other-page", "--page-name=models.example.org"]
+    assert {"name": "GRAPHKILN_PAGE_HOST", "value": "[::]"} in container["env"]
+    (page,) = (each["spec"] for each in case["objects"] if each["metadata"]["name"] == "other-page")
+    assert (page["selector"], page["ports"][0]["appProtocol"]) == ({"app.kubernetes.io/name": "other"}, "https")
     assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 600 + 60 + 60
     assert found["NetworkPolicy"]["spec"]["egress"][1] == {"ports": [{"port": 5000, "protocol": "TCP"}]}
 

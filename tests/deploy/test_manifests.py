@@ -16,7 +16,7 @@ from typer.main import get_command
 from graphkiln.cli.cache import parse_size
 from graphkiln.cli.main import app
 
-OVERLAYS = ("cpu", "gpu", "s3", "image", "ipv6", "autoscaling", "keda", "monitoring", "signed")
+OVERLAYS = ("cpu", "gpu", "s3", "image", "ipv6", "autoscaling", "keda", "monitoring", "signed", "page", "secured")
 KUSTOMIZATIONS = [*(f"kubernetes/overlays/{name}" for name in OVERLAYS), "kserve"]
 _PLAIN = ("score/rayjob.yaml",)
 _CORE = {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
@@ -74,7 +74,8 @@ def test_what_refers_to_something_finds_it(deploy: Path, name: str) -> None:
     labels, spec = pod["metadata"]["labels"], pod["spec"]
 
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert only(manifests, "Service")["spec"]["selector"].items() <= labels.items()
+    services = [each for each in manifests if each["kind"] == "Service"]
+    assert all(each["spec"]["selector"].items() <= labels.items() for each in services)
     assert only(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels.items()
     policy = only(manifests, "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
@@ -84,7 +85,7 @@ def test_what_refers_to_something_finds_it(deploy: Path, name: str) -> None:
     for container in (*spec["containers"], *spec.get("initContainers", ())):
         assert {each["name"] for each in container["volumeMounts"]} <= volumes
     ports = {each["name"] for each in _container(deployment)["ports"]}
-    assert {each["targetPort"] for each in only(manifests, "Service")["spec"]["ports"]} <= ports
+    assert {port["targetPort"] for each in services for port in each["spec"]["ports"]} == ports
     assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == ports
 
     claims = [each["persistentVolumeClaim"]["claimName"] for each in spec["volumes"] if "persistentVolumeClaim" in each]
@@ -94,8 +95,8 @@ def test_what_refers_to_something_finds_it(deploy: Path, name: str) -> None:
             assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
             assert "replicas" not in deployment["spec"], "the next apply would undo what the autoscaler did"
     for monitor in (each for each in manifests if each["kind"] == "ServiceMonitor"):
-        service = only(manifests, "Service")
-        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        selected = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = (each for each in services if selected <= each["metadata"]["labels"].items())
         assert monitor["spec"]["endpoints"][0]["port"] in {each["name"] for each in service["spec"]["ports"]}
 
 
@@ -250,3 +251,58 @@ def test_weights_that_fit_into_memory_fit_into_temporary_files(deploy: Path, fol
     (volume,) = (each for each in pod["volumes"] if each["name"] == "tmp")
     memory = pod["containers"][0]["resources"]["limits"]["memory"]
     assert parse_size(volume["emptyDir"]["sizeLimit"].removesuffix("i")) >= parse_size(memory.removesuffix("i"))
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_all_memory_that_a_pod_may_take_is_its_own(deploy: Path, folder: str) -> None:
+    """A node that runs short of it ends those pods first that have more than they requested."""
+    (pod,) = (pod for each in kustomize(deploy / folder) for pod in with_containers(each))
+    resources = pod["containers"][0]["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"]
+    (shared,) = (each["emptyDir"] for each in pod["volumes"] if each.get("emptyDir", {}).get("medium") == "Memory")
+    memory = parse_size(resources["limits"]["memory"].removesuffix("i"))
+    assert 4 * parse_size(shared["sizeLimit"].removesuffix("i")) <= memory
+
+
+@needs_kubectl
+def test_the_page_is_behind_a_service_of_its_own(deploy: Path) -> None:
+    manifests = kustomize(deploy / "kubernetes/overlays/page")
+    services = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "Service"}
+    assert services.keys() == {"graphkiln", "graphkiln-page"}
+    page = services["graphkiln-page"]
+    assert [port["port"] for port in page["ports"]] == [8003]
+    assert page["sessionAffinity"] == "ClientIP"
+    assert 8003 not in {port["port"] for port in services["graphkiln"]["ports"]}
+    container = _container(only(manifests, "Deployment"))
+    assert {"--page", "--page-name=graphkiln-page"} <= set(container["args"])
+    inside, metrics = only(manifests, "NetworkPolicy")["spec"]["ingress"]
+    assert inside["from"] == [{"podSelector": {}}]
+    assert {"port": "page"} in inside["ports"]
+    assert metrics["ports"] == [{"port": "metrics"}]
+
+
+@needs_kubectl
+def test_where_the_server_speaks_tls_so_do_its_probes_and_services(deploy: Path) -> None:
+    manifests = kustomize(deploy / "kubernetes/overlays/secured")
+    spec = only(manifests, "Deployment")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    spoken = {
+        port["name"]: port["appProtocol"]
+        for each in manifests
+        if each["kind"] == "Service"
+        for port in each["spec"]["ports"]
+    }
+    assert spoken == {"http": "https", "grpc": "https", "page": "https", "metrics": "http"}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    for option, name, file in (
+        ("tls-cert", "tls", "tls.crt"),
+        ("tls-key", "tls", "tls.key"),
+        ("admin-key-file", "admin-key", "key"),
+    ):
+        assert _option(container["args"], option) == f"{mounts[name]}/{file}"
+        assert volumes[name]["secret"]["secretName"] == f"graphkiln-{name}"
+    assert volumes["admin-key"]["secret"]["defaultMode"] == 0o440

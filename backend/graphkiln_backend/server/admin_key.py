@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,8 +141,14 @@ def _write_if_missing(file: Path) -> None:
 
 
 def _warn_if_public(file: Path) -> None:
-    if file.stat().st_mode & _OTHERS:
+    if _is_public(file.stat()):
         _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
+
+
+def _is_public(status: os.stat_result) -> bool:
+    """Whether others can read a file. That of a Secret is root's, and its group is how a pod reads it."""
+    others = _OTHERS if status.st_uid == os.geteuid() else stat.S_IRWXO
+    return bool(status.st_mode & others)
 
 
 def _write_new(file: Path, key: str) -> int:

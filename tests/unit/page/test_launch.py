@@ -50,6 +50,13 @@ def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatc
         assert (address.host, address.port) == (host, port)
 
 
+def test_of_ipv6_it_is_written_as_in_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.HOST_VARIABLE, "[::]")
+    for text, port in (("", 8003), (":9000", 9000)):
+        address = page_address(text)
+        assert (address.host, address.port) == ("::", port)
+
+
 @pytest.mark.parametrize("name", ["models.example", "host", "a_b.c-d.", "MODELS"])
 def test_names(name: str) -> None:
     assert page_name(name) == name

@@ -45,6 +45,21 @@ class TestObtaining:
         assert AdminKey.obtain(tmp_path / "key").value == "abc"
         assert "chmod 600" in caplog.text
 
+    @pytest.mark.parametrize(("permissions", "named"), [(0o440, False), (0o444, True)])
+    def test_the_group_of_somebody_elses_file_is_how_a_pod_reads_a_secret(
+        self,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        permissions: int,
+        named: bool,
+    ) -> None:
+        (tmp_path / "key").write_text("abc")
+        (tmp_path / "key").chmod(permissions)
+        monkeypatch.setattr("os.geteuid", lambda: (tmp_path / "key").stat().st_uid + 1)
+        assert AdminKey.obtain(tmp_path / "key").value == "abc"
+        assert ("chmod 600" in caplog.text) is named
+
     @pytest.mark.parametrize("name", ["missing/key", "."])
     def test_a_file_that_cannot_be(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(ServerSetupError, match=r"No such file or directory|Is a directory") as raised:

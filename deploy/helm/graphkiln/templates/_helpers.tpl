@@ -43,6 +43,11 @@ scaleDown:
 {{- if ge (include "graphkiln.amount" (printf "%si" .Values.artifactSize) | float64) (include "graphkiln.amount" .Values.cacheSize | float64) -}}
 {{- fail (printf "artifactSize is %s, no less than cacheSize, which is %s: stores are copied there, too, and pods whose volume is full are evicted" .Values.artifactSize .Values.cacheSize) -}}
 {{- end -}}
+{{- range .Values.server.extraArguments -}}
+{{- if and $.Values.server.adminKeySecret (hasPrefix "--admin-key-file" .) -}}
+{{- fail (printf "server.extraArguments has %s, and server.adminKeySecret is %s: the key is one or the other" . $.Values.server.adminKeySecret) -}}
+{{- end -}}
+{{- end -}}
 {{- range $name, $amount := .Values.resources.requests -}}
 {{- $limit := get $limits $name -}}
 {{- if and $limit (gt (include "graphkiln.amount" $amount | float64) (include "graphkiln.amount" $limit | float64)) -}}
