@@ -57,7 +57,8 @@ def test_what_serves(repository: Path, folder: str) -> None:
 def test_what_scores(repository: Path) -> None:
     manifests = list(yaml.safe_load_all((repository / "deploy/score/rayjob.yaml").read_text()))
     found = [pod for each in manifests for pod in with_containers(each)]
-    assert [list(violations(pod)) for pod in found] == [[], []]
+    assert [list(violations(pod)) for pod in found] == [[], [], []]  # head, workers, and what submits the job
+    assert [pod["automountServiceAccountToken"] for pod in found] == [False] * 3
 
 
 def test_what_the_manual_copies_models_with(repository: Path) -> None:

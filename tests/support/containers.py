@@ -15,7 +15,8 @@ from running import free_ports, run_command
 ENGINE = os.environ.get("GRAPHKILN_CONTAINER_ENGINE", "docker")
 IMAGE = os.environ.get("GRAPHKILN_IMAGE", "graphkiln")
 REMOTE_IMAGE = os.environ.get("GRAPHKILN_REMOTE_IMAGE", "")
-"""That of the target `remote`; empty where it was not built."""
+GPU_IMAGE = os.environ.get("GRAPHKILN_GPU_IMAGE", "")
+"""Those of the targets `remote` and `gpu`; empty where they were not built."""
 # crun refuses the cgroups of some hosts, and nested containers may not raise limits.
 _PODMAN = ("--runtime", "runc")
 _PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")

@@ -19,7 +19,14 @@ from graphkiln.scoring.metrics import COUNTERS, GAUGES, UNIT_SECONDS
 from graphkiln.scoring.run_progress import Progress, WorkerProgress
 from graphkiln.scoring.sizing import size_fleet
 
-RAY_JOB_KEYS = {"backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "entrypoint", "rayClusterSpec"}
+RAY_JOB_KEYS = {
+    "backoffLimit",
+    "entrypoint",
+    "rayClusterSpec",
+    "shutdownAfterJobFinishes",
+    "submitterPodTemplate",
+    "ttlSecondsAfterFinished",
+}
 """Of `RayJobSpec` and below it, as KubeRay's API reference (ray.io/v1) lists them."""
 CLUSTER_KEYS = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
 GROUP_KEYS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
