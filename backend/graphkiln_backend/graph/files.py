@@ -121,6 +121,19 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return ()
 
 
+def can_others_read(path: Path) -> bool:
+    """Whether other users than this one can read a file.
+
+    In a pod, a Secret is root's, and its group is how the pod reads it. Source: Kubernetes, `fsGroup`.
+
+    Raises:
+        OSError: It cannot be examined.
+    """
+    status = path.stat()
+    group = stat.S_IRWXG if status.st_uid == os.geteuid() else 0
+    return bool(status.st_mode & (group | stat.S_IRWXO))
+
+
 def format_size(count: int) -> str:
     """A limit in words: `64 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -9,6 +9,7 @@ Source: RFC 8032 (Ed25519), RFC 8410 (its keys in PKCS #8 and SubjectPublicKeyIn
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.files import MIB, read_text
+from graphkiln_backend.graph.files import MIB, can_others_read, read_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_log = logging.getLogger("graphkiln.repository")
 
 PUBLIC_SUFFIX = ".pub"
 _LIMIT = MIB
@@ -79,6 +82,8 @@ class SigningKey:
         if not isinstance(private, Ed25519PrivateKey):
             kind = type(private).__name__.strip("_")
             raise RepositoryError(f"{file} holds a key of another kind ({kind}), expected Ed25519", hint=_HOW_TO_MAKE)
+        if not passphrase and can_others_read(file):
+            _log.warning("%s can be read by others, who can then sign as you do: chmod 600 %s", file, file)
         return cls(private)
 
 
@@ -137,7 +142,7 @@ class TrustedKeys:
             RepositoryError: Something cannot be read, holds no public Ed25519 key, or holds a private one.
         """
         _require_cryptography()
-        names = {key_id: file.stem for file in _key_files(place) for key_id in _public_keys(file)}
+        names = {key_id: file.stem for file in key_files(place) for key_id in _public_keys(file)}
         if not names:
             raise RepositoryError(f"there is no key in {place}: no *.pub and no *.pem", hint=_HOW_TO_MAKE)
         return cls(names)
@@ -158,7 +163,12 @@ def is_signed(key_id: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def _key_files(place: Path) -> list[Path]:
+def key_files(place: Path) -> list[Path]:
+    """The files that a place of trusted keys means: itself, or all `*.pub` and `*.pem` in a folder.
+
+    Raises:
+        RepositoryError: It cannot be read.
+    """
     try:
         if not place.is_dir():
             return [place]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,13 @@ from pathlib import Path
 from graphkiln_backend.graph.admin_key import is_private, key_folders, read_key
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import InvalidInput, ServerSetupError
+from graphkiln_backend.graph.files import can_others_read
 from graphkiln_backend.graph.owned_folder import hold_lock, locked_if_dead
 from graphkiln_backend.server.flags import TritonFlags
 
 _log = logging.getLogger("graphkiln.server")
 
 _KEY_BYTES = 32
-_OTHERS = 0o077
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +140,8 @@ def _write_if_missing(file: Path) -> None:
 
 
 def _warn_if_public(file: Path) -> None:
-    if _is_public(file.stat()):
+    if can_others_read(file):
         _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
-
-
-def _is_public(status: os.stat_result) -> bool:
-    """Whether others can read a file. That of a Secret is root's, and its group is how a pod reads it."""
-    others = _OTHERS if status.st_uid == os.geteuid() else stat.S_IRWXO
-    return bool(status.st_mode & others)
 
 
 def _write_new(file: Path, key: str) -> int:

@@ -8,6 +8,7 @@ models name it with the reason.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
 from graphkiln_backend.graph.owned_folder import OwnedFolder, remove_dead
-from graphkiln_backend.repository.signing_keys import TrustedKeys
+from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy, Taken
 from graphkiln_backend.server.rollout import AdmissionStopped, Keeper
@@ -164,10 +165,21 @@ def read_trusted(place: Path | None) -> TrustedKeys | None:
     Raises:
         ServerSetupError: They cannot be read.
     """
+    if place is None:
+        return None
     try:
-        return TrustedKeys.read(place) if place else None
+        trusted = TrustedKeys.read(place)
+        _warn_if_others_choose(key_files(place))
     except GraphkilnError as error:
         raise ServerSetupError(f"--trusted-keys: {error.message}", hint=error.hint) from error
+    return trusted
+
+
+def _warn_if_others_choose(files: Sequence[Path]) -> None:
+    """Warns where others can write the trusted keys. What is read-only here, such as the ConfigMap of a pod, is safe."""
+    for file in files:
+        if not os.statvfs(file).f_flag & os.ST_RDONLY and (reason := find_distrust(file)):
+            _log.warning("--trusted-keys: %s: who can do that decides what is served", reason)
 
 
 @contextmanager

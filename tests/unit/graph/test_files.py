@@ -13,6 +13,7 @@ from graphkiln_backend.graph.files import (
     KIB,
     MIB,
     UnusableFile,
+    can_others_read,
     format_size,
     open_regular,
     read_bytes,
@@ -78,3 +79,19 @@ def test_text_is_utf8(tmp_path: Path) -> None:
 )
 def test_sizes_in_words(count: int, text: str) -> None:
     assert format_size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("mode", "ours", "somebody_elses"),
+    [(0o600, False, False), (0o640, True, False), (0o440, True, False), (0o604, True, True), (0o444, True, True)],
+)
+def test_the_group_of_a_file_counts_where_it_is_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, ours: bool, somebody_elses: bool
+) -> None:
+    """A pod reads its Secrets by their group: they are root's."""
+    file = tmp_path / "key"
+    file.write_text("")
+    file.chmod(mode)
+    assert can_others_read(file) is ours
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    assert can_others_read(file) is somebody_elses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from graphkiln_backend.repository.attestation import (
     find_signer,
     sign_version,
 )
+from graphkiln_backend.repository.signing_keys import TrustedKeys
 
 
 @pytest.fixture
@@ -74,8 +76,9 @@ def test_an_altered_file_is_noticed_even_with_its_old_size_and_time(signed: Sign
 def test_files_that_come_and_go_are_noticed(signed: SignedStore) -> None:
     model = signed.add(1, "one")
     (model / "1" / "more.bin").write_bytes(b"")
+    (model / "labels.txt").write_text("cat\n")
     (model / "config.pbtxt").unlink()
-    with pytest.raises(RepositoryError, match=r"config.pbtxt missing, 1/more.bin added"):
+    with pytest.raises(RepositoryError, match=r"config.pbtxt missing, 1/more.bin, labels.txt added"):
         check(signed, model)
 
 
@@ -88,6 +91,45 @@ def test_neither_another_version_nor_another_model_is_meant(signed: SignedStore)
     other = model.rename(model.with_name("n"))
     with pytest.raises(RepositoryError, match="signed as m version 1"):
         check(signed, other)
+
+
+def test_the_signature_of_another_version_says_nothing_of_this_one(signed: SignedStore) -> None:
+    """Also where the files are the same, byte by byte."""
+    model = signed.add(1, "one")
+    signed.add(2, "one", signed=False)
+    shutil.copy(model / "1" / ATTESTATION_FILE, model / "2")
+    with pytest.raises(RepositoryError, match="signed as m version 1"):
+        check(signed, model, 2)
+
+
+def test_one_of_several_trusted_keys_is_enough_and_a_revoked_one_is_none(signed: SignedStore, tmp_path: Path) -> None:
+    second, _ = make_key(tmp_path / "second")
+    model = signed.add(1, "one", key=second)
+    both = TrustedKeys({signed.key.key_id: "release", second.key_id: "second"})
+    assert find_signer(model, 1, both)[1] == second.key_id
+    with pytest.raises(RepositoryError, match=f"signed by {second.key_id[:16]}, which is not trusted"):
+        find_signer(model, 1, signed.trusted)
+
+
+def test_what_a_link_leads_to_is_signed(signed: SignedStore, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_text("w")
+    model = signed.add(1, "one", signed=False)
+    (model / "1" / "weights.bin").symlink_to(weights)
+    statement = sign_version(model, 1, signed.key)
+    assert statement.files["1/weights.bin"] == hashlib.sha256(b"w").hexdigest()
+    weights.write_text("x")
+    with pytest.raises(RepositoryError, match=r"1/weights\.bin is not the file that was signed"):
+        check(signed, model)
+
+
+@pytest.mark.parametrize(("target", "words"), [("nowhere", "cannot be read: No such file"), (".", "Too many levels")])
+def test_a_link_that_leads_to_nothing_is_not_signed(signed: SignedStore, target: str, words: str) -> None:
+    model = signed.add(1, "one", signed=False)
+    (model / "1" / "link").symlink_to(target)
+    with pytest.raises(RepositoryError, match=words):
+        sign_version(model, 1, signed.key)
+    assert Attestation.read(model / "1") is None
 
 
 def test_without_a_trusted_signature_nothing_counts(signed: SignedStore, tmp_path: Path) -> None:

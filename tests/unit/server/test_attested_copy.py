@@ -11,6 +11,7 @@ import pytest
 from signed import SignedStore, make_key
 
 from graphkiln_backend.repository.attestation import sign_version
+from graphkiln_backend.repository.signing_keys import TrustedKeys
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy
 
@@ -152,3 +153,47 @@ def test_a_pipe_keeps_nobody_waiting(signed: SignedStore, copy: AttestedCopy) ->
     os.mkfifo(model / "2" / "model.onnx")
     assert take(copy, signed) == {"1": "one"}
     assert "neither a file nor a folder" in refused(copy)[2]
+
+
+def test_what_a_link_leads_to_is_copied_and_not_the_link(
+    signed: SignedStore, copy: AttestedCopy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who can write where it leads could exchange what serves."""
+    weights = tmp_path / "weights.bin"
+    weights.write_text("w")
+    model = signed.add(1, "one", signed=False)
+    (model / "1" / "weights.bin").symlink_to(weights)
+    sign_version(model, 1, signed.key)
+    take(copy, signed)
+    copied = copy.store / "m" / "1" / "weights.bin"
+    assert (copied.is_symlink(), copied.read_text()) == (False, "w")
+    weights.write_text("other")
+    take(copy, signed)
+    assert copied.read_text() == "w"
+    assert "1/weights.bin is not the file that was signed" in caplog.text
+
+
+def test_a_file_that_is_added_later_does_not_get_in(
+    signed: SignedStore, copy: AttestedCopy, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = signed.add(1, "one")
+    take(copy, signed)
+    (model / "1" / "model.py").write_text("evil")
+    (model / "labels.txt").write_text("cat\n")
+    assert take(copy, signed) == {"1": "one"}
+    assert sorted(path.name for path in (copy.store / "m").iterdir()) == ["1", "config.pbtxt"]
+    assert [path.name for path in (copy.store / "m" / "1").iterdir()] == ["model.onnx"]
+    assert "1/model.py, labels.txt added" in caplog.text
+
+
+def test_a_key_that_is_trusted_no_more_serves_nothing_after_the_next_start(signed: SignedStore, tmp_path: Path) -> None:
+    second, public = make_key(tmp_path / "second")
+    signed.add(1, "one")
+    signed.add(2, "two", key=second)
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    both = TrustedKeys({**signed.trusted.names, **TrustedKeys.read(public).names})
+    assert take(AttestedCopy(tmp_path / "before", both), signed) == {"1": "one", "2": "two"}
+    after = AttestedCopy(tmp_path / "after", signed.trusted)
+    assert take(after, signed) == {"1": "one"}
+    assert f"signed by {second.key_id[:16]}, which is not trusted" in refused(after)[2]

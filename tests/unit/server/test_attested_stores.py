@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 
 import pytest
-from signed import SignedStore
+from signed import SignedStore, make_key
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
@@ -150,6 +151,31 @@ class TestOpening:
         with pytest.raises(ServerSetupError, match=r"--trusted-keys: the key .* cannot be read") as caught:
             read_trusted(tmp_path / "none.pub")
         assert caught.value.exit_code == 2
+
+    @pytest.mark.parametrize(("mode", "told"), [(0o644, False), (0o664, True), (0o666, True)])
+    def test_keys_that_others_can_write_are_named(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+    ) -> None:
+        _, public = make_key(tmp_path / "release")
+        public.chmod(mode)
+        assert read_trusted(tmp_path)
+        assert ("release.pub can be written by other users" in caplog.text) is told
+
+    def test_what_is_mounted_read_only_belongs_to_whoever_mounts_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Kubernetes gives the folder of a ConfigMap to everybody (mode 2777), and mounts it read-only."""
+        (tmp_path / "keys").mkdir()
+        _, public = make_key(tmp_path / "keys" / "release")
+        (tmp_path / "keys").chmod(0o2777)
+        assert read_trusted(public)
+        assert "keys can be written by other users" in caplog.text
+        caplog.clear()
+        status = os.statvfs(tmp_path)
+        read_only = os.statvfs_result((*status[:8], status.f_flag | os.ST_RDONLY, *status[9:]))
+        monkeypatch.setattr("os.statvfs", lambda _: read_only)
+        assert read_trusted(public)
+        assert not caplog.text
 
 
 def test_the_log_names_who_signed(signed: SignedStore, store: AttestedStore, caplog: pytest.LogCaptureFixture) -> None:
