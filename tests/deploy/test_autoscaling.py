@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_server import needs_promtool
+from test_rules import known_metrics, metrics_of
 
 Metric = Callable[[float, float], float]
 """What a metric says of a pod: from its load (a share of what it can do) and the requests that it has piled up."""
@@ -132,6 +133,15 @@ def test_keda_follows_the_same_figures_as_fast(hpa: dict[str, Any], scaled: dict
 
 def test_the_adapter_has_what_the_hpa_asks_for(hpa: dict[str, Any], adapter: dict[str, str]) -> None:
     assert adapter.keys() == targets(hpa).keys() == METRICS.keys()
+
+
+def test_the_queries_ask_for_metrics_that_there_are(
+    adapter: dict[str, str], scaled: dict[str, Any], repository: Path
+) -> None:
+    queries = [*adapter.values(), *(trigger["metadata"]["query"] for trigger in scaled["triggers"])]
+    asked = set[str]().union(*(metrics_of(query.replace("<<.GroupBy>>", "pod")) for query in queries))
+    assert len(asked) == 5
+    assert asked <= known_metrics(repository)
 
 
 @needs_promtool

@@ -68,9 +68,7 @@ def test_the_manual_names_every_alert_and_no_other(rules: Path, repository: Path
 
 
 def test_every_rule_asks_for_metrics_that_there_are(rules: Path, repository: Path) -> None:
-    """Of the table that a test compares with a running server; `up` is Prometheus' own."""
-    text = (repository / "docs" / "metrics.md").read_text()
-    known = set(re.findall(r"^\| `([a-z_0-9]+)`", text, re.MULTILINE)) | {"up"}
+    known = known_metrics(repository)
     groups = yaml.safe_load(rules.read_text())["groups"]
     recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
     asked = {name for group in groups for rule in group["rules"] for name in metrics_of(rule["expr"])}
@@ -78,6 +76,12 @@ def test_every_rule_asks_for_metrics_that_there_are(rules: Path, repository: Pat
         known | recorded
     )
     assert len(asked) > 10
+
+
+def known_metrics(repository: Path) -> set[str]:
+    """Those of the table that a test compares with a running server, and Prometheus' own `up`."""
+    text = (repository / "docs" / "metrics.md").read_text()
+    return set(re.findall(r"^\| `([a-z_0-9]+)`", text, re.MULTILINE)) | {"up"}
 
 
 def metrics_of(query: str) -> set[str]:
