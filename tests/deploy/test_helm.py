@@ -23,6 +23,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "helm" / "graphkiln"
 OVERLAYS = CHART.parents[1] / "kubernetes" / "overlays"
 NAMES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 S3, IMAGE = {"address": "s3://bucket/models"}, {"repository": "models"}
+TAINT = {"key": "models", "operator": "Exists"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicaz": 3}, "additional properties 'replicaz' not allowed"),
     ({"server": {"drian": 3}}, "'drian' not allowed"),
@@ -78,7 +79,7 @@ TAKEN: list[dict[str, Any]] = [
     {
         "store": {"volume": {"claim": "mine"}},
         "replicas": 5,
-        "image": {"tag": "7"},
+        "image": {"tag": "sha256:" + 64 * "a"},
         "sharedMemory": "4096Mi",  # all of it, and no more
         "server": {"extraArguments": ["--http-restricted-api=model-repository:key=1"]},
         "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "2000m"}},  # a number, as --set makes one
@@ -94,7 +95,8 @@ TAKEN: list[dict[str, Any]] = [
                 "copyDeadline": 60,
             },
         },
-        "pod": {"nodeSelector": {"disk": "fast"}, "imagePullSecrets": [{"name": "pull"}]},
+        "pod": {"nodeSelector": {"disk": "fast"}, "imagePullSecrets": [{"name": "pull"}], "tolerations": [TAINT]},
+        "gpu": {"enabled": True},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "autoscaling": {"kind": "keda", "busy": 0.55},
         "page": {"enabled": True, "names": ["models.example.org"]},
@@ -121,7 +123,8 @@ def plain(manifest: Manifest) -> Manifest:
     metadata = dict(manifest["metadata"])
     metadata.pop("namespace")
     for key in ("annotations", "labels"):
-        kept = {name: each for name, each in metadata.pop(key, {}).items() if not name.startswith("meta.helm.sh/")}
+        found = metadata.pop(key, {}).items()
+        kept = {name: each for name, each in found if not name.startswith(("meta.helm.sh/", "helm.sh/"))}
         kept.pop("app.kubernetes.io/managed-by", None)
         metadata |= {key: kept} if kept else {}
     return {**manifest, "metadata": metadata}
@@ -177,6 +180,7 @@ def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
     spec = found["Deployment"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert (spec["nodeSelector"], spec["imagePullSecrets"]) == ({"disk": "fast"}, [{"name": "pull"}])
+    assert [each["key"] for each in spec["tolerations"]] == ["models", "nvidia.com/gpu"]
     assert {"name": "DOCKER_CONFIG", "value": "/docker"} in container["env"]
     assert {"name": "docker", "mountPath": "/docker", "readOnly": True} in container["volumeMounts"]
     names = [each for each in container["args"] if each.startswith("--page")]
@@ -200,7 +204,13 @@ def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
     assert (claims, deployment["spec"]["replicas"]) == (["mine"], 5)
     resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == (2, "2000m")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "graphkiln:7"
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"graphkiln@sha256:{64 * 'a'}"
+
+
+def test_uninstalling_keeps_the_models() -> None:
+    case = told()["cases"][NAMES.index("cpu")]
+    (claim,) = (each for each in case["objects"] if each["kind"] == "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_lint_finds_nothing_worse_than_a_hint() -> None:

@@ -2,8 +2,9 @@
 app.kubernetes.io/name: {{ .Release.Name }}
 {{- end }}
 
+{{- /* An image by its repository and tag; a digest is a tag, too. */ -}}
 {{- define "graphkiln.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .repository }}{{ hasPrefix "sha256:" .tag | ternary "@" ":" }}{{ .tag }}
 {{- end }}
 
 {{- define "graphkiln.claim" -}}
