@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -306,3 +308,17 @@ def test_where_the_server_speaks_tls_so_do_its_probes_and_services(deploy: Path)
         assert _option(container["args"], option) == f"{mounts[name]}/{file}"
         assert volumes[name]["secret"]["secretName"] == f"graphkiln-{name}"
     assert volumes["admin-key"]["secret"]["defaultMode"] == 0o440
+
+
+@needs_kubectl
+def test_the_manuals_patch_makes_a_claim_for_one_node(deploy: Path, repository: Path, tmp_path: Path) -> None:
+    manual = (repository / "docs" / "deploying.md").read_text()
+    (patch,) = re.findall(r"--kind PersistentVolumeClaim --patch '([^']*)'", manual)
+    kustomization = {
+        "resources": [os.path.relpath(deploy / "kubernetes/overlays/cpu", tmp_path)],
+        "patches": [{"target": {"kind": "PersistentVolumeClaim"}, "patch": patch}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    claim = only(kustomize(tmp_path), "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    check(claim)
