@@ -273,7 +273,7 @@ def test_the_page_is_behind_a_service_of_its_own(deploy: Path) -> None:
     services = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "Service"}
     assert services.keys() == {"graphkiln", "graphkiln-page"}
     page = services["graphkiln-page"]
-    assert [port["port"] for port in page["ports"]] == [8003]
+    assert [port["port"] for port in page["ports"]] == [8003, 8000]
     assert page["sessionAffinity"] == "ClientIP"
     assert 8003 not in {port["port"] for port in services["graphkiln"]["ports"]}
     container = _container(only(manifests, "Deployment"))
@@ -291,13 +291,11 @@ def test_where_the_server_speaks_tls_so_do_its_probes_and_services(deploy: Path)
     (container,) = spec["containers"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["scheme"] == "HTTPS"
-    spoken = {
-        port["name"]: port["appProtocol"]
-        for each in manifests
-        if each["kind"] == "Service"
-        for port in each["spec"]["ports"]
+    ports = [port for each in manifests if each["kind"] == "Service" for port in each["spec"]["ports"]]
+    assert {(port["name"], port["appProtocol"]) for port in ports} == {
+        *((name, "https") for name in ("http", "grpc", "page")),
+        ("metrics", "http"),
     }
-    assert spoken == {"http": "https", "grpc": "https", "page": "https", "metrics": "http"}
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     volumes = {each["name"]: each for each in spec["volumes"]}
     for option, name, file in (
