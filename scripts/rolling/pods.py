@@ -109,15 +109,20 @@ class Pod:
 
 
 def on_this_machine(
-    manifests: Sequence[Mapping[str, Any]], name: str, ports: Mapping[str, int], image: str
+    manifests: Sequence[Mapping[str, Any]],
+    name: str,
+    ports: Mapping[str, int],
+    image: str,
+    secrets: Mapping[str, Path] | None = None,
 ) -> list[dict[str, Any]]:
     """The manifests for one pod of an image, with names and ports that nobody else has here.
 
     Args:
         manifests: Rendered.
         name: Of the pod, and of the volume that it claims.
-        ports: Of `http`, `grpc` and `metrics`.
+        ports: Of `http`, `grpc`, `metrics` and, where there is one, the `page`.
         image: Built on this machine.
+        secrets: Name of a Secret -> the folder of its files.
     """
     text = yaml.safe_dump_all(manifests).replace("claimName: graphkiln-models", f"claimName: {name}")
     found: list[dict[str, Any]] = [each for each in yaml.safe_load_all(text) if each]
@@ -130,14 +135,21 @@ def on_this_machine(
     spec["hostNetwork"] = True
     (container,) = spec["containers"]
     container["image"] = f"localhost/{image}"
-    container["args"] += [f"--{service}-port={port}" for service, port in ports.items()]
+    container["args"] += [_listening(service, port) for service, port in ports.items()]
     del container["ports"]  # podman would map them, which takes a network of its own
     # It knows neither the memory medium nor fsGroup; what it gives each is as large as the configuration says.
     spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "shm"]
     container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] != "shm"]
+    for volume in (each for each in spec["volumes"] if "secret" in each):
+        volume["hostPath"] = {"path": str((secrets or {})[volume.pop("secret")["secretName"]])}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         container[probe]["httpGet"]["port"] = ports["http"]
     return found
+
+
+def _listening(service: str, port: int) -> str:
+    """The option of `serve` that has a service listen on a port."""
+    return f"--page-address=:{port}" if service == "page" else f"--{service}-port={port}"
 
 
 class ServedPod:

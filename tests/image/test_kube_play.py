@@ -7,12 +7,14 @@ one pod. What it takes is real: the user, the read-only root, the capabilities, 
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import trustme
 import yaml
 from containers import ENGINE, IMAGE
 from kinds import kustomize, needs_kubectl
@@ -64,3 +66,40 @@ def test_the_manifest_serves_what_is_copied_into_its_claim_and_stops_cleanly(
     assert pod.exec("sh", "-c", "touch /opt/x 2>&1 || true").endswith("Read-only file system\n")
 
     assert pod.end() == "exited 0"
+
+
+def test_the_secured_manifest_speaks_tls_to_all_and_takes_one_admin_key(repository: Path, tmp_path: Path) -> None:
+    """Also to those who look at the page."""
+    secrets, authority = make_secrets(tmp_path)
+    ports = dict(zip(("http", "grpc", "metrics", "page"), free_ports(4), strict=True))
+    name = f"graphkiln-test-{ports['http']}"
+    rendered = kustomize(repository / "deploy/kubernetes/overlays/secured")
+    manifests = on_this_machine(rendered, name, ports, IMAGE, secrets)
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump_all(manifests))
+    connection = ("--url", f"https://127.0.0.1:{ports['http']}", "--ca-file", authority)
+    with Pod(tmp_path / "manifest.yaml", name, tmp_path) as pod:
+        waited = run_command("health", *connection, "--wait", "100")
+        assert waited.returncode == 0, waited.stderr + pod.podman("logs", pod.name, fails=True)
+        key = ("--admin-key-file", secrets["graphkiln-admin-key"] / "key")
+        assert run_command("models", *connection, *key).returncode == 0
+        (tmp_path / "wrong").write_text("wrong")
+        refused = run_command("models", *connection, "--admin-key-file", tmp_path / "wrong")
+        assert refused.returncode != 0
+        context = ssl.create_default_context(cafile=authority)
+        with urlopen(f"https://127.0.0.1:{ports['page']}/", context=context) as answer:
+            assert b"<title>graphkiln</title>" in answer.read()
+        assert pod.end() == "exited 0"
+
+
+def make_secrets(folder: Path) -> tuple[dict[str, Path], Path]:
+    """The folders of the Secrets that the overlay names, and the file of who signed the certificate."""
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    secrets = {name: folder / name for name in ("graphkiln-tls", "graphkiln-admin-key")}
+    for each in secrets.values():
+        each.mkdir()
+    pair.cert_chain_pems[0].write_to_path(str(secrets["graphkiln-tls"] / "tls.crt"))
+    pair.private_key_pem.write_to_path(str(secrets["graphkiln-tls"] / "tls.key"))
+    (secrets["graphkiln-admin-key"] / "key").write_text("0123456789abcdef" * 4)
+    authority.cert_pem.write_to_path(str(folder / "authority.pem"))
+    return secrets, folder / "authority.pem"
