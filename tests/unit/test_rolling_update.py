@@ -109,18 +109,26 @@ def test_a_pod_gets_names_and_ports_of_its_own() -> None:
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": "/models"}],
         **{probe: {"httpGet": {"port": "http"}} for probe in ("startupProbe", "readinessProbe", "livenessProbe")},
     }
-    volumes = [{"name": "shm"}, {"name": "models", "persistentVolumeClaim": {"claimName": "graphkiln-models"}}]
+    volumes = [
+        {"name": "shm"},
+        {"name": "models", "persistentVolumeClaim": {"claimName": "graphkiln-models"}},
+        {"name": "tls", "secret": {"secretName": "cert"}},
+    ]
     pod = {"containers": [container], "volumes": volumes}
     claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "graphkiln-models"}}
     deployment = {"kind": "Deployment", "metadata": {"name": "g"}, "spec": {"template": {"spec": pod}}}
-    ports = {"http": 4000, "grpc": 4001, "metrics": 4002}
-    changed, played = on_this_machine([claim, deployment], "mine", ports, "image:test")
+    ports = {"http": 4000, "grpc": 4001, "metrics": 4002, "page": 4003}
+    changed, played = on_this_machine([claim, deployment], "mine", ports, "image:test", {"cert": Path("/certificates")})
     assert changed["metadata"]["name"] == "mine"
     spec = played["spec"]["template"]["spec"]
     assert (played["metadata"]["name"], played["spec"]["replicas"]) == ("mine", 1)
-    assert spec["volumes"] == [{"name": "models", "persistentVolumeClaim": {"claimName": "mine"}}]
+    assert spec["volumes"] == [
+        {"name": "models", "persistentVolumeClaim": {"claimName": "mine"}},
+        {"name": "tls", "hostPath": {"path": "/certificates"}},
+    ]
     (told,) = spec["containers"]
     assert told["image"] == "localhost/image:test"
-    assert told["args"] == ["serve", "--http-port=4000", "--grpc-port=4001", "--metrics-port=4002"]
+    listening = ["--http-port=4000", "--grpc-port=4001", "--metrics-port=4002", "--page-address=:4003"]
+    assert told["args"] == ["serve", *listening]
     assert told["livenessProbe"]["httpGet"]["port"] == 4000
     assert container["args"] == ["serve"], "what was rendered stays"
