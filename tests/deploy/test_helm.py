@@ -23,6 +23,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "helm" / "graphkiln"
 OVERLAYS = CHART.parents[1] / "kubernetes" / "overlays"
 NAMES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 S3, IMAGE = {"address": "s3://bucket/models"}, {"repository": "models"}
+GATEWAY = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateway"}}}
 TAINT = {"key": "models", "operator": "Exists"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicaz": 3}, "additional properties 'replicaz' not allowed"),
@@ -65,6 +66,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"page": {"enabled": True, "names": ["models.example.org:443"]}}, "at '/page/names/0'"),
     ({"server": {"extraArguments": ["--page"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"tlsSecret": "No Name"}}, "at '/server/tlsSecret'"),
+    ({"networkPolicy": {"from": [{}]}}, "at '/networkPolicy/from/0'"),  # which would be everybody
+    ({"networkPolicy": {"egress": [{"port": 4318}]}}, "at '/networkPolicy/egress/0'"),
     (
         {"server": {"adminKeySecret": "mine", "extraArguments": ["--admin-key-file=off"]}},
         "server.extraArguments has --admin-key-file=off, and server.adminKeySecret is mine",
@@ -100,6 +103,7 @@ TAKEN: list[dict[str, Any]] = [
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "autoscaling": {"kind": "keda", "busy": 0.55},
         "page": {"enabled": True, "names": ["models.example.org"]},
+        "networkPolicy": {"from": [GATEWAY], "egress": [{"ports": [{"port": 4318, "protocol": "TCP"}]}]},
         "server": {"host": "::", "tlsSecret": "cert", "extraArguments": ["--admin-key-file=off"]},
     },
 ]
@@ -190,6 +194,9 @@ def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
     assert (page["selector"], page["ports"][0]["appProtocol"]) == ({"app.kubernetes.io/name": "other"}, "https")
     assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 600 + 60 + 60
     assert found["NetworkPolicy"]["spec"]["egress"][1] == {"ports": [{"port": 5000, "protocol": "TCP"}]}
+    requests = found["NetworkPolicy"]["spec"]["ingress"][0]
+    assert requests["from"] == [{"podSelector": {}}, GATEWAY]
+    assert found["NetworkPolicy"]["spec"]["egress"][-1] == {"ports": [{"port": 4318, "protocol": "TCP"}]}
 
 
 def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
