@@ -66,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"page": {"enabled": True, "names": ["models.example.org:443"]}}, "at '/page/names/0'"),
     ({"server": {"extraArguments": ["--page"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"tlsSecret": "No Name"}}, "at '/server/tlsSecret'"),
-    ({"networkPolicy": {"from": [{}]}}, "at '/networkPolicy/from/0'"),  # which would be everybody
+    ({"networkPolicy": {"from": [{}]}}, "at '/networkPolicy/from/0'"),  # no peer
     ({"networkPolicy": {"egress": [{"port": 4318}]}}, "at '/networkPolicy/egress/0'"),
     (
         {"server": {"adminKeySecret": "mine", "extraArguments": ["--admin-key-file=off"]}},

@@ -320,3 +320,12 @@ def test_the_manuals_patch_makes_a_claim_for_one_node(deploy: Path, repository: 
     claim = only(kustomize(tmp_path), "PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
     check(claim)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_node_can_be_drained_also_of_the_only_pod(deploy: Path, name: str) -> None:
+    """`minAvailable: 1` would block the drain of a fleet of one for ever."""
+    budget = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "PodDisruptionBudget")["spec"]
+    assert (budget["maxUnavailable"], "minAvailable" in budget) == (1, False)
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
