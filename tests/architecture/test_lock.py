@@ -1,4 +1,4 @@
-"""The lock files of the images hold what pyproject.toml asks for, each package with hashes; nothing else is installed."""
+"""The lock files of the images hold what pyproject.toml asks for, with hashes; nothing else is installed."""
 
 from __future__ import annotations
 

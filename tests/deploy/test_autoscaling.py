@@ -148,8 +148,10 @@ def test_the_queries_ask_for_metrics_that_there_are(
 def test_the_queries_compute_what_waits_and_who_is_busy(
     adapter: dict[str, str], scaled: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait; all else is idle, the model's next
-    version among it."""
+    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait; all else is idle.
+
+    So is the next version of the same model in the same pod.
+    """
     waits, works = (trigger["metadata"]["query"] for trigger in scaled["triggers"])
     asked = [(waits, [("{}", 1.5)]), (works, [("{}", 0.5)])]
     for name, (a, b) in {"graphkiln_queue_seconds_per_second": (1.5, 0), "graphkiln_instances_busy": (0.5, 0)}.items():

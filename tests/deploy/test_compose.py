@@ -58,7 +58,9 @@ def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: d
     assert server["stop_grace_period"] == f"{pod['terminationGracePeriodSeconds']}s"
     assert server["shm_size"] == "1gb"
     assert "--page" in server["command"]
-    assert {port.removeprefix("127.0.0.1:") for port in server["ports"]} == {f"{port}:{port}" for port in (8000, 8001, 8003)}
+    assert {port.removeprefix("127.0.0.1:") for port in server["ports"]} == {
+        f"{port}:{port}" for port in (8000, 8001, 8003)
+    }
     assert all(port.startswith("127.0.0.1:") for each in compose["services"].values() for port in each["ports"])
 
 

@@ -1,4 +1,4 @@
-"""The image of the target `gpu`, as far as a machine without a GPU can tell: its libraries find each other, and it serves.
+"""The image of the target `gpu`, as far as a machine without a GPU can tell: its libraries are found, and it serves.
 
 What the host brings (`libcuda`, `libnvidia-ml`) is not in it, and no kernel runs.
 """

@@ -176,7 +176,7 @@ def read_trusted(place: Path | None) -> TrustedKeys | None:
 
 
 def _warn_if_others_choose(files: Sequence[Path]) -> None:
-    """Warns where others can write the trusted keys. What is read-only here, such as the ConfigMap of a pod, is safe."""
+    """Warns where others can write the trusted keys. What is read-only here, such as a pod's ConfigMap, is safe."""
     for file in files:
         if not os.statvfs(file).f_flag & os.ST_RDONLY and (reason := find_distrust(file)):
             _log.warning("--trusted-keys: %s: who can do that decides what is served", reason)

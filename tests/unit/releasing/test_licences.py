@@ -73,7 +73,8 @@ def test_every_image_may_have_what_the_first_one_has(lists: Path, monkeypatch: p
     assert main(["cpu", "gpu"]) == 1
 
 
-def test_what_pip_said_last_is_told(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("lists")
+def test_what_pip_said_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(lock: Path) -> dict[str, Any]:
         raise subprocess.CalledProcessError(1, "pip", stderr=f"one\nno such file: {lock.name}\n")
 
@@ -81,8 +82,8 @@ def test_what_pip_said_last_is_told(lists: Path, monkeypatch: pytest.MonkeyPatch
     assert examine("gpu") == (2, ["pip failed: no such file: gpu.lock"])
 
 
-def test_an_image_that_there_is_not(lists: Path) -> None:
-    assert lists
+@pytest.mark.usefixtures("lists")
+def test_an_image_that_there_is_not() -> None:
     with pytest.raises(SystemExit, match="there is no image 'tpu': cpu, gpu"):
         main(["tpu"])
 

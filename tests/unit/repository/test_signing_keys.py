@@ -121,7 +121,9 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
         TrustedKeys.read(public)
 
 
-@pytest.mark.parametrize(("mode", "passphrase", "told"), [(0o644, None, True), (0o600, None, False), (0o644, b"p", False)])
+@pytest.mark.parametrize(
+    ("mode", "passphrase", "told"), [(0o644, None, True), (0o600, None, False), (0o644, b"p", False)]
+)
 def test_a_private_key_that_others_can_use_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, passphrase: bytes | None, told: bool
 ) -> None:
