@@ -16,6 +16,7 @@ from graphkiln_backend.graph.text import is_text, pack_text, unpack_text
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 else:
     np = LazyModule("numpy")
 
@@ -57,6 +58,21 @@ class GoldenSamples:
     def batch(self, size: int) -> Mapping[str, AnyArray]:
         """The inputs repeated in order until there are so many; of a graph without a batch, the one sample."""
         return self.inputs if self.whole else repeated(self.inputs, size)
+
+    def mixed(self, size: int) -> GoldenSamples:
+        """Samples in a drawn order, for a batch whose parts may be computed on their own.
+
+        Where samples are repeated in order, every part may hold the same ones, and a session that mixes parts up would
+        pass. Without the source model's outputs.
+
+        Args:
+            size: How many.
+        """
+        order = drawn_order(self.count, size)
+        inputs, graph = (
+            {name: array[order] for name, array in group.items()} for group in (self.inputs, self.graph_outputs)
+        )
+        return replace(self, inputs=inputs, source_outputs={}, graph_outputs=graph)
 
     def only(self, outputs: Collection[str]) -> GoldenSamples:
         """The same samples with these outputs alone."""
@@ -114,6 +130,28 @@ def _plain(prefix: str, name: str, array: AnyArray) -> dict[str, AnyArray]:
 def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
     """Samples repeated in order until there are `size` of them."""
     return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
+
+
+def drawn_order(count: int, size: int) -> npt.NDArray[np.int64]:
+    """Positions of samples, `[size]`, by which the first part of a batch differs from its neighbor and from the last.
+
+    However large parts are: one that is computed in another's place is noticed. The same at each call.
+
+    Args:
+        count: Samples; of a single one nothing can be told apart.
+        size: Of the batch.
+    """
+    generator = np.random.default_rng(0)
+    order = generator.integers(count, size=size)
+    while count > 1 and not _tells_parts(order):
+        order = generator.integers(count, size=size)
+    return order
+
+
+def _tells_parts(order: npt.NDArray[np.int64]) -> bool:
+    sizes = range(1, len(order) // 2 + 1)
+    pairs = ((order[:rows], other) for rows in sizes for other in (order[rows : 2 * rows], order[-rows:]))
+    return not any(np.array_equal(first, other) for first, other in pairs)
 
 
 def joined(outputs: Sequence[Mapping[str, AnyArray]]) -> dict[str, AnyArray]:

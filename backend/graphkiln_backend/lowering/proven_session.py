@@ -225,12 +225,24 @@ class _Proof:
         if not self.requirements.self_test:
             return None
         if version.golden:
-            return Replay.of_golden(self.session, version.golden, limits, version.reading)
+            return Replay.of_golden(
+                self.session, version.golden, limits, version.reading, together=self._replayed_together
+            )
         if synthetic is None or (self.known.complete and not self.known.repeats):
             return None
         return Replay.recorded(
-            self.session, limits, synthetic.feeds(self.session.signature), runs=2 if self.known.complete else 3
+            self.session,
+            limits,
+            synthetic.feeds(self.session.signature, self._replayed_together),
+            runs=2 if self.known.complete else 3,
         )
+
+    @property
+    def _replayed_together(self) -> int:
+        """Rows of the batch that is replayed, too, so that as many parts are under way as serve requests; 1 for none."""
+        numbers, golden = self.config.parallel, self.artifacts.version.golden
+        splits = numbers is not None and numbers.pipeline > 1 and numbers.micro_batches > 1
+        return self.requirements.largest_batch if splits and not (golden and golden.whole) else 1
 
     def _check_repeats(self, synthetic: SyntheticInputs | None, limits: Limits) -> None:
         if self.known.complete or synthetic is None or draws_numbers(self.artifacts.version.graph_path):

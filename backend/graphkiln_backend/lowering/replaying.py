@@ -1,9 +1,13 @@
-"""Samples on a session that serves: one at a time, so that a request waits for one at most."""
+"""Samples on a session that serves: one at a time, so that a request waits for one at most.
+
+A session that computes parts of a batch on their own gets one batch of them besides: what it mixes up or keeps of an
+earlier part, a single sample would not show.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,10 +30,11 @@ class Replay:
 
     Attributes:
         session: The session. Not thread-safe: whoever runs a sample sees to it that nothing else runs.
-        samples: The feeds of each sample.
-        reference: The right outputs of all samples, joined in order.
+        samples: The feeds of each run: one sample, or the batch.
+        reference: The right outputs of all runs, joined in order.
         limits: How far the outputs may be apart.
         reading: What users read from the outputs, or None.
+        batch_sizes: Rows of the runs, for the verdict.
     """
 
     session: Session
@@ -37,10 +42,17 @@ class Replay:
     reference: Arrays
     limits: Limits
     reading: Reading | None = None
+    batch_sizes: tuple[int, ...] = (1,)
 
     @classmethod
     def of_golden(
-        cls, session: Session, golden: GoldenSamples, limits: Limits, reading: Reading | None = None
+        cls,
+        session: Session,
+        golden: GoldenSamples,
+        limits: Limits,
+        reading: Reading | None = None,
+        *,
+        together: int = 1,
     ) -> Replay:
         """Of a version's golden samples.
 
@@ -49,9 +61,19 @@ class Replay:
             golden: Samples, and the outputs of the saved graph for them.
             limits: How far the outputs may be apart.
             reading: What users read from the outputs, or None.
+            together: Rows of the batch whose parts are computed on their own; 1 where there is none.
         """
         reference = golden.graph_outputs
-        return cls(session=session, samples=golden.feeds, reference=reference, limits=limits, reading=reading)
+        alone = cls(session=session, samples=golden.feeds, reference=reference, limits=limits, reading=reading)
+        if together < 2:
+            return alone
+        mixed = golden.mixed(together)
+        return replace(
+            alone,
+            samples=(*golden.feeds, mixed.inputs),
+            reference=joined((reference, mixed.graph_outputs)),
+            batch_sizes=(1, together),
+        )
 
     @classmethod
     def recorded(cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3) -> Replay | None:
@@ -84,7 +106,7 @@ class Replay:
         return (whole, *parts)
 
     def run(self, sample: int, outputs: Sequence[str]) -> Arrays:
-        """Computes some outputs of one sample.
+        """Computes some outputs of one run.
 
         Raises:
             GraphkilnError: The engine fails.
@@ -96,18 +118,18 @@ class Replay:
             PLAIN_RUNS.reset(token)
 
     def judge(self, computed: Sequence[Arrays]) -> Verification:
-        """Holds the outputs of all samples to the policy.
+        """Holds the outputs of all runs to the policy.
 
         Args:
-            computed: What `run` returned for each sample in order, for the same outputs.
+            computed: What `run` returned for each of `samples` in order, for the same outputs.
 
         Raises:
             VerificationError: They are not the right ones; the report has the numbers.
         """
         found = joined(computed)
         reference = {name: array for name, array in self.reference.items() if name in found}
-        samples = len(self.samples)
-        return prove(reference, found, self.limits, batch_sizes=(1,), reading=self.reading, samples=samples)
+        sizes, samples = self.batch_sizes, len(self.samples)
+        return prove(reference, found, self.limits, batch_sizes=sizes, reading=self.reading, samples=samples)
 
 
 def _same_bits(first: AnyArray, second: AnyArray) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.golden import GoldenSamples, drawn_order
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -170,3 +170,31 @@ def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         golden.write(tmp_path / "golden.npz")
     gc.collect()
+
+
+class TestDrawnOrder:
+    @pytest.mark.parametrize("count", [2, 3, 16])
+    @pytest.mark.parametrize("size", [2, 3, 4, 6, 7, 32])
+    def test_parts_of_any_size_can_be_told_from_their_neighbors(self, count: int, size: int) -> None:
+        order = drawn_order(count, size)
+        assert set(order.tolist()) <= set(range(count))
+        for rows in range(1, size // 2 + 1):
+            assert order[:rows].tolist() not in (order[rows : 2 * rows].tolist(), order[-rows:].tolist())
+
+    def test_two_samples_in_two_rows_are_two(self) -> None:
+        """The first draw is twice the same one: two parts of a row each could change places unseen."""
+        assert np.random.default_rng(0).integers(2, size=2).tolist() == [1, 1]
+        assert sorted(drawn_order(2, 2).tolist()) == [0, 1]
+
+    def test_is_the_same_each_time_and_ends_where_nothing_differs(self) -> None:
+        assert drawn_order(3, 8).tolist() == drawn_order(3, 8).tolist()
+        assert drawn_order(1, 4).tolist() == [0] * 4
+        assert drawn_order(3, 1).shape == (1,)
+
+    def test_samples_keep_their_outputs(self) -> None:
+        mixed = GOLDEN.mixed(5)
+        order = drawn_order(2, 5)
+        np.testing.assert_array_equal(mixed.inputs["x"], GOLDEN.inputs["x"][order])
+        np.testing.assert_array_equal(mixed.inputs["text"], GOLDEN.inputs["text"][order])
+        np.testing.assert_array_equal(mixed.graph_outputs["y"], GOLDEN.graph_outputs["y"][order])
+        assert not mixed.source_outputs

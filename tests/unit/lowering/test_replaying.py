@@ -69,6 +69,31 @@ def test_wrong_outputs_are_named() -> None:
         verdict(golden, ("y", "z"))
 
 
+class TestBatches:
+    """Of sessions that compute parts of a batch on their own."""
+
+    class Halves(Session):
+        """Computes two halves of a batch; `swapped`: gives them back in the wrong order."""
+
+        swapped = False
+
+        def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+            x = feeds["x"]
+            x = np.roll(x, len(x) // 2, axis=0) if self.swapped else x
+            return {name: {"y": x * 2, "z": x + 1}[name] for name in outputs or ("y", "z")}
+
+    def test_a_batch_shows_what_a_sample_alone_does_not(self) -> None:
+        session = self.Halves()
+        alone = replay(session)
+        both = Replay.of_golden(session, GOLDEN, REPLAY[Precision.FP32], together=6)  # type: ignore[arg-type]
+        assert [len(feeds["x"]) for feeds in both.samples] == [1, 1, 1, 6]
+        assert "batch 1, 6" in verdict(both, ("y", "z"))
+        session.swapped = True
+        assert verdict(alone, ("y", "z"))
+        with pytest.raises(VerificationError, match="the outputs changed"):
+            verdict(both, ("z",))
+
+
 def test_the_graphs_of_requested_parts_are_replayed_too() -> None:
     with SubsetSession(Session(), lambda _: Session(error=0.1)) as session:  # type: ignore[arg-type, return-value]
         session.run({"x": X[:1]}, ("z",))

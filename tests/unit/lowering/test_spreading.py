@@ -19,8 +19,9 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import open_reference
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import spreading
@@ -31,6 +32,7 @@ from graphkiln_backend.lowering.parallel import sums
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.lowering.spreading import Spread, spread_model
@@ -267,6 +269,44 @@ class TestPlantedFaults:
         assert golden
         batch = golden.batch(BATCH)["x"]
         np.testing.assert_array_equal(batch[:3], batch[3:])
+
+
+def judged(replay: Replay) -> Verification:
+    (outputs,) = replay.output_subsets
+    return replay.judge([replay.run(number, outputs) for number in range(len(replay.samples))])
+
+
+class TestReplays:
+    """What breaks while a pipeline serves is found: a batch is replayed whose parts are under way together."""
+
+    @pytest.mark.parametrize("golden", [True, False])
+    @pytest.mark.parametrize("fault", [swap, keep_stale])
+    def test_parts_that_are_mixed_up_later(
+        self, tmp_path: Path, cache: ArtifactCache, fault: Callable[[Any], None], *, golden: bool
+    ) -> None:
+        version = version_of(tmp_path, "convolutions", golden=golden)
+        proven = build(version, Parallelism(pipeline=2, micro_batches=2), cache)
+        with proven.session as session:
+            replay = proven.replay
+            assert replay
+            assert len(replay.samples[-1]["x"]) == BATCH
+            assert judged(replay)
+            fault(session)
+            with pytest.raises(VerificationError, match="the outputs changed"):
+                judged(replay)
+            if version.golden:  # which one sample at a time does not tell
+                alone = replace(replay, samples=replay.samples[:-1], reference=version.golden.graph_outputs)
+                assert judged(alone)
+
+    def test_stages_that_take_turns_and_shards_get_no_batch(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        for name, numbers in (
+            ("convolutions", Parallelism(pipeline=2, micro_batches=1)),
+            ("attention", Parallelism(tensor=2)),
+        ):
+            proven = build(version_of(tmp_path, name), numbers, cache)
+            proven.session.close()
+            assert proven.replay
+            assert {len(feeds["x"]) for feeds in proven.replay.samples} == {1}
 
 
 def test_a_stage_that_fails_while_it_serves_is_the_requests_error(tmp_path: Path, cache: ArtifactCache) -> None:
