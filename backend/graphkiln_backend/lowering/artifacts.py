@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
@@ -29,6 +29,9 @@ from graphkiln_backend.repository.onnx_file import read_precision, read_replaced
 from graphkiln_backend.repository.onnx_reading import graph_sha256
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 from graphkiln_backend.repository.version import ModelVersion
+
+if TYPE_CHECKING:
+    from graphkiln_backend.lowering.parallel.part_artifacts import SplitSource
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -84,30 +87,6 @@ class Artifacts:
 
         return self._cache.get("graph", self._model, self._graph_key(config), build) / name
 
-    def prepare_parts(self, config: SessionConfig) -> Path:
-        """The graphs that a split session runs, one for each shard of each part.
-
-        Args:
-            config: How the graph is spread: `cuts` of its nodes, and the shards of `parallel`.
-
-        Raises:
-            CacheError: They are not in the cache and cannot be written.
-            LoweringError: The graph cannot be split.
-        """
-        from graphkiln_backend.lowering.parallel.parts import write_parts  # few models are split
-
-        graph = self.prepare_graph(config)
-        libraries = {name: version_of(name) for name in ("onnx", "onnx-ir")}
-        cuts = {"cuts": f"{list(config.cuts)}", "shards": str(config.parallel.tensor if config.parallel else 1)}
-        key = {**self._graph_key(config), **cuts, **libraries, "rules": source_digest("lowering", "passes")}
-
-        def build(folder: Path) -> None:
-            _log.info("splitting the graph for %s", config)
-            write_parts(graph, config.cuts, int(key["shards"]), folder)
-            self.check_unchanged()
-
-        return self._cache.get("parts", self._model, key, build)
-
     def prepare_compiled(self, engine: Engine, config: SessionConfig) -> Path | None:
         """What the engine compiled for a session, or None where nothing is kept.
 
@@ -140,10 +119,11 @@ class Artifacts:
         """
         phases = phases or Phases()
         if config.splits:
-            from graphkiln_backend.lowering.parallel.building import build_split
+            from graphkiln_backend.lowering.parallel.building import build_split  # few models are split
+            from graphkiln_backend.lowering.parallel.part_artifacts import prepare_parts
 
             with phases.measure("artifacts"):
-                parts = self.prepare_parts(config)
+                parts = prepare_parts(self._split_source(config), engine, config)
             with phases.measure("session"):
                 return build_split(engine, parts, config, promised_signature(self.version))
         with phases.measure("artifacts"):
@@ -151,6 +131,18 @@ class Artifacts:
             graph = self.prepare_graph(config)
         with phases.measure("session"):
             return engine.build(graph, config, compiled)
+
+    def _split_source(self, config: SessionConfig) -> SplitSource:
+        """What the parts of a split session are made of, and where they are kept."""
+        from graphkiln_backend.lowering.parallel.part_artifacts import SplitSource
+
+        return SplitSource(
+            cache=self._cache,
+            model=self._model,
+            key=self._graph_key(config),
+            prepare_graph=partial(self.prepare_graph, config),
+            check_unchanged=self.check_unchanged,
+        )
 
     @contextmanager
     def reserve_choice(
@@ -192,6 +184,7 @@ class Artifacts:
             yield None
             return
         session = {"session": f"{config}, {config.threads} threads, {sorted(config.options.items())}"}
+        session |= {"cuts": f"{list(config.cuts)}"} if config.cuts else {}
         device = {"device": hardware.identity(config.device), "rules": source_digest(*_DECIDING)}
         key = {**self._graph_key(config), **identity, **device, **session, **conditions}
         with self._reserve("observations", key, f"what was found out about {config}") as reservation:

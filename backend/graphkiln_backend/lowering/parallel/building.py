@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.device_sums import handing_for, sums_for
-from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of, read_parts
+from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, config_at
+from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
 
 
-def build_split(engine: Engine, folder: Path, config: SessionConfig, signature: Signature) -> Session:
+def build_split(engine: Engine, prepared: PreparedParts, config: SessionConfig, signature: Signature) -> Session:
     """Builds the session of a split graph.
 
     Args:
         engine: Builds the sessions of the parts.
-        folder: As `write_parts` wrote it.
+        prepared: What they are built from.
         config: How the whole graph would run; its `parallel` and `places` say how it is spread.
         signature: Of the whole graph: its order of tensors.
 
     Raises:
-        GraphkilnError: The engine refuses a part, or the folder cannot be read; nothing stays open.
+        GraphkilnError: The engine refuses a part, or `prepared` cannot be read; nothing stays open.
     """
     numbers = config.parallel
     if numbers is None:
         raise LoweringError("there is nothing to split", attempts=("the configuration has no `parallel`",))
-    builder = _Builder(engine, folder, config, read_parts(folder))
+    builder = _Builder(engine, prepared, config, prepared.read())
     with ExitStack() as opened:
         stages = [builder.build_stage(number, opened) for number in range(builder.parts.stages)]
         whole = _whole_signature(signature, [stage.session.signature for stage in stages])
@@ -45,7 +45,7 @@ def build_split(engine: Engine, folder: Path, config: SessionConfig, signature: 
 @dataclass(frozen=True, slots=True)
 class _Builder:
     engine: Engine
-    folder: Path
+    prepared: PreparedParts
     config: SessionConfig
     parts: Parts
 
@@ -85,9 +85,8 @@ class _Builder:
 
     def _build(self, part: int, shard: int, place: Place, worker: Worker) -> Session:
         """The session of one graph, built in the thread that will run it: its own threads stay on the same cores."""
-        threads = min(self.config.threads, len(place.cores) or self.config.threads)
-        config = replace(self.config, device=place.device, threads=threads, parallel=None, places=(), cuts=())
-        return worker.submit(self.engine.build, graph_of(self.folder, part, shard), config).result()
+        graph, compiled = graph_of(self.prepared.folder, part, shard), self.prepared.compiled.get((part, shard))
+        return worker.submit(self.engine.build, graph, config_at(self.config, place), compiled).result()
 
 
 def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ManifestError
 from graphkiln_backend.graph.graph_costs import GraphCosts
 
-_FILE = "parts.json"
+PARTS_FILE = "parts.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +97,7 @@ def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Pa
     listed = tuple(
         Part(stage=part.stage, inputs=part.inputs, outputs=part.outputs, reduced=part.reduced) for part in found
     )
-    (folder / _FILE).write_text(json.dumps(encode(Parts(parts=listed, shards=shards))))
+    (folder / PARTS_FILE).write_text(json.dumps(encode(Parts(parts=listed, shards=shards))))
 
 
 def read_parts(folder: Path) -> Parts:
@@ -107,6 +107,6 @@ def read_parts(folder: Path) -> Parts:
         CacheError: It cannot be read.
     """
     try:
-        return decode(Parts, json.loads((folder / _FILE).read_bytes()))
+        return decode(Parts, json.loads((folder / PARTS_FILE).read_bytes()))
     except (OSError, ValueError, ManifestError) as error:
         raise CacheError(f"cannot read the parts of a graph in {folder}: {error}") from error

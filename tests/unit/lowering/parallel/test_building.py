@@ -23,6 +23,7 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel.building import build_split
+from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts
 from graphkiln_backend.lowering.parallel.parts import graph_of
 from graphkiln_backend.repository.onnx_file import read_signature
 
@@ -43,7 +44,7 @@ def built(make: Callable[[], onnx_ir.Model], folder: Path, *numbers: int) -> Ite
     engine = OnnxRuntimeEngine()
     with (
         engine.build(graph, ORT) as whole,
-        build_split(engine, folder / "parts", config, read_signature(graph)) as split,
+        build_split(engine, PreparedParts(folder=folder / "parts"), config, read_signature(graph)) as split,
     ):
         yield whole, split
 
@@ -94,7 +95,7 @@ def test_stages_run_in_threads_on_their_cores(tmp_path: Path, monkeypatch: pytes
     graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
     config = spread(graph, tmp_path / "parts", 2)
     monkeypatch.setattr(OnnxRuntimeEngine, "build", build)
-    with build_split(OnnxRuntimeEngine(), tmp_path / "parts", config, read_signature(graph)):
+    with build_split(OnnxRuntimeEngine(), PreparedParts(folder=tmp_path / "parts"), config, read_signature(graph)):
         assert seen == {"graphkiln-stage-0_0": {CORE}, "graphkiln-stage-1_0": {CORE}}
 
 
@@ -115,7 +116,7 @@ def test_a_part_that_cannot_be_loaded_leaves_nothing_open(
     monkeypatch.setattr(building, "Worker", Kept)
     before = threading.active_count()
     with pytest.raises(GraphkilnError, match="cannot load"):
-        build_split(OnnxRuntimeEngine(), tmp_path / "parts", config, read_signature(graph))
+        build_split(OnnxRuntimeEngine(), PreparedParts(folder=tmp_path / "parts"), config, read_signature(graph))
     assert workers
     assert threading.active_count() == before
     for worker in workers:
@@ -130,8 +131,8 @@ def test_parts_share_their_weights_with_other_instances_and_not_with_each_other(
     engine, signature, x = OnnxRuntimeEngine(), read_signature(graph), draw(4, 3, 16, 16, seed=1)
     with (
         engine.build(graph, ORT) as whole,
-        build_split(engine, tmp_path / "parts", config, signature) as first,
-        build_split(engine, tmp_path / "parts", config, signature) as second,
+        build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as first,
+        build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as second,
     ):
         assert len(list((tmp_path / "shared").glob("*/"))) == 2, "a copy for each part"
         expected = np.concatenate([whole.run({"x": x[row : row + 1]})["y"] for row in range(4)])

@@ -23,6 +23,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.lowering.parallel import building, device_sums
 from graphkiln_backend.lowering.parallel.building import build_split
+from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts
 from graphkiln_backend.lowering.parallel.device_sums import DeviceHanding, DeviceSums, handing_for, sums_for
 from graphkiln_backend.lowering.parallel.sums import HostSums
 from graphkiln_backend.repository.onnx_file import read_signature
@@ -93,10 +94,10 @@ def test_shards_compute_the_same_as_by_way_of_the_host(
     graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
     config = spread(graph, tmp_path / "parts", 1, 2)
     x, engine, signature = draw(3, 5, 24, seed=1), OnnxRuntimeEngine(), read_signature(graph)
-    with build_split(engine, tmp_path / "parts", config, signature) as by_host:
+    with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as by_host:
         expected = by_host.run({"x": x})["y"]
     monkeypatch.setattr(building, "sums_for", lambda *_: DeviceSums())
-    with build_split(engine, tmp_path / "parts", config, signature) as split:
+    with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as split:
         np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
         assert nccl.calls == 2, "behind the attention, and behind the MLP"
         assert sum(split.placement({"x": x}).products.values()) > 0
@@ -112,10 +113,10 @@ def test_stages_hand_on_what_lies_on_their_devices(tmp_path: Path, monkeypatch: 
     graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
     config = spread(graph, tmp_path / "parts", 3)
     x, engine, signature = draw(5, 3, 16, 16, seed=1), OnnxRuntimeEngine(), read_signature(graph)
-    with build_split(engine, tmp_path / "parts", config, signature) as by_host:
+    with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as by_host:
         expected, ran = by_host.run({"x": x})["y"], by_host.placement({"x": x})
     monkeypatch.setattr(building, "handing_for", lambda *_: DeviceHanding())
-    with build_split(engine, tmp_path / "parts", config, signature) as split:
+    with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as split:
         for _ in range(2):
             np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
         assert split.placement({"x": x}).products == ran.products
@@ -225,6 +226,6 @@ def test_pytorch_takes_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = spread(graph, tmp_path / "parts", 1, 2)
     with (
         engine.build(graph, ORT) as whole,
-        build_split(engine, tmp_path / "parts", config, read_signature(graph)) as split,
+        build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, read_signature(graph)) as split,
     ):
         np.testing.assert_allclose(split.run({"x": x})["y"], whole.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
