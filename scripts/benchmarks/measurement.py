@@ -87,9 +87,23 @@ def ratio_of(values: Sequence[float], reference: Sequence[float]) -> Ratio:
     return Ratio(median=round(median, 3), spread=round((max(ratios) - min(ratios)) / 2 / median, 3))
 
 
+_listeners: list[Callable[[str], None]] = []
+
+
 def show_progress(text: str) -> None:
     """Replaces the line on stderr that says what happens now."""
-    print(f"\r\033[K{text}", end="", file=sys.stderr)
+    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    for listener in _listeners:
+        listener(text)
+
+
+def listen_to_progress(listener: Callable[[str], None]) -> None:
+    """Tells somebody, too, what happens from now on.
+
+    Args:
+        listener: Gets each text of `show_progress`.
+    """
+    _listeners.append(listener)
 
 
 def _without_image(request: Callable[[], object]) -> Callable[[bytes], object]:

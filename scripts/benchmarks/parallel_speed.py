@@ -9,27 +9,26 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from apart import measure_apart
 from inputs import CACHE
 from measurement import SetUp, Summary, measure, ratio_of, show_progress
 from parallel_models import GRAPHS, synthetic_rows
 from parallel_peer import CALLERS, WAYS, Peer
 from parts import Parts
-from split_sessions import plan_instance, prove
+from split_sessions import Stopwatch, plan_instance, prove, time_sums
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.errors import LoweringError, MeasurementError
 from graphkiln_backend.graph.parallelism import Parallelism
-from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
-from graphkiln_backend.lowering.parallel.shards import ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
 from graphkiln_backend.lowering.spreading import Spread
 from graphkiln_backend.repository.version import ModelVersion
@@ -59,12 +58,16 @@ _QUICKLY: Mapping[str, Any] = {"batch_sizes": (1,), "self_test": False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Built:
-    """A set-up: what runs a request, how many callers keep it busy, the split, and its sessions."""
+    """A set-up: what runs a request, how many callers keep it busy, the split.
+
+    And what its runs and the sums of its shards took; None where nothing is added up.
+    """
 
     run: Callable[[dict[str, AnyArray]], object]
     callers: int = 1
     spread: Spread | None = None
-    sessions: Sequence[Session] = ()
+    runs: Stopwatch = field(default_factory=Stopwatch)
+    sums: Stopwatch | None = None
 
 
 def benchmark_parallel(rounds: int, seconds: float, only: str = "") -> list[dict[str, object]]:
@@ -77,15 +80,21 @@ def benchmark_parallel(rounds: int, seconds: float, only: str = "") -> list[dict
 
     Raises:
         LoweringError: There are not two cores.
-        SystemExit: There is no such model.
+        SystemExit: There is no such model, or one of them could not be measured; what was measured is kept.
     """
     if usable_cores() < 2:
         raise LoweringError("two groups of cores are compared", attempts=("one core is here",))
     if only and only not in _MEASURED:
         sys.exit(f"there is no model '{only}': {', '.join(_MEASURED)}")
-    parts = Parts(PARTS, rounds, seconds)
+    parts, failed = Parts(PARTS, rounds, seconds), []
     for name in [only] if only else _MEASURED:
-        parts.measure(name, partial(_measure_model, name, rounds, seconds), again=bool(only))
+        measure = partial(measure_apart, name, partial(_measure_model, name, rounds, seconds))
+        try:
+            parts.measure(name, measure, again=bool(only))
+        except MeasurementError as error:
+            failed.append(str(error))
+    if failed:
+        sys.exit("\n".join(failed))
     return [row for name in _MEASURED for row in parts.read(name) or ()]
 
 
@@ -129,21 +138,23 @@ def _build(graph: Path, set_up: str, batch: int, cache: ArtifactCache, opened: E
         return _copies(version, numbers, batch, cache, opened)
     planned = plan_instance(version, numbers, cores=1 if set_up == _ONE else 2, largest_batch=batch)
     session = opened.enter_context(prove(planned, cache, **_QUICKLY).session)
-    return _Built(run=session.run, spread=planned.spread, sessions=[session])
+    runs, sums = Stopwatch(), Stopwatch()
+    added = time_sums(session, sums)
+    return _Built(
+        run=partial(runs.time, session.run), spread=planned.spread, runs=runs, sums=sums if added else None
+    )
 
 
 def _copies(version: ModelVersion, numbers: Parallelism, batch: int, cache: ArtifactCache, opened: ExitStack) -> _Built:
     """Whole sessions in threads on cores of their own; a caller takes the next free one."""
     free: SimpleQueue[tuple[Worker, Session]] = SimpleQueue()
-    sessions = []
     for instance in range(numbers.data):
         planned = plan_instance(
             version, numbers, cores=2, largest_batch=batch, instances=numbers.data, instance=instance
         )
         worker = opened.enter_context(Worker(planned.resources.places[0].cores))
         proven = worker.submit(prove, planned, cache, **_QUICKLY).result()
-        sessions.append(opened.enter_context(proven.session))
-        free.put((worker, sessions[-1]))
+        free.put((worker, opened.enter_context(proven.session)))
 
     def run(feeds: dict[str, AnyArray]) -> object:
         worker, session = free.get()
@@ -152,7 +163,7 @@ def _copies(version: ModelVersion, numbers: Parallelism, batch: int, cache: Arti
         finally:
             free.put((worker, session))
 
-    return _Built(run=run, callers=numbers.data, sessions=sessions)
+    return _Built(run=run, callers=numbers.data)
 
 
 def _row(  # noqa: PLR0917 - the columns
@@ -170,18 +181,14 @@ def _row(  # noqa: PLR0917 - the columns
         "ratio": ratio.median,
         "spread": ratio.spread,
         "weights a device": f"{share:.0%}",
-        "sums": sum_share(built.sessions),
+        "sums": sum_share(built),
     }
 
 
-def sum_share(sessions: Sequence[Session]) -> str:
-    """Of all that shards ran, the share that adding up took; `-` where nothing is added up.
+def sum_share(built: _Built) -> str:
+    """Of all that a set-up ran, the share that adding up took; `-` where nothing is added up.
 
     Args:
-        sessions: Of a set-up.
+        built: After its last run.
     """
-    pipelines = (session for session in sessions if isinstance(session, PipelineSession))
-    stages = [stage.session for pipeline in pipelines for stage in pipeline.stages]
-    sharded = [session for session in stages if isinstance(session, ShardedSession)]
-    run_s = sum(session.run_s for session in sharded)
-    return f"{sum(session.reduce_s for session in sharded) / run_s:.1%}" if run_s else "-"
+    return f"{built.sums.seconds / built.runs.seconds:.1%}" if built.sums and built.runs.seconds else "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,31 +11,18 @@ import parallel_speed
 import pytest
 from measurement import Summary
 from parallel_speed import _COPIES, _LATENCY, _ONE, _SHARDS, _THROUGHPUT, _Built
+from split_sessions import Stopwatch
 
+from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
-from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
-from graphkiln_backend.lowering.parallel.shards import ShardedSession
-from graphkiln_backend.lowering.parallel.worker import Worker
-
-NOTHING = Signature(inputs=(), outputs=())
-
-
-def stages(*sums: tuple[float, float]) -> PipelineSession:
-    """A session of stages that ran and added up for these seconds."""
-    listed = []
-    for run_s, reduce_s in sums:
-        sharded = ShardedSession([], [], NOTHING)
-        sharded.run_s, sharded.reduce_s = run_s, reduce_s
-        listed.append(Stage(session=sharded, worker=Worker(), inputs=(), outputs=()))
-    return PipelineSession(listed, NOTHING, 1)
 
 
 def test_the_share_of_sums_is_that_of_all_runs() -> None:
-    shards = ShardedSession([], [], NOTHING)
-    assert parallel_speed.sum_share([stages((3.0, 0.3), (1.0, 0.1))]) == "10.0%"
-    assert parallel_speed.sum_share([stages(), shards]) == "-"
-    assert parallel_speed.sum_share([]) == "-"
+    runs, sums = Stopwatch(), Stopwatch()
+    runs.seconds, sums.seconds = 4.0, 0.4
+    assert parallel_speed.sum_share(_Built(run=dict, runs=runs, sums=sums)) == "10.0%"
+    assert parallel_speed.sum_share(_Built(run=dict, runs=runs)) == "-"
+    assert parallel_speed.sum_share(_Built(run=dict, sums=sums)) == "-"
 
 
 def spread(*held: int, whole: int) -> Any:
@@ -77,6 +65,7 @@ class TestGoingOn:
 
         monkeypatch.setattr(parallel_speed, "PARTS", tmp_path)
         monkeypatch.setattr(parallel_speed, "_measure_model", fake)
+        monkeypatch.setattr(parallel_speed, "measure_apart", lambda _, measure: measure())
         monkeypatch.setattr(parallel_speed, "usable_cores", lambda: 2)
         return names
 
@@ -91,6 +80,19 @@ class TestGoingOn:
         rows = parallel_speed.benchmark_parallel(1, 0.1, "resnet50")
         assert measured[-1] == "resnet50"
         assert [row["ratio"] for row in rows if row["model"] == "resnet50"] == [len(measured)]
+
+    def test_one_that_hangs_is_named_when_the_others_are_done(
+        self, measured: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def apart(name: str, measure: Callable[[], Any]) -> Any:
+            if name == "resnet50":
+                raise MeasurementError(f"{name}: 'round 1/2: OpenVINO, 2 streams' did not end within 900 s")
+            return measure()
+
+        monkeypatch.setattr(parallel_speed, "measure_apart", apart)
+        with pytest.raises(SystemExit, match="resnet50: 'round 1/2: OpenVINO, 2 streams' did not end"):
+            parallel_speed.benchmark_parallel(1, 0.1)
+        assert measured == [name for name in parallel_speed._MEASURED if name != "resnet50"]
 
     @pytest.mark.usefixtures("measured")
     def test_a_name_that_is_none(self) -> None:

@@ -8,7 +8,6 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,20 +49,17 @@ class ShardedSession(Closeable):
         sums: How they hand tensors to each other; in the memory of the process by default.
 
     Attributes:
-        run_s: Seconds of all runs so far.
-        reduce_s: Of these, what adding up took; waiting for the slowest shard is not in it.
+        sums: Likewise; who measures what sums take puts its own around it, between two runs.
     """
 
     def __init__(
         self, segments: Sequence[Segment], workers: Sequence[Worker], signature: Signature, sums: Sums | None = None
     ) -> None:
-        self.run_s = 0.0
-        self.reduce_s = 0.0
+        self.sums = sums or HostSums()
         self._segments = tuple(segments)
         self._workers = tuple(workers)
         self._signature = signature
         self._outputs = [spec.name for spec in signature.outputs]
-        self._sums = sums or HostSums()
 
     @property
     def signature(self) -> Signature:
@@ -72,12 +68,10 @@ class ShardedSession(Closeable):
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Computes outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested."""
-        begun = time.perf_counter()
         tensors = [dict(feeds) for _ in self._workers]
         for segment in self._segments:
             self._advance(segment, tensors)
-        self.run_s += time.perf_counter() - begun
-        fetch = self._sums.fetch
+        fetch = self.sums.fetch
         return {name: fetch(tensors[0][name]) for name in outputs or self._outputs}  # every shard has the same
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
@@ -86,7 +80,7 @@ class ShardedSession(Closeable):
         placements = []
         for segment in self._segments:
             for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True):
-                fed = {name: self._sums.fetch(own[name]) for name in segment.inputs}
+                fed = {name: self.sums.fetch(own[name]) for name in segment.inputs}
                 placements.append(worker.submit(session.placement, fed).result())
             self._advance(segment, tensors)
         return join_placements(placements)
@@ -102,16 +96,14 @@ class ShardedSession(Closeable):
     def _advance(self, segment: Segment, tensors: Sequence[Tensors]) -> None:
         """Computes a segment on all shards, and adds what they are partial sums of."""
         started = [
-            worker.submit(self._sums.run, session, {name: own[name] for name in segment.inputs}, segment.outputs)
+            worker.submit(self.sums.run, session, {name: own[name] for name in segment.inputs}, segment.outputs)
             for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True)
         ]
         computed = results_of(started)
         for own, found in zip(tensors, computed, strict=True):
             own.update(found)
-        begun = time.perf_counter()
         for name, total in segment.reduced.items():
-            summed = self._sums.add([found[name] for found in computed])
+            summed = self.sums.add([found[name] for found in computed])
             for own, each in zip(tensors, summed, strict=True):
                 own[total] = each
                 del own[name]
-        self.reduce_s += time.perf_counter() - begun
