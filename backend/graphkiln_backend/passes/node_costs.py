@@ -68,14 +68,20 @@ def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> Gr
 
     Args:
         model: The graph.
-        local: As in `GraphCosts`.
+        local: As in `GraphCosts`: of shards.
     """
+    kept = frozenset(str(value.name) for node in model.graph for value in node.outputs if not _can_be_handed(value))
     return GraphCosts(
         nodes=tuple(map(_cost, model.graph)),
         inputs={str(value.name): _sample_bytes(value) for value in model.graph.inputs},
         outputs=frozenset(str(value.name) for value in model.graph.outputs),
-        local=local,
+        local=local | kept,
     )
+
+
+def _can_be_handed(value: onnx_ir.Value) -> bool:
+    """Whether it can pass from stage to stage: no sequence, no optional, and of a known element type."""
+    return isinstance(value.type, onnx_ir.TensorType)
 
 
 def _cost(node: onnx_ir.Node) -> NodeCost:

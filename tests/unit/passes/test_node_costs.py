@@ -11,6 +11,8 @@ from graphs import draw, graph
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.lowering.parallel.cuts import find_cuts, find_stages
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE
 from graphkiln_backend.passes.node_costs import count_costs, load_for_splitting
 
 MLP = """(float[b,4] x, bool c) => (float[b,3] y, float[b,5] r) {
@@ -55,6 +57,35 @@ def test_what_a_graph_inside_a_node_reads_is_read_by_the_node(tmp_path: Path) ->
     )
     assert set(costs.nodes[1].reads) == {"c", "h"}
     assert costs.nodes[1].weights == {"w": 16}
+
+
+def test_what_is_no_tensor_stays_in_its_stage(tmp_path: Path) -> None:
+    """A sequence between two nodes: a cut there would be refused by the runtime, although nothing seems to cross."""
+    costs = counted(
+        tmp_path,
+        """(float[b,4] x) => (float[b,4] y) {
+            a = Neg(x)
+            s = SequenceConstruct(a, x)
+            z = ConcatFromSequence<axis=1>(s)
+            y = MatMul(z, w)
+        }""",
+        w=draw(8, 4),
+    )
+    assert costs.local == {"s"}
+    assert find_cuts(costs, 2) == [0, 1, 3, 4]
+
+
+def test_what_has_no_known_type_stays_in_its_stage(tmp_path: Path) -> None:
+    model = graph("(float[b,4] x) => (float[b,4] y) { h = Neg(x) y = Abs(h) }")
+    next(iter(model.graph)).domain = "of.somebody"
+    next(iter(model.graph)).outputs[0].type = None
+    next(iter(model.graph)).outputs[0].shape = None
+    model.graph.opset_imports["of.somebody"] = 1
+    onnx_ir.save(model, tmp_path / "model.onnx")
+    costs = count_costs(load_for_splitting(tmp_path / "model.onnx"))
+    assert costs.local == {"h"}
+    with pytest.raises(LoweringError, match="it has 0 places where it can be cut"):
+        find_stages(costs, 2, CPU_CORE)
 
 
 def test_a_weight_that_a_request_may_replace_is_refused(tmp_path: Path) -> None:
