@@ -205,6 +205,23 @@ class DeviceSession(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class TimedSession(Session, Protocol):
+    """A session that can tell how long each node takes."""
+
+    def time_nodes(self, feeds: Mapping[str, AnyArray], runs: int) -> dict[str, float]:
+        """Runs the feeds several times; seconds of each node by name, as the runtime names it: the median.
+
+        Args:
+            feeds: Every input by name.
+            runs: How often.
+
+        Raises:
+            GraphkilnError: As `run`.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A runtime."""
 

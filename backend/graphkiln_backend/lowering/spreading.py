@@ -13,6 +13,7 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
+from graphkiln_backend.lowering.parallel.measured_speed import find_times
 from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.places import find_places
 from graphkiln_backend.lowering.parallel.split import Split, plan_split
@@ -101,6 +102,7 @@ def spread_model(
         devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // resources.instances,
         largest_batch=largest_batch,
         signature=promised_signature(version),
+        times=find_times(version),
     )
     return Spread(numbers=split.numbers, places=split.places, split=split, note=_note(resources))
 

@@ -51,6 +51,7 @@ def load_for_splitting(graph_path: Path) -> onnx_ir.Model:
         RemoveUnusedNodesPass()(model)
         TopologicalSortPass()(model)
         ShapeInferencePass()(model)
+        _name_nodes(model)
     except Exception as error:  # protobuf's and onnx_ir's own errors have no common base
         raise LoweringError(f"cannot split {graph_path}", attempts=(str(error),)) from error
     defaults = [str(value.name) for value in model.graph.inputs if value.name in model.graph.initializers]
@@ -61,6 +62,15 @@ def load_for_splitting(graph_path: Path) -> onnx_ir.Model:
             hint="take it out of the graph's inputs, or leave `parallel` out",
         )
     return model
+
+
+def _name_nodes(model: onnx_ir.Model) -> None:
+    """Gives each node of the main graph a name of its own: by it, costs and times are found again."""
+    taken = set[str]()
+    for position, node in enumerate(model.graph):
+        if not node.name or node.name in taken:
+            node.name = f"{node.name or node.op_type}#{position}"
+        taken.add(node.name)
 
 
 def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> GraphCosts:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
 import typer
 
 from graphkiln.cli.console import print_json, say
 from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
 from graphkiln.cli.lowering_report import session_document
+from graphkiln.cli.node_timing import measure_model
 from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
 from graphkiln.cli.remote_paths import local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
@@ -19,6 +21,12 @@ def lower(
     set_: Set = None,
     cache: Cache = "",
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="First measure each node on one core, into node_times.json: parallel balances stages by it."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Lower a model as the server will, into the artifact cache.
@@ -31,6 +39,8 @@ def lower(
         limit_computing(compute_limit),
         open_artifact_cache(cache, must_keep=True) as artifacts,
     ):
+        if measure:
+            say(measure_model(path, folder, artifacts))
         proven = read_deployment(folder, set_, artifacts).build(artifacts)
         with proven.session:
             seconds = time.monotonic() - begun

@@ -59,6 +59,15 @@ def test_what_a_graph_inside_a_node_reads_is_read_by_the_node(tmp_path: Path) ->
     assert costs.nodes[1].weights == {"w": 16}
 
 
+def test_every_node_has_a_name_of_its_own(tmp_path: Path) -> None:
+    model = graph("(float[b,4] x) => (float[b,4] y) { a = Neg(x) b = Abs(a) c = Neg(b) y = Neg(c) }")
+    for node, name in zip(model.graph, ("same", None, "same", "other"), strict=True):
+        node.name = name
+    onnx_ir.save(model, tmp_path / "model.onnx")
+    costs = count_costs(load_for_splitting(tmp_path / "model.onnx"))
+    assert [node.name for node in costs.nodes] == ["same", "Abs#1", "same#2", "other"]
+
+
 def test_what_is_no_tensor_stays_in_its_stage(tmp_path: Path) -> None:
     """A sequence between two nodes: a cut there would be refused by the runtime, although nothing seems to cross."""
     costs = counted(

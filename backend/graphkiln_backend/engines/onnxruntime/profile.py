@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from graphkiln_backend.engines.base import KernelType, Placement
@@ -54,6 +55,18 @@ def summarize_profile(
         products=dict(counts),
         elsewhere=tuple(kernel["name"].removesuffix(_KERNEL_TIME) for kernel in elsewhere),
     )
+
+
+def seconds_of_nodes(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of each node by name: the median of the times that it ran.
+
+    Args:
+        events: The profile, of one run or several.
+    """
+    durations: dict[str, list[float]] = {}
+    for event in filter(_is_kernel, events):
+        durations.setdefault(event["name"].removesuffix(_KERNEL_TIME), []).append(event["dur"] / 1e6)
+    return {name: median(taken) for name, taken in durations.items()}
 
 
 def _is_kernel(event: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.device_runs import run_bound, why_not_on_device
 from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
-from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
+from graphkiln_backend.engines.onnxruntime.profile import seconds_of_nodes, summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import Provider
 from graphkiln_backend.engines.onnxruntime.signatures import signature_of
 from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
@@ -113,15 +113,21 @@ class OnnxRuntimeSession(Closeable):
         In a session of its own, which lives as long as that: one that was ever profiled loses 40 bytes at each later
         run (seen with ONNX Runtime 1.31).
         """
-        try:
-            events = self._profile(feeds, None)
-        except (OSError, ValueError):  # a full disk cuts the profile off, and nothing says so
-            events = self._profile_in_memory(feeds)
-        return summarize_profile(events, self._providers[0][0], self._fused_products)
+        return summarize_profile(self._read_profile(feeds), self._providers[0][0], self._fused_products)
 
-    def _profile_in_memory(self, feeds: Mapping[str, AnyArray]) -> Any:
+    def time_nodes(self, feeds: Mapping[str, AnyArray], runs: int) -> dict[str, float]:
+        """See `engines.base.TimedSession`; in a session of its own, as `placement`."""
+        return seconds_of_nodes(self._read_profile(feeds, runs))
+
+    def _read_profile(self, feeds: Mapping[str, AnyArray], runs: int = 1) -> Any:
         try:
-            return self._profile(feeds, _SHARED_MEMORY)
+            return self._profile(feeds, None, runs)
+        except (OSError, ValueError):  # a full disk cuts the profile off, and nothing says so
+            return self._profile_in_memory(feeds, runs)
+
+    def _profile_in_memory(self, feeds: Mapping[str, AnyArray], runs: int) -> Any:
+        try:
+            return self._profile(feeds, _SHARED_MEMORY, runs)
         except (OSError, ValueError) as error:
             raise LoweringError(
                 f"cannot write a profile of {self._graph_path}, which shows what really runs",
@@ -129,13 +135,14 @@ class OnnxRuntimeSession(Closeable):
                 hint="make room in the temporary folder (TMPDIR)",
             ) from error
 
-    def _profile(self, feeds: Mapping[str, AnyArray], place: Path | None) -> Any:
+    def _profile(self, feeds: Mapping[str, AnyArray], place: Path | None, runs: int) -> Any:
         with tempfile.TemporaryDirectory(prefix="graphkiln-profile-", dir=place) as folder:
             self._options.enable_profiling = True
             self._options.profile_file_prefix = str(Path(folder) / "profile")
             session = open_session(self._graph_path, self._options, self._providers)
             try:
-                self._run(session, feeds)
+                for _ in range(runs):
+                    self._run(session, feeds)
             finally:
                 profile = Path(session.end_profiling())
             return json.loads(profile.read_bytes())

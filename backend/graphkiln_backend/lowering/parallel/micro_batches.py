@@ -1,4 +1,4 @@
-"""Into how many micro-batches a pipeline cuts a batch, where nobody says it: by the counted costs of its stages.
+"""Into how many micro-batches a pipeline cuts a batch, where nobody says it: by the costs of its stages.
 
 More of them keep more stages at work, and each one reads all weights of a stage again and is handed over on its own.
 """
@@ -38,12 +38,16 @@ class Cutting:
         times = [stage.seconds for stage in self.stages]
         return sum(times) + (self.count - 1) * max(times)
 
-    def explain(self) -> str:
-        """Why so many; empty where somebody said it."""
+    def explain(self, costs: str = "counted") -> str:
+        """Why so many; empty where somebody said it.
+
+        Args:
+            costs: Whether they were counted or measured.
+        """
         if not self.others:
             return ""
         beside = ", ".join(f"{count} take {seconds / self.seconds:.2f}x" for count, seconds in self.others.items())
-        return f"the fastest by counted costs ({beside} of the time)"
+        return f"the fastest by {costs} costs ({beside} of the time)"
 
 
 def cut_batch(find: FindStages, largest_batch: int, counts: Sequence[int]) -> Cutting:

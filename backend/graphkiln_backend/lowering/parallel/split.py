@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.graph.node_times import NodeTimes
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.cuts import StageCost, find_stages
+from graphkiln_backend.lowering.parallel.measured_speed import MeasuredSpeed
 from graphkiln_backend.lowering.parallel.micro_batches import cut_batch, usual_counts
 from graphkiln_backend.lowering.parallel.places import counted
-from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU, Speed
 
 CountCosts = Callable[[int], GraphCosts]
 """Number of shards -> the costs of one of them."""
@@ -33,6 +36,7 @@ class Split:
         whole: The costs of the whole graph.
         why: Why there are so many micro-batches; empty where it was requested.
         tried: With `auto`: why smaller numbers do not do, a line each.
+        basis: Where costs come from, if they were measured.
     """
 
     numbers: Parallelism
@@ -42,6 +46,7 @@ class Split:
     whole: GraphCosts
     why: str = ""
     tried: tuple[str, ...] = ()
+    basis: str = ""
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -60,6 +65,8 @@ class Split:
         if self.numbers.pipeline > 1:
             why = f": {self.why}" if self.why else ""
             yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch{why}"
+        if self.basis:
+            yield self.basis
         slowest = max(stage.seconds for stage in self.stages) or 1.0
         total = max(1, self.whole.weight_bytes)
         for number, stage in enumerate(self.stages):
@@ -81,6 +88,7 @@ def plan_split(
     devices: int,
     largest_batch: int,
     signature: Signature,
+    times: NodeTimes | None = None,
 ) -> Split:
     """Plans how a model is spread.
 
@@ -91,11 +99,12 @@ def plan_split(
         devices: Groups of cores, or GPUs, that one copy may use at most.
         largest_batch: The largest batch that will be requested.
         signature: Of the graph.
+        times: What was measured of the graph's nodes on a core; None where costs are counted.
 
     Raises:
         LoweringError: It cannot be spread as requested; `attempts` says why.
     """
-    try_out = partial(_plan, count_costs, find_places, largest_batch=largest_batch, signature=signature)
+    try_out = partial(_plan, count_costs, find_places, times, largest_batch=largest_batch, signature=signature)
     if not numbers.auto:
         return try_out(numbers)
     if not numbers.memory_bytes:
@@ -132,6 +141,7 @@ def _candidates(numbers: Parallelism, devices: int, largest_batch: int, signatur
 def _plan(
     count_costs: CountCosts,
     find_places: FindPlaces,
+    times: NodeTimes | None,
     numbers: Parallelism,
     *,
     largest_batch: int,
@@ -140,21 +150,30 @@ def _plan(
     places = find_places(numbers)
     counts = _micro_batches(numbers, largest_batch, signature)
     costs = count_costs(numbers.tensor)
-    speed = PCIE_GPU if places[0].device.is_gpu else CPU_CORE
+    speed = _speed(places[0].device, times, count_costs)
 
     def find(rows: int) -> tuple[StageCost, ...]:
         return find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes)
 
     cutting = cut_batch(find, largest_batch, counts)
     whole = count_costs(1) if numbers.tensor > 1 else costs
+    basis = speed.explain() if isinstance(speed, MeasuredSpeed) else ""
     return Split(
         numbers=replace(numbers, micro_batches=cutting.count if numbers.pipeline > 1 else 0),
         stages=cutting.stages,
         places=places,
         rows=cutting.rows,
         whole=whole,
-        why=cutting.explain(),
+        why=cutting.explain("measured" if basis else "counted"),
+        basis=basis,
     )
+
+
+def _speed(device: Device, times: NodeTimes | None, count_costs: CountCosts) -> Speed:
+    """Of each device: what was measured on a core says nothing of a GPU."""
+    if device.is_gpu:
+        return PCIE_GPU
+    return MeasuredSpeed.of(CPU_CORE, times, count_costs(1)) if times else CPU_CORE
 
 
 def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature) -> tuple[int, ...]:

@@ -1,0 +1,98 @@
+"""How long nodes take where somebody measured it: `node_times.json` beside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes, unusable
+from graphkiln_backend.lowering.parallel.speed import Seconds, Speed
+from graphkiln_backend.repository.onnx_reading import graph_sha256
+from graphkiln_backend.repository.version import ModelVersion
+
+_LEAST_S = 1e-9
+"""A node that is counted as nothing, such as one that reads a shape, takes so long: it may be measured all the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSpeed(Speed):
+    """A device by the measured times of a graph's nodes; where a node has none, by its share of the counted costs.
+
+    Between two batch sizes that were measured, and for shards, a node takes as many times its counted cost as there.
+
+    Attributes:
+        times: What was measured.
+        whole: The counted costs of the graph that was measured.
+    """
+
+    times: NodeTimes
+    whole: GraphCosts
+
+    @classmethod
+    def of(cls, speed: Speed, times: NodeTimes, whole: GraphCosts) -> MeasuredSpeed:
+        """Measured nodes of a device whose link is as counted."""
+        return cls(**asdict(speed), times=times, whole=whole)
+
+    def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
+        """See `Speed.node_seconds`."""
+        counted = Speed.node_seconds(self, costs, rows) + _LEAST_S
+        sizes = self.times.sizes
+        factors = np.stack([self._factors(costs, size) for size in sizes])
+        taken = [np.interp(rows, sizes, of_node) for of_node in factors.T]
+        return counted * np.array(taken, np.float64)
+
+    def explain(self) -> str:
+        """What was measured, and of how many nodes."""
+        named = [node.name for node in self.whole.nodes]
+        found = sum(name in self.times.at(self.times.sizes[0]) for name in named)
+        rest = "" if found == len(named) else f"; the other {len(named) - found} by their counted share"
+        sizes = " and ".join(map(str, self.times.sizes))
+        return (
+            f"costs: measured by {self.times.runtime} on {self.times.machine} for batches of {sizes} "
+            f"({NODE_TIMES_FILE}), {found} of {len(named)} nodes{rest}"
+        )
+
+    def _factors(self, costs: GraphCosts, size: int) -> Seconds:
+        """How many times as long as counted each node takes for a batch size that was measured, `[nodes]`."""
+        counted = Speed.node_seconds(self, self.whole, size) + _LEAST_S
+        measured = self.times.at(size)
+        pairs = {
+            node.name: (measured[node.name], float(seconds))
+            for node, seconds in zip(self.whole.nodes, counted, strict=True)
+            if node.name in measured
+        }
+        usual = _ratio(pairs)
+        return np.array([_ratio_of(pairs, node.name, usual) for node in costs.nodes], np.float64)
+
+
+def find_times(version: ModelVersion) -> NodeTimes | None:
+    """What was measured of a version's graph; None where nothing was.
+
+    Raises:
+        LoweringError: The file beside the graph cannot be used: it is damaged, or of another graph.
+    """
+    path = version.graph_path.parent / NODE_TIMES_FILE
+    if not path.exists():
+        return None
+    times = NodeTimes.read(path)
+    if times.graph != graph_digest(version):
+        raise unusable(path, "it was measured of another graph")
+    return times
+
+
+def graph_digest(version: ModelVersion) -> str:
+    """SHA-256 of a version's graph, by which measured times name it."""
+    return version.manifest.sha256 if version.manifest else graph_sha256(version.graph_path)
+
+
+def _ratio(pairs: Mapping[str, tuple[float, float]]) -> float:
+    """Of all that was measured, to what is counted for it; 1 where no node of the graph was measured."""
+    return sum(taken for taken, _ in pairs.values()) / sum(cost for _, cost in pairs.values()) if pairs else 1.0
+
+
+def _ratio_of(pairs: Mapping[str, tuple[float, float]], name: str, usual: float) -> float:
+    taken, cost = pairs.get(name, (usual, 1.0))
+    return taken / cost
